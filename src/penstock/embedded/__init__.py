@@ -1,0 +1,1 @@
+"""Postgres and NATS for development and tests, from PyPI wheels."""

@@ -1,0 +1,88 @@
+"""The words that every part shares: the position, the message's columns, the idempotency key.
+
+Between the source and the sinks messages travel as Arrow record batches of `WIRE_SCHEMA`, one row a
+message. JSON is built once, in the capture, and never parsed again on the way unless a sink asks for
+put together from these columns by the sinks, with Arrow kernels and no Python object a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple, Self
+
+import pyarrow as pa
+
+INSERT: Final = "insert"
+UPDATE: Final = "update"
+DELETE: Final = "delete"
+TRUNCATE: Final = "truncate"
+READ: Final = "read"
+
+ACTIONS: Final = (INSERT, UPDATE, DELETE, TRUNCATE, READ)
+DEFAULT_ACTIONS: Final = (INSERT, UPDATE, DELETE)
+
+
+class Position(NamedTuple):
+    """Where a message stands in its source: the transaction's commit LSN, then its index in it.
+
+    Compares as a tuple, so positions of one source are totally ordered, and a position inside a
+    transaction is as good an offset as one at its end.
+    """
+
+    lsn: int
+    idx: int
+
+    def to_offset(self) -> dict[str, str | int]:
+        """Return the JSON form that a Spark checkpoint keeps: `{"lsn": "0/16B3748", "idx": 3}`."""
+        return {"lsn": format_lsn(self.lsn), "idx": self.idx}
+
+    @classmethod
+    def from_offset(cls, offset: dict[str, str | int]) -> Self:
+        """Read `to_offset`'s form back; raises `ValueError` or `KeyError` on anything else."""
+        return cls(parse_lsn(str(offset["lsn"])), int(offset["idx"]))
+
+
+def format_lsn(lsn: int) -> str:
+    """Return an LSN as Postgres prints it: 0x16B3748 becomes `0/16B3748`."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the 64-bit integer of an LSN that Postgres printed; raises `ValueError` otherwise."""
+    high, slash, low = text.partition("/")
+    if not slash:
+        raise ValueError(f"not an LSN: {text!r} (expected the form 0/16B3748)")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def source_tag(system_identifier: str, database: str, slot: str) -> str:
+    """Return the part of an idempotency key that tells sources apart: 16 hexadecimal digits.
+
+    LSNs repeat between clusters, and commit indexes between publications, so the key of a message
+    needs both: what Postgres calls the cluster (`IDENTIFY_SYSTEM`), and the slot.
+    """
+    name = "\0".join((system_identifier, database, slot)).encode()
+    return hashlib.blake2b(name, digest_size=8).hexdigest()
+
+
+WIRE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("record", pa.string()),  # JSON object
+        pa.field("changes", pa.string()),  # JSON object, null unless action is update
+        pa.field("action", pa.string()),
+        pa.field("table_schema", pa.string()),
+        pa.field("table_name", pa.string()),
+        pa.field("metadata", pa.string()),  # JSON object, all but `consumer`
+        pa.field("idempotency_key", pa.string()),  # <source tag>-<commit_lsn>-<commit_idx>
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("commit_idx", pa.int64()),
+        pa.field("group_hash", pa.int64()),  # 64-bit hash of table and group key
+        pa.field("old_group_hash", pa.int64()),  # the group left behind where an update moved it
+    ]
+)
+"""The columns of a message on its way from the source to the sinks."""
+
+WIRE_DDL: Final = ", ".join(
+    f"{f.name} {'bigint' if pa.types.is_int64(f.type) else 'string'}" for f in WIRE_SCHEMA
+)
+"""`WIRE_SCHEMA` as Spark SQL declares it."""

@@ -1,0 +1,1 @@
+"""One file per sink, behind the protocol in `base`."""

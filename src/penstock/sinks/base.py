@@ -1,0 +1,77 @@
+"""The protocol that every sink follows, and what a sink says about a batch.
+
+A sink lives in a Spark executor's Python worker, is built once from its configuration and is kept
+for the worker's life. `write` is called with one batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class SinkError(Exception):
+    """A sink cannot go on: what was wrong, with which value, and what to do about it.
+
+    `code` is a stable word for logs, metrics and tests (`connection_refused`, `no_stream`, ...);
+    `remedy` a command or a setting; `transient` tells whether trying again can help by itself.
+    No secret ever stands in it.
+    """
+
+    def __init__(self, code: str, message: str, *, remedy: str = "", transient: bool = True):
+        super().__init__(f"{message} {remedy}".strip())
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        self.transient = transient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.code, self.message, self.remedy, self.transient)
+
+
+def _rebuild(code: str, message: str, remedy: str, transient: bool) -> SinkError:
+    return SinkError(code, message, remedy=remedy, transient=transient)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that can never be delivered to this sink, and why."""
+
+    idempotency_key: str
+    subject: str
+    code: str
+    reason: str
+    body: str
+
+
+@dataclass(slots=True)
+class Written:
+    """What became of a batch: counts of messages and bytes, and the dead letters themselves."""
+
+    delivered: int = 0
+    duplicates: int = 0  # acked by the server as already there
+    bytes: int = 0
+    dead: list[DeadLetter] = field(default_factory=list)
+
+
+OnRetry = Callable[[SinkError, float], None]
+"""Called before each wait with the error and the seconds until the next try."""
+
+
+class Sink(Protocol):
+    """Where a pipeline writes."""
+
+    def write(self, batch: pa.RecordBatch) -> Written:
+        """Make every message of `batch` durable, or a dead letter, and only then return.
+
+        `batch` has `penstock.message.WIRE_SCHEMA`. Messages of a group (rows that share a
+        `group_hash`; an `old_group_hash` ties a row to that group too) become durable in the order
+        of their rows. Transient failures are retried inside, with backoff, for as long as it takes;
+        raises `SinkError` only for what needs an operator.
+        """
+
+    def close(self) -> None:
+        """Close connections; the sink is not used again."""

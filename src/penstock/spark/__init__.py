@@ -1,0 +1,1 @@
+"""The Spark side: the session, the source, the sink, the pipeline."""
