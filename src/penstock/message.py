@@ -2,7 +2,8 @@
 
 Between the source and the sinks messages travel as Arrow record batches of `WIRE_SCHEMA`, one row a
 message. JSON is built once, in the capture, and never parsed again on the way unless a sink asks for
-put together from these columns by the sinks, with Arrow kernels and no Python object a row.
+a field of it; the envelope that a consumer sees is put together from these columns by the sinks, with
+Arrow kernels and no Python object a row.
 """
 
 from __future__ import annotations
