@@ -1,0 +1,192 @@
+"""The settings of a NATS sink: where the servers are, how to log in, what to publish to.
+
+Pickles, because it travels to the executors; its repr and its errors never show a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from penstock.sinks.subject import DEFAULT_SUBJECT, SubjectTemplate
+
+_USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
+_SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
+_STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of the `url` list; login data in a URL goes before the settings of the sink."""
+
+    host: str
+    port: int
+    tls: bool
+    user: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+
+
+class NatsSinkConfig(BaseModel):
+    """Settings of a NATS sink; the names are nats-py's own where it has the setting."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str = Field("nats://localhost:4222", repr=False)
+    """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
+    subject: str = DEFAULT_SUBJECT
+    """Subject template, see `penstock.sinks.subject`."""
+    stream: str | None = None
+    """Refuse to publish to another stream than this one; found from the subject if unset."""
+    group_by: list[str] | None = None
+    """Columns that make the unit of order; the primary key if unset."""
+    user: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+    credentials_file: Path | None = None
+    nkey_seed: SecretStr | None = None
+    """The seed itself (`SU…`), or the path of a file that holds it."""
+    tls: bool | None = None
+    """Require TLS; if unset it is used where the server, the URL or a certificate asks for it."""
+    tls_ca_cert: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ack_timeout: float = Field(5.0, gt=0, le=300)
+    """Seconds to wait for an ack before the connection is given up and the message sent again."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        _servers(value)
+        return value
+
+    @field_validator("subject")
+    @classmethod
+    def _check_subject(cls, value: str) -> str:
+        SubjectTemplate.parse(value)
+        return value
+
+    @field_validator("stream")
+    @classmethod
+    def _check_stream(cls, value: str | None) -> str | None:
+        if value is not None and (not value or _STREAM_FORBIDDEN.search(value)):
+            raise ValueError(
+                f"{value!r} cannot name a stream: use letters, digits, '-' and '_' "
+                "(or leave `stream` out, and it is found from the subject)"
+            )
+        return value
+
+    @field_validator("group_by")
+    @classmethod
+    def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and (not value or len(set(value)) < len(value) or "" in value):
+            raise ValueError(
+                f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
+                "and the primary key is the unit of order)"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        ways = {
+            "user and password": self.user is not None or self.password is not None,
+            "token": self.token is not None,
+            "credentials_file": self.credentials_file is not None,
+            "nkey_seed": self.nkey_seed is not None,
+        }
+        used = [way for way, is_used in ways.items() if is_used]
+        if len(used) > 1:
+            raise ValueError(f"{', '.join(used)}: use one way to log in, not {len(used)}")
+        if (self.user is None) != (self.password is None):
+            missing = "user" if self.user is None else "password"
+            raise ValueError(f"{missing} is missing: user and password go together")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_cert" if self.tls_cert is None else "tls_key"
+            raise ValueError(f"{missing} is missing: tls_cert and tls_key go together")
+        if self.tls is False and (self.tls_ca_cert or self.tls_cert):
+            raise ValueError("tls is false, but tls_ca_cert or tls_cert is set: remove one of them")
+        return self
+
+    def __repr_args__(self) -> Any:
+        """Show the URL without its login data; pydantic shows the rest, secrets as stars."""
+        return [("url", self.safe_url), *super().__repr_args__()]
+
+    @property
+    def safe_url(self) -> str:
+        """`url` without login data, for messages and logs."""
+        return redact(self.url)
+
+    @property
+    def servers(self) -> list[Server]:
+        """The servers of `url`, in its order."""
+        return _servers(self.url)
+
+    @property
+    def template(self) -> SubjectTemplate:
+        """The subject template, read."""
+        return SubjectTemplate.parse(self.subject)
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether TLS is demanded for every server, whatever its URL says."""
+        return bool(self.tls or self.tls_ca_cert or self.tls_cert)
+
+    def seed(self) -> bytes | None:
+        """Return the nkey seed, read from its file if `nkey_seed` is a path; raises `OSError`."""
+        if self.nkey_seed is None:
+            return None
+        text = self.nkey_seed.get_secret_value().strip()
+        if _SEED.fullmatch(text):
+            return text.encode()
+        found = _SEED.search(Path(text).expanduser().read_text(encoding="utf-8"))
+        if found is None:
+            raise ValueError("nkey_seed: the file holds no seed (58 characters that start with SU)")
+        return found.group().encode()
+
+
+def redact(url: str) -> str:
+    """Return a URL list with the login data taken out of it."""
+    return _USERINFO.sub(r"\1", url)
+
+
+def _servers(urls: str) -> list[Server]:
+    # Where the list does not parse, no part of it is shown that a password could have spilt into.
+    shown = "url" if "@" in urls else repr(urls)
+    servers = [_server(part.strip(), shown) for part in urls.split(",") if part.strip()]
+    if not servers:
+        raise ValueError("url is empty (expected nats://host:port, several separated by commas)")
+    return servers
+
+
+def _server(url: str, shown: str) -> Server:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, None
+    if parts is None or not host or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(
+            f"{shown} is not a list of servers (expected nats://host:port or tls://host:port, "
+            "separated by commas; a password's / @ : , are written %2F %40 %3A %2C)"
+        )
+    if parts.scheme not in ("nats", "tls"):
+        raise ValueError(f"{shown}: unknown scheme {parts.scheme!r} (expected nats:// or tls://)")
+    user = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password is not None else None
+    return Server(
+        host,
+        port or 4222,
+        parts.scheme == "tls",
+        user if password is not None else None,
+        password,
+        user if password is None else None,
+    )

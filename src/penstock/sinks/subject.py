@@ -1,0 +1,169 @@
+r"""Subject templates: `shop.{schema}.{table}.{action}` and a message give the message's subject.
+
+Variables: `{source}` `{database}` `{schema}` `{table}` `{action}` and `{record.<column>}`. A value
+is escaped so that it is always exactly one part of one token, whatever it holds, and so that two
+different values never give the same text:
+
+* space, control characters, `.`, `*`, `>` and `%` become `%XX` (two hexadecimal digits), and so
+  does a `$` at the value's start, because subjects that start with `$` belong to the server;
+* an empty string becomes `%empty`, null (or a column that the message lacks) `%null`. No escaped
+  value can look like these, because there `%` is followed by two hexadecimal digits.
+
+Everything else, `_` and non-ASCII letters included, stays as it is. Values of `record` that are not
+strings are written as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+DEFAULT_SUBJECT: Final = "{source}.{schema}.{table}.{action}"
+MAX_SUBJECT_BYTES: Final = 3900
+"""The server reads at most 4,096 bytes of `HPUB <subject> <reply> <sizes>`; this leaves room."""
+
+EMPTY: Final = "%empty"
+NULL: Final = "%null"
+
+_VARIABLES: Final = ("source", "database", "schema", "table", "action")
+_PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
+_UNSAFE: Final = re.compile(r"[\x00-\x20\x7f.*>%]|^\$")
+_UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f*>]")
+
+
+def escape(value: Any) -> str:
+    """Return `value` as text that is safe inside a token, by the rules at the top of this file."""
+    if value is None:
+        return NULL
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    if not text:
+        return EMPTY
+    return _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectTemplate:
+    """A template that was read: literal parts and variables in turn.
+
+    `literals` has one more element than `variables`; `literals[i]` stands before `variables[i]`.
+    """
+
+    text: str
+    literals: tuple[str, ...]
+    variables: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> SubjectTemplate:
+        """Read a template; raises `ValueError` that names the position of what is wrong."""
+        literals, variables = [""], list[str]()
+        at = 0
+        while at < len(text):
+            char = text[at]
+            if char == "{":
+                end = text.find("}", at)
+                if end < 0:
+                    raise _wrong(text, at, "'{' without its '}'")
+                variables.append(_variable(text, at, text[at + 1 : end]))
+                literals.append("")
+                at = end + 1
+                continue
+            if char == "}":
+                raise _wrong(text, at, "'}' without its '{'")
+            if _UNSAFE_LITERAL.match(char):
+                raise _wrong(text, at, f"{char!r} is not allowed in a subject to publish to")
+            literals[-1] += char
+            at += 1
+        _check_tokens(text)
+        return cls(text, tuple(literals), tuple(variables))
+
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns that `{record.<column>}` names, each once."""
+        return tuple(
+            dict.fromkeys(v.removeprefix("record.") for v in self.variables if v[:7] == "record.")
+        )
+
+    def wildcard(self, source: str | None = None) -> str:
+        """Return the subject filter that covers all that this template can give.
+
+        A token that holds a variable becomes `*`; `{source}` is known if `source` is given.
+        """
+        parts = [self.literals[0]]
+        for variable, literal in zip(self.variables, self.literals[1:], strict=True):
+            known = variable == "source" and source is not None
+            parts += [escape(source) if known else "\0", literal]
+        return ".".join("*" if "\0" in token else token for token in "".join(parts).split("."))
+
+    def render(self, batch: pa.RecordBatch, *, source: str, database: str | None) -> pa.Array:
+        """Return the subject of each row of a batch of `WIRE_SCHEMA`, as a binary array.
+
+        Rows that share schema, table and action share a subject unless `{record.<column>}` is
+        used, so without that the work is done once a combination.
+        """
+        fixed = {"source": escape(source), "database": escape(database)}
+        if self.record_columns:
+            return self._render_rows(batch, fixed)
+        names = [n for n in _PER_ROW if n in self.variables]
+        if not names or not batch.num_rows:
+            return pa.repeat(pa.scalar(self._fill(fixed).encode(), pa.binary()), batch.num_rows)
+        columns = [pc.fill_null(batch.column(_PER_ROW[n]), "") for n in names]
+        # A schema's or table's name cannot hold NUL in Postgres, so it is a safe separator.
+        keys = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
+        subjects = [
+            self._fill(fixed | dict(zip(names, map(escape, key.split("\0")), strict=True))).encode()
+            for key in keys.dictionary.to_pylist()
+        ]
+        return pa.array(subjects, pa.binary()).take(keys.indices)
+
+    def _render_rows(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array:
+        columns = self.record_columns
+        per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
+        cache: dict[str, str] = {}  # names and actions repeat; values of records need not
+        subjects: list[bytes] = []
+        for row, text in enumerate(batch.column("record").to_pylist()):
+            record = orjson.loads(text) if text else {}
+            values = dict(fixed)
+            for name, column in per_row:
+                value = column[row] or ""
+                values[name] = cache.get(value) or cache.setdefault(value, escape(value))
+            for column in columns:
+                values[f"record.{column}"] = escape(record.get(column))
+            subjects.append(self._fill(values).encode())
+        return pa.array(subjects, pa.binary())
+
+    def _fill(self, values: dict[str, str]) -> str:
+        parts = [self.literals[0]]
+        for variable, literal in zip(self.variables, self.literals[1:], strict=True):
+            parts += [values[variable], literal]
+        return "".join(parts)
+
+
+def _variable(text: str, at: int, name: str) -> str:
+    if name in _VARIABLES or (name.startswith("record.") and name != "record."):
+        return name
+    known = " ".join(f"{{{v}}}" for v in _VARIABLES)
+    raise _wrong(text, at, f"unknown variable {{{name}}}; known are {known} {{record.<column>}}")
+
+
+def _check_tokens(text: str) -> None:
+    if not text:
+        raise _wrong(text, 0, "it is empty")
+    if text.startswith("$"):
+        raise _wrong(text, 0, "subjects that start with '$' belong to the server")
+    # A column's name may hold dots, and what stands in braces is one piece anyway.
+    plain = re.sub(r"\{[^}]*\}", lambda found: "v" * len(found.group()), text)
+    if plain.startswith("."):
+        raise _wrong(text, 0, "the token before '.' is empty")
+    if plain.endswith("."):
+        raise _wrong(text, len(text) - 1, "the token after '.' is empty")
+    if (at := plain.find("..")) >= 0:
+        raise _wrong(text, at + 1, "the token between two '.' is empty")
+
+
+def _wrong(text: str, at: int, what: str) -> ValueError:
+    return ValueError(f"subject template {text!r}, position {at}: {what}")
