@@ -1,0 +1,125 @@
+"""The guard: a small process that runs one server and never lets it outlive its owner.
+
+Run by path, not imported, with nothing but the standard library. The owner holds the other end of
+standard input and writes nothing there: end of file means that the owner is gone, however it went,
+SIGKILL included. The guard then ends the server and what that left behind. (`PR_SET_PDEATHSIG`
+would do the first on Linux only, and fires already when the *thread* that started the server ends.)
+
+On standard output it says `pid <n>` once the server runs, and `exit <code>` once it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE = 3.0
+
+
+def main() -> int:
+    """Run the server to its end; the arguments are those that `process.py` gives."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--orphan-signal", type=int, default=signal.SIGTERM)
+    parser.add_argument("--patience", type=float, default=10.0)
+    parser.add_argument("--user")
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args()
+
+    # Whatever is sent to the whole terminal or group is the owner's to act on.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+    _adopt_orphans()
+    try:
+        server = _start(args.command, args.user)
+    except OSError as error:
+        print(f"failed {error}", flush=True)  # noqa: T201 - the protocol with the owner
+        return 1
+
+    threading.Thread(target=_await_owner, args=(server, args), daemon=True).start()
+    _say(f"pid {server.pid}")
+    code = server.wait()
+    _signal_group(server.pid, signal.SIGKILL)
+    _reap()
+    _say(f"exit {code}")
+    return 0
+
+
+def _start(command: list[str], user: str | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the owner's own command
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        stderr=sys.stderr,
+        user=user,
+        group=user,
+        extra_groups=[] if user else None,
+        start_new_session=True,
+        restore_signals=True,
+        preexec_fn=_default_signals,  # noqa: PLW1509 - single-threaded here
+    )
+
+
+def _default_signals() -> None:
+    """Undo the guard's own settings: an ignored signal stays ignored through exec."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _await_owner(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server.pid, args.orphan_signal)
+    threading.Event().wait(args.patience)
+    # Still here, so the server did not obey: the main thread ends the process otherwise.
+    _signal_group(server.pid, signal.SIGKILL)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what a killed server leaves behind, where the system knows how."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap() -> None:
+    """Wait for the server's orphans, such as the backends of a killed Postgres; kill the obstinate.
+
+    Spark's Python workers need this: they have process groups of their own.
+    """
+    deadline = time.monotonic() + _GRACE
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    for pid in _children():
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - stays light
+        return [int(pid) for pid in file.read().split()]
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the owner may be gone
+        print(text, flush=True)  # noqa: T201 - the protocol with the owner
+
+
+if __name__ == "__main__":
+    sys.exit(main())
