@@ -1,0 +1,369 @@
+r"""A value as Postgres prints it in text format, turned into its one JSON form. No I/O.
+
+A `Converter` takes the bytes of one value, never NULL, and gives JSON on a single line. It trusts
+that Postgres printed them, in a session with `TimeZone=UTC`, `DateStyle=ISO`,
+`IntervalStyle=iso_8601`, `extra_float_digits=3` and `bytea_output=hex`, and it never raises: what
+it cannot read (a composite that got an attribute since its type was looked up) becomes a JSON
+string of the text. Bytes that are not UTF-8, which only a SQL_ASCII database can send, are written
+as `\xe9` in strings and as U+FFFD in json.
+
+The functions run once for every value of every row, so they are short and lean on built-ins written
+in C; the guards are `except` clauses, which cost nothing until they are needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import orjson
+
+Converter = Callable[[bytes], bytes]
+
+_dumps = orjson.dumps
+_parse_datetime = datetime.fromisoformat
+
+
+def text(value: bytes) -> bytes:
+    """Return a JSON string of any text."""
+    try:
+        return _dumps(value.decode())
+    except UnicodeDecodeError:
+        return _dumps(value.decode(errors="backslashreplace"))
+
+
+def plain(value: bytes) -> bytes:
+    """Return a JSON string of text that never holds what needs escaping: digits, a date."""
+    return b'"%b"' % value
+
+
+class _Boolean(dict[bytes, bytes]):
+    """The output function prints `t`, the cast to text prints `true`."""
+
+    def __missing__(self, value: bytes) -> bytes:
+        return text(value)
+
+
+boolean: Final[Converter] = _Boolean(
+    {b"t": b"true", b"f": b"false", b"true": b"true", b"false": b"false"}
+).__getitem__
+
+
+def floating(value: bytes) -> bytes:
+    """Return a float's digits as they are, NaN and the infinities as strings."""
+    try:
+        # Every form with a last digit (`-0`, `1.5`, `1e-05`) is JSON; the others end in a letter.
+        return value if value[-1] < 58 else text(value)
+    except IndexError:
+        return b'""'
+
+
+def binary(value: bytes) -> bytes:
+    r"""Return `\x…` as a JSON string, with the one backslash escaped."""
+    return b'"\\%b"' % value if value[:2] == b"\\x" else text(value)
+
+
+_ONE_LINE: Final = bytes.maketrans(b"\n\r", b"  ")
+
+
+def json(value: bytes) -> bytes:
+    """Return JSON text as it is, but on one line.
+
+    A line break can only stand between tokens: Postgres takes none inside a string unless escaped.
+    """
+    if not value.isascii():
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            value = value.decode(errors="replace").encode()
+    return value.translate(_ONE_LINE)
+
+
+def timestamp(value: bytes) -> bytes:
+    """Return `2024-10-28T21:37:01.127470`: no fraction, or six digits of it.
+
+    Infinity, and years that ISO 8601 has no plain form for (BC, above 9999), stay as printed.
+    """
+    try:
+        return _dumps(_parse_datetime(value.decode()))
+    except ValueError:
+        return text(value)
+
+
+# What follows a timestamptz's last digit, by the length of the whole: Postgres prints the fraction
+# without trailing zeros.
+_UTC_TAIL: Final = {22: b'Z"'} | {24 + n: b"0" * (5 - n) + b'Z"' for n in range(6)}
+
+
+def timestamptz(value: bytes) -> bytes:
+    """Return `timestamp`'s form in UTC with a `Z`, whatever offset the value has."""
+    try:
+        # The column 10 tells a year of four digits, the end rules out BC.
+        if value[-3:] == b"+00" and value[10] == 32:
+            return b'"%b' % value.replace(b" ", b"T").replace(b"+00", _UTC_TAIL[len(value)])
+        moment = _parse_datetime(value.decode())
+        if moment.tzinfo is None:
+            return text(value)
+        return _dumps(moment.astimezone(UTC), None, orjson.OPT_UTC_Z)
+    except (ValueError, LookupError, OverflowError):
+        return text(value)
+
+
+def vector(value: bytes) -> bytes:
+    """Return pgvector's `[1,2,3]`: JSON already, unless this is another type of that name."""
+    return value if value.translate(None, b"0123456789,.e+-") == b"[]" else text(value)
+
+
+# As integers: `in` looks for bytes in bytes by way of an exception.
+_QUOTE: Final = 34
+_BACKSLASH: Final = 92
+_QUOTED: Final = rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"'
+
+
+def _unescape(quoted: bytes) -> bytes:
+    """Take away the backslash before each escaped character."""
+    if _BACKSLASH not in quoted:
+        return quoted
+    if quoted.find(b"\\\\") < 0:
+        return quoted.replace(b"\\", b"")
+    return b"\\".join([part.replace(b"\\", b"") for part in quoted.split(b"\\\\")])
+
+
+_PAIR: Final = re.compile(_QUOTED + rb"=>(?:" + _QUOTED + rb"|NULL)(?:, |\Z)", re.DOTALL).match
+
+
+def hstore(value: bytes) -> bytes:
+    """Return `"a"=>"1", "b"=>NULL` as an object of strings and nulls."""
+    pairs = []
+    end = 0
+    while end < len(value):
+        pair = _PAIR(value, end)
+        if pair is None:
+            return text(value)
+        key, item = pair.groups()
+        pairs.append(
+            text(_unescape(key)) + b":" + (b"null" if item is None else text(_unescape(item)))
+        )
+        end = pair.end()
+    return b"{%b}" % b",".join(pairs)
+
+
+_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+
+
+def integer_array(value: bytes) -> bytes:
+    """Return an array literal whose elements are JSON already."""
+    if value[:1] == b"[":  # explicit bounds: `[0:2]={1,2,3}`
+        value = value.partition(b"=")[2]
+    return value.translate(_BRACKETS).replace(b"NULL", b"null")
+
+
+def array_of(convert: Converter | None, delimiter: str = ",") -> Converter:
+    """Return the converter of arrays whose elements `convert` takes."""
+    if convert is None:
+        return integer_array
+    separator = delimiter.encode()
+    # One match an element, with the braces around it and the delimiter after it, so that what a
+    # match may follow is seen from the depth alone.
+    element = re.compile(
+        rb"(\{*+)(?:%b|([^{}\"\\%b]++))(\}*+)(%b|\Z)"
+        % (_QUOTED, re.escape(separator), re.escape(separator)),
+        re.DOTALL,
+    ).match
+
+    def nested(value: bytes, end: int) -> bytes:
+        parts = []
+        depth = 0
+        more = b","
+        while more:
+            match = element(value, end)
+            if match is None:
+                return text(value)
+            opened, quoted, bare, closed, more = match.groups()
+            end = match.end()
+            if quoted is not None:
+                item = convert(_unescape(quoted))
+            else:
+                item = b"null" if bare == b"NULL" else convert(bare)
+            if opened or closed or not more:
+                inside = depth + len(opened)
+                depth = inside - len(closed)
+                if inside < 1 or depth < 0 or bool(depth) != bool(more):
+                    return text(value)
+                item = b"[" * len(opened) + item + b"]" * len(closed)
+            elif not depth:
+                return text(value)
+            parts.append(item)
+        return b",".join(parts)
+
+    def array(value: bytes) -> bytes:
+        start = value.find(b"=") + 1 if value[:1] == b"[" else 0
+        if _QUOTE in value or value.rfind(b"{") != start or value.find(b"}") != len(value) - 1:
+            return nested(value, start)
+        # One dimension without a quote needs no parser.
+        inner = value[start + 1 : -1]
+        if not inner:
+            return b"[]"
+        return b"[%b]" % b",".join(
+            [b"null" if item == b"NULL" else convert(item) for item in inner.split(separator)]
+        )
+
+    return array
+
+
+# In a row literal a quote and a backslash are doubled, and nothing at all is NULL.
+_FIELD: Final = re.compile(
+    rb'(?:"([^"\\]*+(?:(?:""|\\\\)[^"\\]*+)*+)"|([^(),"\\]*+))(?:,|\)\Z)', re.DOTALL
+).match
+
+
+def composite(attributes: Iterable[tuple[str, Converter | None]]) -> Converter:
+    """Return the converter of row literals, `(1,"two words",)`, into objects with these keys."""
+    columns = [(_dumps(name) + b":", convert) for name, convert in attributes]
+
+    def row(value: bytes) -> bytes:
+        if value[:1] != b"(" or value[-1:] != b")":
+            return text(value)
+        parts = []
+        end = 1
+        for key, convert in columns:
+            field = _FIELD(value, end)
+            if field is None:
+                return text(value)
+            quoted, item = field.groups()
+            end = field.end()
+            if quoted is not None:
+                item = quoted.replace(b'""', b'"').replace(b"\\\\", b"\\")
+            elif not item:
+                parts.append(key + b"null")
+                continue
+            parts.append(key + (item if convert is None else convert(item)))
+        if end != len(value) and columns:
+            return text(value)
+        return b"{%b}" % b",".join(parts)
+
+    return row
+
+
+class TypeInfo(NamedTuple):
+    """What pg_type and pg_attribute say about a type; 0 where there is no such OID."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str  # typtype: b base, c composite, d domain, e enum, m multirange, p pseudo, r range
+    category: str
+    element: int = 0  # of a true array; int2vector, point and the like have none
+    base: int = 0  # of a domain
+    delimiter: str = ","
+    attributes: tuple[tuple[str, int], ...] = ()  # of a composite
+
+
+# Base types of extensions: their OIDs differ from database to database.
+_BY_NAME: Final[dict[str, Converter]] = {"hstore": hstore, "vector": vector, "halfvec": vector}
+
+# Each built-in type with its OID and that of its array; they never change between releases.
+_BUILT_IN: Final[tuple[tuple[Converter | None, str], ...]] = (
+    (None, "int2 21 1005, int4 23 1007, int8 20 1016, oid 26 1028"),
+    (boolean, "bool 16 1000"),
+    (floating, "float4 700 1021, float8 701 1022"),
+    (binary, "bytea 17 1001"),
+    (json, "json 114 199, jsonb 3802 3807"),
+    (timestamp, "timestamp 1114 1115"),
+    (timestamptz, "timestamptz 1184 1185"),
+    (
+        plain,
+        "numeric 1700 1231, date 1082 1182, time 1083 1183, timetz 1266 1270, interval 1186 1187,"
+        "uuid 2950 2951, inet 869 1041, cidr 650 651, macaddr 829 1040, macaddr8 774 775,"
+        "bit 1560 1561, varbit 1562 1563, pg_lsn 3220 3221, xid 28 1011, xid8 5069 271,"
+        "cid 29 1012, tid 27 1010, int2vector 22 1006, oidvector 30 1013, point 600 1017,"
+        "lseg 601 1018, path 602 1019, box 603 1020, polygon 604 1027, line 628 629,"
+        "circle 718 719, txid_snapshot 2970 2949, pg_snapshot 5038 5039",
+    ),
+    (
+        text,
+        "text 25 1009, varchar 1043 1015, bpchar 1042 1014, name 19 1003, char 18 1002,"
+        "xml 142 143, money 790 791, tsvector 3614 3643, tsquery 3615 3645, gtsvector 3642 3644,"
+        "jsonpath 4072 4073, aclitem 1033 1034, refcursor 1790 2201, regproc 24 1008,"
+        "regprocedure 2202 2207, regoper 2203 2208, regoperator 2204 2209, regclass 2205 2210,"
+        "regtype 2206 2211, regcollation 4191 4192, regrole 4096 4097, regnamespace 4089 4090,"
+        "regconfig 3734 3735, regdictionary 3769 3770, int4range 3904 3905, numrange 3906 3907,"
+        "tsrange 3908 3909, tstzrange 3910 3911, daterange 3912 3913, int8range 3926 3927,"
+        "int4multirange 4451 6150, nummultirange 4532 6151, tsmultirange 4533 6152,"
+        "tstzmultirange 4534 6153, datemultirange 4535 6155, int8multirange 4536 6157",
+    ),
+)
+
+
+def _built_in() -> dict[int, Converter | None]:
+    converters: dict[int, Converter | None] = {}
+    for convert, types in _BUILT_IN:
+        for entry in types.split(","):
+            name, oid, array = entry.split()
+            converters[int(oid)] = convert
+            converters[int(array)] = array_of(convert, ";" if name == "box" else ",")
+    return converters
+
+
+_BUILT_IN_CONVERTERS: Final = _built_in()
+
+
+class Types:
+    """The types of one database, and their converters by OID.
+
+    Built-in types are known from the start, others have to be added before they are exact:
+    `types.add(load_types(connection, types.unknown(oid)))`. A type that has been dropped since the
+    change was written stays unknown, and its values become strings.
+    """
+
+    def __init__(self, infos: Iterable[TypeInfo] = ()) -> None:
+        self._infos: dict[int, TypeInfo] = {}
+        self._converters = dict(_BUILT_IN_CONVERTERS)
+        self.add(infos)
+
+    def add(self, infos: Iterable[TypeInfo]) -> None:
+        """Learn types, or learn them anew; ask for the converters again afterwards."""
+        self._infos.update((info.oid, info) for info in infos)
+        # Any converter may be built on an older notion of these types.
+        self._converters = dict(_BUILT_IN_CONVERTERS)
+
+    def unknown(self, oid: int) -> set[int]:
+        """Return the OIDs to look up before `converter(oid)` can be exact."""
+        missing: set[int] = set()
+        seen: set[int] = set()
+        todo = [oid]
+        while todo:
+            oid = todo.pop()
+            if oid in seen or oid in _BUILT_IN_CONVERTERS:
+                continue
+            seen.add(oid)
+            info = self._infos.get(oid)
+            if info is None:
+                missing.add(oid)
+                continue
+            todo.extend(part for part in (info.element, info.base) if part)
+            todo.extend(part for _, part in info.attributes)
+        return missing
+
+    def converter(self, oid: int) -> Converter | None:
+        """Return the converter of a type; None means that its text is JSON as it stands."""
+        if oid not in self._converters:
+            self._converters[oid] = text  # what a type that contains itself would find
+            self._converters[oid] = self._build(oid)
+        return self._converters[oid]
+
+    def _build(self, oid: int) -> Converter | None:
+        info = self._infos.get(oid)
+        if info is None:
+            return text
+        if info.element:
+            return array_of(self.converter(info.element), info.delimiter)
+        if info.kind == "d":
+            return self.converter(info.base)
+        if info.kind == "c":
+            return composite([(name, self.converter(part)) for name, part in info.attributes])
+        if info.kind == "b":
+            return _BY_NAME.get(info.name, text)
+        return text
