@@ -21,7 +21,7 @@ import threading
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36
-_GRACE = 3.0
+_GRACE = 1.0
 
 
 def main() -> int:

@@ -1,0 +1,190 @@
+"""Small synchronous handles on the embedded servers, for tests and the demo.
+
+`Database` runs SQL in one database; `JetStream` makes streams and reads them back, with an event
+loop of its own in a thread, so that no caller needs to be asynchronous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
+
+import nats
+import psycopg
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamInfo
+from nats.js.errors import NotFoundError
+from psycopg import sql
+
+T = TypeVar("T")
+_FETCH = 1000
+_CALL_TIMEOUT = 60.0
+
+
+class Database:
+    """One database of a server, by its URL."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def connect(self, *, autocommit: bool = False, **options: Any) -> psycopg.Connection[Any]:
+        """Return a new connection; the caller closes it."""
+        return psycopg.connect(self.url, autocommit=autocommit, **options)
+
+    def execute(
+        self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement in a transaction of its own and return its rows, if it has any.
+
+        Without `params` the text may hold several statements; the rows are then the last one's.
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = self.connect(autocommit=True)
+        cursor = self._connection.execute(query.encode(), params)
+        while cursor.nextset():
+            pass
+        return cursor.fetchall() if cursor.description is not None else []
+
+    def close(self) -> None:
+        """Close the connection that `execute` keeps."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def drop(self, admin_url: str) -> None:
+        """Drop the database with everything that hangs on it: sessions and replication slots."""
+        self.close()
+        with psycopg.connect(admin_url, autocommit=True) as admin:
+            slots = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
+            for slot, pid in admin.execute(slots, [self.name]).fetchall():
+                if pid is not None:
+                    admin.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+                with contextlib.suppress(psycopg.errors.UndefinedObject):
+                    admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+            admin.execute(drop.format(sql.Identifier(self.name)))
+
+
+class Msg(NamedTuple):
+    """One message as a stream keeps it."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+    seq: int
+
+
+class JetStream:
+    """A synchronous client: makes streams, publishes, reads streams back from the beginning.
+
+    A context manager; leaving it deletes the streams that it made and closes the connection.
+    `options` are those of `nats.connect` (user, password, ...).
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url = url
+        self._options = options
+        self._made: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._client: Client | None = None
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT)
+
+    async def _context(self) -> JetStreamContext:
+        if self._client is None or self._client.is_closed:
+            options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, **self._options}
+            self._client = await nats.connect(self.url, **options)
+        return self._client.jetstream(timeout=10)
+
+    def add_stream(self, name: str, subjects: Sequence[str] | str, **config: Any) -> StreamInfo:
+        """Make a stream; `config` are fields of nats-py's `StreamConfig`, durations in seconds."""
+        wanted = [subjects] if isinstance(subjects, str) else list(subjects)
+
+        async def add() -> StreamInfo:
+            context = await self._context()
+            return await context.add_stream(StreamConfig(name=name, subjects=wanted, **config))
+
+        info = self._call(add())
+        self._made.append(name)
+        return info
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream; nothing happens if there is none."""
+
+        async def delete() -> None:
+            with contextlib.suppress(NotFoundError):
+                await (await self._context()).delete_stream(name)
+
+        self._call(delete())
+
+    def info(self, name: str) -> StreamInfo:
+        """Return the stream's configuration and state (`info.state.messages`, `.last_seq`)."""
+
+        async def info() -> StreamInfo:
+            return await (await self._context()).stream_info(name)
+
+        return self._call(info())
+
+    def publish(
+        self, subject: str, data: bytes, headers: dict[str, str] | None = None
+    ) -> tuple[int, bool]:
+        """Publish and return the message's sequence and whether it was a duplicate."""
+
+        async def publish() -> tuple[int, bool]:
+            ack = await (await self._context()).publish(subject, data, headers=headers)
+            return ack.seq, bool(ack.duplicate)
+
+        return self._call(publish())
+
+    def messages(self, name: str) -> list[Msg]:
+        """Return all that is in the stream now, in its order."""
+        return self._call(self._messages(name))
+
+    async def _messages(self, name: str) -> list[Msg]:
+        context = await self._context()
+        found: list[Msg] = []
+        if (await context.stream_info(name)).state.messages == 0:
+            return found
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30)
+        reader = await context.pull_subscribe("", stream=name, config=config)
+        try:
+            pending = 1
+            while pending:
+                for message in await reader.fetch(_FETCH, timeout=10):
+                    meta = message.metadata
+                    pending = meta.num_pending or 0
+                    headers = dict(message.headers or {})
+                    found.append(Msg(message.subject, message.data, headers, meta.sequence.stream))
+        finally:
+            await reader.unsubscribe()
+        return found
+
+    def close(self) -> None:
+        """Delete the streams that this handle made, as far as the server answers, and close."""
+        if self._loop.is_closed():
+            return
+        try:
+            if self._client is not None and self._client.is_connected:
+                for name in self._made:
+                    self.delete_stream(name)
+            if self._client is not None:
+                self._call(self._client.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,52 @@
+"""The servers that the tests run against: started once a run, a fresh database for each test.
+
+A test that stops or kills a server makes one of its own (`EmbeddedPostgres`, `EmbeddedNats`), as
+these are shared by the whole run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def server_dir() -> Iterator[Path]:
+    # Not pytest's own folder: it takes away other users' access to that at every start, and
+    # under root Postgres runs as another user.
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def postgres(server_dir: Path) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(server_dir / "postgres") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server(server_dir: Path) -> Iterator[EmbeddedNats]:
+    with EmbeddedNats(server_dir / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    database = Database(name, postgres.create_database(name))
+    yield database
+    database.drop(postgres.url)
+
+
+@pytest.fixture
+def nats(nats_server: EmbeddedNats) -> Iterator[JetStream]:
+    with JetStream(nats_server.url) as handle:
+        yield handle
