@@ -1,0 +1,1 @@
+"""Benchmarks: Penstock beside its peers, on one machine and in one run (`python -m benchmarks`)."""

