@@ -1,0 +1,200 @@
+"""The settings' models: sources, sinks, Spark, and what may not stand beside what."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from penstock.message import DEFAULT_ACTIONS
+from penstock.sinks.nats_config import NatsSinkConfig
+from penstock.tables import TablePattern
+
+Action = Literal["insert", "update", "delete", "truncate"]
+Path = tuple[str | int, ...]
+
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+
+
+def _check_table(table: str) -> str:
+    TablePattern.parse(table)
+    return table
+
+
+_Table = Annotated[str, AfterValidator(_check_table)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class PostgresSource(_Model):
+    """A Postgres database whose changes are captured by logical replication."""
+
+    type: Literal["postgres"]
+    url: SecretStr
+    tables: tuple[_Table, ...] = Field(("public.*",), min_length=1)
+    slot: str = "penstock"
+    publication: str = Field("penstock", min_length=1)
+
+    @property
+    def patterns(self) -> tuple[TablePattern, ...]:
+        """The tables, parsed."""
+        return tuple(TablePattern.parse(table) for table in self.tables)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        check_postgres_url(url.get_secret_value())
+        return url
+
+    @field_validator("slot")
+    @classmethod
+    def _check_slot(cls, slot: str) -> str:
+        if not _SLOT.match(slot):
+            raise ValueError(
+                f"{slot!r} is not a slot name: Postgres takes lower-case letters, digits and `_`, "
+                f"at most 63 of them; {slot_name(slot)!r} would do"
+            )
+        return slot
+
+    @field_validator("publication")
+    @classmethod
+    def _check_publication(cls, publication: str) -> str:
+        if len(publication.encode()) > 63:
+            raise ValueError(f"{publication!r} is longer than the 63 bytes that Postgres keeps")
+        return publication
+
+
+class NatsSinkSettings(NatsSinkConfig):
+    """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    type: Literal["nats"]
+    source: str
+    tables: tuple[_Table, ...] | None = Field(None, min_length=1)
+    actions: tuple[Action, ...] = Field(DEFAULT_ACTIONS, min_length=1)
+
+    @property
+    def patterns(self) -> tuple[TablePattern, ...] | None:
+        """The tables, parsed; None means all of the source."""
+        return None if self.tables is None else tuple(map(TablePattern.parse, self.tables))
+
+
+class SparkSettings(_Model):
+    """Where the pipelines run."""
+
+    master: str = Field("local[*]", min_length=1)
+    checkpoint: str = Field(".penstock/checkpoints", min_length=1)
+    conf: dict[str, str] = Field(default_factory=dict, repr=False)
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _as_strings(cls, conf: Any) -> Any:
+        # Spark takes strings alone, and nobody quotes `true` or `4` in YAML.
+        if not isinstance(conf, dict):
+            return {} if conf is None else conf
+        return {key: _spark_value(value) for key, value in conf.items()}
+
+
+class Config(_Model):
+    """A whole configuration: sources and sinks by name, and Spark."""
+
+    sources: dict[str, PostgresSource]
+    sinks: dict[str, NatsSinkSettings]
+    spark: SparkSettings = Field(default_factory=SparkSettings)
+
+    @model_validator(mode="after")
+    def _check_references(self) -> Self:
+        if found := list(contradictions(self.sources, self.sinks, self.sources)):
+            raise ValueError("; ".join(f"{dotted(path)}: {message}" for path, message in found))
+        return self
+
+    def sinks_of(self, source: str) -> dict[str, NatsSinkSettings]:
+        """Return the sinks that take from a source, by name."""
+        return {name: sink for name, sink in self.sinks.items() if sink.source == source}
+
+
+def slot_name(source: str) -> str:
+    """Return what Postgres takes as a slot's name, made from any text."""
+    return re.sub(r"[^a-z0-9_]", "_", source.lower())[:63] or "penstock"
+
+
+def check_postgres_url(url: str) -> None:
+    """Raise `ValueError`, without the URL in it, if libpq would not understand the URL."""
+    import psycopg  # noqa: PLC0415 - takes a while to import, and `penstock --help` needs none of it
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    expected = "expected postgresql://user:password@host:port/database"
+    if not url.strip():
+        raise ValueError(f"empty: {expected}")
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error:
+        raise ValueError(f"not a Postgres URL: {expected}") from None
+    named = [str(parts.get(key) or "") for key in ("host", "dbname")]
+    ports = str(parts.get("port") or "").split(",")
+    # libpq ends the password at its first `@` or `/`; the rest would be looked up as a host name.
+    if any("@" in name for name in named) or not all(p.isdigit() or not p for p in ports):
+        raise ValueError(
+            "the URL's parts don't fit: in a password write @ as %40, / as %2F, : as %3A and # as "
+            f"%23; {expected}"
+        )
+
+
+def contradictions(
+    sources: Mapping[str, PostgresSource],
+    sinks: Mapping[str, NatsSinkSettings],
+    names: Iterable[str],
+) -> Iterator[tuple[Path, str]]:
+    """Give what is wrong between parts; `names` are all sources, wrong ones included."""
+    slots: dict[tuple[str, str], str] = {}
+    for name, source in sources.items():
+        other = slots.setdefault((source.url.get_secret_value(), source.slot), name)
+        if other != name:
+            message = f"{source.slot!r} is the slot of source {other!r} too: give each its own"
+            yield ("sources", name, "slot"), message
+    for name, sink in sinks.items():
+        if sink.source not in names:
+            message = f"there is no source {sink.source!r}: expected one of {', '.join(names)}"
+            yield ("sinks", name, "source"), message + nearest(sink.source, names)
+        elif sink.source in sources:
+            wanted = sources[sink.source].patterns
+            for i, pattern in enumerate(sink.patterns or ()):
+                if not any(w.covers(pattern) for w in wanted):
+                    captured = ", ".join(map(str, wanted))
+                    yield (
+                        ("sinks", name, "tables", i),
+                        f"source {sink.source!r} does not capture {pattern}: it has {captured}; "
+                        "add the table to the source's `tables`",
+                    )
+
+
+def _spark_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def nearest(given: Any, known: Iterable[str]) -> str:
+    """Return `; did you mean …?` for the known word that is most like the given one, or nothing."""
+    close = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def dotted(path: Path) -> str:
+    """Return a path as a message names it: `sinks.orders.tables[0]`."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.removeprefix(".")
