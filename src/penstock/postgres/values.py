@@ -222,12 +222,13 @@ _FIELD: Final = re.compile(
 def composite(attributes: Iterable[tuple[str, Converter | None]]) -> Converter:
     """Return the converter of row literals, `(1,"two words",)`, into objects with these keys."""
     columns = [(_dumps(name) + b":", convert) for name, convert in attributes]
+    start = 1 if columns else 2
 
     def row(value: bytes) -> bytes:
         if value[:1] != b"(" or value[-1:] != b")":
             return text(value)
         parts = []
-        end = 1
+        end = start
         for key, convert in columns:
             field = _FIELD(value, end)
             if field is None:
@@ -240,7 +241,7 @@ def composite(attributes: Iterable[tuple[str, Converter | None]]) -> Converter:
                 parts.append(key + b"null")
                 continue
             parts.append(key + (item if convert is None else convert(item)))
-        if end != len(value) and columns:
+        if end != len(value):
             return text(value)
         return b"{%b}" % b",".join(parts)
 
