@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import re
+import secrets
 import select
 import socket
 import time
@@ -71,11 +72,13 @@ class Probe:
         self._timeout = timeout
         self._tail = b""
         self._greeting = b""
+        self._inbox = f"_INBOX.{secrets.token_hex(8)}"  # two probes must not share one
         self._pong_ns = time.monotonic_ns()
         self._replies = 0
         self._send(
             b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,'
-            b'"lang":"python","version":"0","name":"bench"}\r\nSUB _INBOX.probe.* 1\r\n'
+            b'"lang":"python","version":"0","name":"bench"}\r\n'
+            + f"SUB {self._inbox}.* 1\r\n".encode()
         )
 
     def __enter__(self) -> Self:
@@ -140,13 +143,14 @@ class Probe:
 
         From then on the connection is for `receive` only.
         """
+        deliver = f"_DELIVER.{secrets.token_hex(8)}"
         self._api(
             f"CONSUMER.CREATE.{name}",
             {
                 "stream_name": name,
                 "config": {
                     "deliver_policy": "all",
-                    "deliver_subject": "_DELIVER.probe",
+                    "deliver_subject": deliver,
                     "ack_policy": "none",
                     "max_deliver": -1,
                     "headers_only": headers_only,
@@ -154,7 +158,7 @@ class Probe:
                 },
             },
         )
-        self._send(b"SUB _DELIVER.probe 2\r\n")
+        self._send(f"SUB {deliver} 2\r\n".encode())
 
     def receive(self, into: Received, timeout: float) -> int:
         """Add what has come to `into` and return its size; waits at most `timeout` seconds."""
@@ -176,7 +180,7 @@ class Probe:
     def _api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make a JetStream API request and return the answer."""
         self._replies += 1
-        inbox = f"_INBOX.probe.{self._replies}"
+        inbox = f"{self._inbox}.{self._replies}"
         payload = json.dumps(body).encode() if body else b""
         self._send(f"PUB $JS.API.{subject} {inbox} {len(payload)}\r\n".encode() + payload + b"\r\n")
         deadline = time.monotonic() + self._timeout

@@ -70,13 +70,13 @@ def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
             name: statistics.median(r.rate for r in of_shape if r.contender == name)
             for name in _names(r.contender for r in of_shape)
         }
-        for name in rates:
+        for name, rate in rates.items():
             mine = [r for r in of_shape if r.contender == name]
-            ours = f"{rates[OURS] / rates[name]:.2f}" if OURS in rates else ""
+            ours = f"{rates[OURS] / rate:.2f}" if OURS in rates else ""
             lines.append(
                 [
                     f"{name}, {SHAPES[shape]} a transaction",
-                    f"{rates[name]:,.0f}",
+                    f"{rate:,.0f}",
                     f"{min(r.rate for r in mine):,.0f} - {max(r.rate for r in mine):,.0f}",
                     f"{statistics.median(r.wall_s for r in mine):.1f}",
                     ours,

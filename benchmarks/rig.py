@@ -43,7 +43,7 @@ class Rig:
 
     @contextmanager
     def tolerate(self) -> Iterator[None]:
-        """Note a failure inside the block and go on: one contender must not spoil the others' run."""
+        """Note a failure inside the block and go on: the other contenders still have their run."""
         try:
             yield
         except (ContenderError, ProbeError) as error:
