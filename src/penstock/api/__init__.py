@@ -1,0 +1,1 @@
+"""HTTP: health, status and metrics of a run."""

@@ -1,0 +1,137 @@
+"""A run of consecutive messages, split by group: what the capture hands to Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.message import WIRE_SCHEMA, Position
+from penstock.postgres.table import WireRow
+
+_FIELDS: Final = tuple(WIRE_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """All messages in `(start, end]`.
+
+    `splits` holds one batch of `WIRE_SCHEMA` for each split, or None where a split is empty; within
+    a split messages stand in commit order. `links` are pairs of splits that share a group and must
+    be delivered as one. A `barrier` must be delivered apart from what is before and after it.
+    """
+
+    start: Position
+    end: Position
+    rows: int
+    bytes: int
+    splits: tuple[pa.RecordBatch | None, ...]
+    links: frozenset[tuple[int, int]]
+    barrier: bool
+
+    def until(self, end: Position) -> Chunk:
+        """Return the part of this chunk up to and with `end`."""
+        return self._where(self.start, end)
+
+    def after(self, start: Position) -> Chunk:
+        """Return the part of this chunk behind `start`."""
+        return self._where(start, self.end)
+
+    def _where(self, start: Position, end: Position) -> Chunk:
+        def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
+            if batch is None:
+                return None
+            lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+            after = pc.or_(
+                pc.greater(lsn, start.lsn),
+                pc.and_(pc.equal(lsn, start.lsn), pc.greater(idx, start.idx)),
+            )
+            until = pc.or_(
+                pc.less(lsn, end.lsn),
+                pc.and_(pc.equal(lsn, end.lsn), pc.less_equal(idx, end.idx)),
+            )
+            kept = batch.filter(pc.and_(after, until))
+            return kept if kept.num_rows else None
+
+        splits = tuple(within(batch) for batch in self.splits)
+        rows = sum(batch.num_rows for batch in splits if batch is not None)
+        size = self.bytes * rows // max(self.rows, 1)
+        return Chunk(start, end, rows, size, splits, self.links, self.barrier)
+
+
+class ChunkBuilder:
+    """Collects wire rows until `take` makes a chunk of them."""
+
+    def __init__(self, start: Position, splits: int) -> None:
+        self.start = start
+        self.end = start
+        self.rows = 0
+        self.bytes = 0
+        self._splits: tuple[list[WireRow], ...] = tuple([] for _ in range(splits))
+        self._links: set[tuple[int, int]] = set()
+
+    def add(self, row: WireRow, size: int, old_split: int, split: int) -> None:
+        """Append a row to its split; `size` is what it took in the WAL, a measure of its memory."""
+        count = len(self._splits)
+        to = split % count
+        self._splits[to].append(row)
+        if old_split != split and old_split % count != to:
+            self._links.add((old_split % count, to))
+        self.rows += 1
+        self.bytes += size
+
+    def take(self, end: Position, *, barrier: bool = False) -> Chunk:
+        """Return all that was added as a chunk that ends at `end`; the builder goes on behind it."""
+        chunk = Chunk(
+            self.start, end, self.rows, self.bytes,
+            tuple(_batch(rows) if rows else None for rows in self._splits),
+            frozenset(self._links), barrier,
+        )  # fmt: skip
+        self.__init__(end, len(self._splits))  # type: ignore[misc]
+        return chunk
+
+
+def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, _FIELDS, strict=True)], schema=WIRE_SCHEMA
+    )
+
+
+def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:
+    """Return the messages of `chunks` as at most `at_most` batches, every group within one of them."""
+    kept = list(chunks)
+    if not kept:
+        return []
+    count = len(kept[0].splits)
+    # Union-find over splits; there are as many as cores, so the simplest form does.
+    root = [i % at_most for i in range(count)]
+    for chunk in kept:
+        for a, b in chunk.links:
+            old, new = root[a], root[b]
+            root = [new if r == old else r for r in root]
+    parts: dict[int, list[pa.RecordBatch]] = {}
+    for index, r in enumerate(root):
+        for chunk in kept:
+            batch = chunk.splits[index]
+            if batch is not None:
+                parts.setdefault(r, []).append(batch)
+    # Splits that were joined interleave: put their messages back into commit order.
+    return [
+        _ordered(batches) if root.count(r) > 1 else _joined(batches) for r, batches in parts.items()
+    ]
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _ordered(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    joined = _joined(batches)
+    order = pc.sort_indices(
+        joined, sort_keys=[("commit_lsn", "ascending"), ("commit_idx", "ascending")]
+    )
+    return joined.take(order)

@@ -1,0 +1,227 @@
+"""`penstock run`: the session, the pipelines, the HTTP endpoints, and an orderly end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import log as logging
+from penstock.api.health import Server, application
+from penstock.config import Config
+from penstock.dead_letters import DeadLetters
+from penstock.monitor import Monitor, Report
+from penstock.postgres import setup
+from penstock.postgres.errors import CaptureError
+from penstock.spark import session
+from penstock.spark.pipeline import Pipeline
+from penstock.state import State
+
+DEAD_LETTERS: Final = Path(".penstock/dead-letters")
+_DRAIN_SECONDS: Final = 15.0
+_BACKOFF_SECONDS: Final = (0.5, 30.0)
+# Errors of a capture that trying again won't mend, and that mean that changes may be gone.
+_FATAL: Final = frozenset(
+    {
+        "slot_missing",
+        "slot_invalidated",
+        "other_server",
+        "position_ahead_of_server",
+        "position_behind_slot",
+        "unknown_column",
+        "internal",
+    }
+)
+
+log = structlog.get_logger("penstock")
+
+
+class Run:
+    """One run of a configuration."""
+
+    def __init__(self, config: Config, *, once: bool) -> None:
+        self._config = config
+        self._once = once
+        self._dead_letters = DeadLetters(DEAD_LETTERS)
+        self.state = State(config.sources, config.sinks)
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._ready = False
+        self._failed: str | None = None
+        self._held: dict[str, str] = {}
+
+    # -- reports
+
+    def _handle(self, report: Report) -> Report | None:
+        if report.get("dead"):
+            try:
+                self._dead_letters.append(report["sink"], report["dead"])
+            except OSError as error:
+                path = DEAD_LETTERS / f"{report['sink']}.jsonl"
+                return {"error": f"Dead letters can't be written to {path}: {error.strerror}."}
+            for letter in report["dead"]:
+                log.error(
+                    "dead letter", sink=report["sink"], code=letter["code"],
+                    reason=letter["reason"], idempotency_key=letter["idempotency_key"],
+                )  # fmt: skip
+        self._narrate(report)
+        self.state.update(report)
+        self._wake.set()
+        return None
+
+    def _narrate(self, report: Report) -> None:
+        """Log a sink's trouble once, and its end."""
+        name = report.get("sink")
+        if name is None:
+            return
+        code = report.get("code")
+        if code is not None and self._held.get(name) != code:
+            self._held[name] = code
+            log.warning("sink held up, its messages wait in the slot", sink=name, code=code,
+                        error=report["error"])  # fmt: skip
+        elif code is None and self._held.pop(name, None) is not None:
+            log.info("sink delivers again", sink=name)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every source streams through a started query."""
+        return self._ready and all(s.state == "streaming" for s in self.state.sources.values())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the run goes on by itself."""
+        return self._failed is None
+
+    # -- the run
+
+    def stop(self, *_: object) -> None:
+        """Ask for an orderly end (a signal handler)."""
+        self._stopping.set()
+        self._wake.set()
+
+    def main(self, listen: str) -> int:
+        """Run to the end and return the exit code."""
+        started = time.monotonic()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self.stop)
+        local = self._config.spark.master.startswith("local")
+        server = None if self._once else Server(
+            application(self.state, lambda: self.healthy, lambda: self.ready), listen
+        )  # fmt: skip
+        for source in self._config.sources.values():
+            setup.ensure(source)
+        spark = session.create(self._config.spark.master, self._config.spark.conf)
+        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+        monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        threads = [
+            threading.Thread(target=self._supervise, args=(spark, name, monitor), name=name)
+            for name in self._config.sources
+            if self._config.sinks_of(name)
+        ]
+        for thread in threads:
+            thread.start()
+        said = False
+        while any(thread.is_alive() for thread in threads):
+            self._wake.wait(1.0)
+            self._wake.clear()
+            if self.ready and not said:
+                said = True
+                seconds = round(time.monotonic() - started, 1)
+                where = {} if server is None else {"listen": server.address}
+                log.info("ready", seconds=seconds, sources=list(self._config.sources), **where)
+            if self._stopping.is_set():
+                break
+        if self._stopping.is_set():
+            log.info("stopping: finishing the batch under way")
+            self._drain(monitor, threads)
+        for thread in threads:
+            thread.join()
+        spark.stop()
+        monitor.close()
+        if server is not None:
+            server.close()
+        if self._failed is not None:
+            return 1
+        delivered = {name: sink.delivered for name, sink in self.state.sinks.items()}
+        log.info("stopped", delivered=delivered)
+        return 0
+
+    def _drain(self, monitor: Monitor, threads: list[threading.Thread]) -> None:
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        states = self.state.sources.values()
+        while time.monotonic() < deadline and any(thread.is_alive() for thread in threads):
+            monitor.drain()
+            if all(s.drained for s in states):
+                return
+            self._wake.wait(0.1)
+            self._wake.clear()
+        held = [n for n, s in self.state.sinks.items() if s.error is not None]
+        log.warning("stopped before the last batch was delivered; it stays in the slot", sinks=held)
+
+    def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
+        """Keep a source's query running until the end is asked for."""
+        delay = _BACKOFF_SECONDS[0]
+        while not self._stopping.is_set():
+            pipeline = Pipeline(spark, self._config, source, monitor.address)
+            started = time.monotonic()
+            try:
+                query = pipeline.start(once=self._once)
+                self._ready = True
+                self._await(query)
+                query.stop()
+                return
+            except Exception as error:  # noqa: BLE001 - whatever ended it, it is told and tried again
+                if self._stopping.is_set():
+                    return
+                state = self.state.sources[source]
+                code, text = state.code or "query", state.error or _reason(error)
+                if code in _FATAL or self._once:
+                    self._failed = text
+                    log.error("source failed", source=source, code=code, error=text)
+                    self.stop()
+                    return
+                state.restarts += 1
+                state.error, state.state = text, "error"
+                if time.monotonic() - started > 60:
+                    delay = _BACKOFF_SECONDS[0]
+                log.error("query ended; starting it again", source=source, code=code, error=text,
+                          retry_in=delay)  # fmt: skip
+                self._stopping.wait(delay)
+                delay = min(delay * 2, _BACKOFF_SECONDS[1])
+
+    def _await(self, query: StreamingQuery) -> None:
+        """Return when the query has ended or the end was asked for and it is drained."""
+        while query.isActive:
+            if self._stopping.is_set() and all(s.drained for s in self.state.sources.values()):
+                return
+            query.awaitTermination(1)
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+
+
+def _reason(error: BaseException) -> str:
+    """Return the line of a query's failure that says what happened, without the traces around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        if "Error:" in line and not line.startswith(("File ", "at ")):
+            return line[:500]
+    return (lines[0] if lines else type(error).__name__)[:500]
+
+
+def run(config: Config, *, once: bool, listen: str) -> int:
+    """Run `config` until a signal, or with `once` until what is there is delivered.
+
+    Returns the process's exit code. Raises `CaptureError` and `ListenError` before anything started.
+    """
+    logging.configure()
+    return Run(config, once=once).main(listen)
+
+

@@ -1,0 +1,115 @@
+"""The columns that a Spark user sees, and the way between them and the wire's.
+
+    record STRING      JSON: NEW values of an insert or update, OLD values of a delete
+    changes STRING     JSON: OLD values of the columns that an update changed; null otherwise
+    action STRING      insert, update, delete, truncate
+    metadata STRUCT    as in the message; commit_timestamp a TIMESTAMP, record_pks a JSON array
+    group_hash BIGINT  64-bit hash of table and group key, to keep order by it within a batch
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.message import WIRE_SCHEMA
+
+METADATA_DDL: Final = (
+    "struct<table_schema: string, table_name: string, commit_timestamp: timestamp,"
+    " commit_lsn: bigint, commit_idx: bigint, transaction_id: bigint, database: string,"
+    " idempotency_key: string, record_pks: string, unavailable: array<string>>"
+)
+MESSAGE_DDL: Final = (
+    "record string, changes string, action string,"
+    f" metadata {METADATA_DDL}, group_hash bigint, old_group_hash bigint"
+)
+
+_LIST: Final = pa.list_(pa.field("element", pa.string()))
+_METADATA: Final = pa.struct(
+    [
+        pa.field("table_schema", pa.string()),
+        pa.field("table_name", pa.string()),
+        pa.field("commit_timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("commit_idx", pa.int64()),
+        pa.field("transaction_id", pa.int64()),
+        pa.field("database", pa.string()),
+        pa.field("idempotency_key", pa.string()),
+        pa.field("record_pks", pa.string()),
+        pa.field("unavailable", _LIST),
+    ]
+)
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("record", pa.string()),
+        pa.field("changes", pa.string()),
+        pa.field("action", pa.string()),
+        pa.field("metadata", _METADATA),
+        pa.field("group_hash", pa.int64()),
+        pa.field("old_group_hash", pa.int64()),
+    ]
+)
+
+
+def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a wire batch with `MESSAGE_SCHEMA`'s columns."""
+    metadata = [orjson.loads(text) for text in batch.column("metadata").to_pylist()]
+    stamps = pa.array([m["commit_timestamp"][:-1] for m in metadata], pa.string())
+    fields = [
+        batch.column("table_schema"),
+        batch.column("table_name"),
+        pc.assume_timezone(pc.cast(stamps, pa.timestamp("us")), "UTC"),
+        batch.column("commit_lsn"),
+        batch.column("commit_idx"),
+        pa.array([m["transaction_id"] for m in metadata], pa.int64()),
+        pa.array([m["database"] for m in metadata], pa.string()),
+        batch.column("idempotency_key"),
+        pa.array([orjson.dumps(m["record_pks"]) for m in metadata], pa.string()),
+        pa.array([m["unavailable"] for m in metadata], _LIST),
+    ]
+    return pa.RecordBatch.from_arrays(
+        [
+            batch.column("record"),
+            batch.column("changes"),
+            batch.column("action"),
+            pa.StructArray.from_arrays(fields, fields=list(_METADATA)),
+            batch.column("group_hash"),
+            batch.column("old_group_hash"),
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+
+
+def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages with the wire's columns, for a sink; `group_hash` columns may be missing."""
+    rows = batch.column("metadata").to_pylist()
+    names = batch.schema.names
+    none = pa.nulls(batch.num_rows, pa.int64())
+    columns = {
+        "record": batch.column("record"),
+        "changes": batch.column("changes"),
+        "action": batch.column("action"),
+        "table_schema": pa.array([m["table_schema"] for m in rows], pa.string()),
+        "table_name": pa.array([m["table_name"] for m in rows], pa.string()),
+        "metadata": pa.array([orjson.dumps(_json(m)) for m in rows], pa.string()),
+        "idempotency_key": pa.array([m["idempotency_key"] for m in rows], pa.string()),
+        "commit_lsn": pa.array([m["commit_lsn"] for m in rows], pa.int64()),
+        "commit_idx": pa.array([m["commit_idx"] for m in rows], pa.int64()),
+        "group_hash": batch.column("group_hash")
+        if "group_hash" in names
+        else pa.array([hash((m["table_schema"], m["table_name"], m["record_pks"])) for m in rows]),
+        "old_group_hash": batch.column("old_group_hash") if "old_group_hash" in names else none,
+    }
+    return pa.RecordBatch.from_arrays(
+        [columns[f.name].cast(f.type) for f in WIRE_SCHEMA], schema=WIRE_SCHEMA
+    )
+
+
+def _json(metadata: dict[str, Any]) -> dict[str, Any]:
+    at = metadata["commit_timestamp"]
+    stamp = None if at is None else at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    keys = orjson.Fragment(metadata["record_pks"] or "[]")
+    return {**metadata, "commit_timestamp": stamp, "record_pks": keys}

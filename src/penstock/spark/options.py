@@ -1,0 +1,107 @@
+"""The options of the `postgres-changes` source, from the strings that Spark hands over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from penstock.tables import TablePattern, matches_any
+
+
+class Grouping(BaseModel):
+    """One sink's unit of order: for these tables, these columns (None: the primary key)."""
+
+    tables: list[str]
+    group_by: list[str] | None = None
+
+
+class SourceOptions(BaseModel):
+    """What may stand in `.options(…)`; Spark gives names in any case and values as strings."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    url: SecretStr
+    """libpq connection string or URI of the database."""
+    tables: list[str] = Field(["public.*"])
+    """Patterns `schema.table` or `schema.*`, separated by commas."""
+    slot: str = "penstock_spark"
+    """Replication slot; made if it is missing."""
+    publication: str = ""
+    """Publication; made if it is missing. Named as the slot unless set."""
+    maxrowsperbatch: int = Field(20_000, ge=1)
+    """The most messages in one micro-batch (a barrier or a single chunk may exceed it slightly)."""
+    splits: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=1024)
+    """The most tasks that one micro-batch is split into."""
+    host: str = "127.0.0.1"
+    """Address under which executors reach the driver; the loopback for `local[…]` masters."""
+    # What follows is set by `penstock run` alone.
+    wire: bool = False
+    truncates: bool = True
+    groupings: list[Grouping] = Field(default_factory=list)
+    monitor: str | None = None
+    name: str = ""
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.startswith("["):
+            return orjson.loads(value)
+        return [part.strip() for part in value.split(",") if part.strip()]
+
+    @field_validator("groupings", mode="before")
+    @classmethod
+    def _groupings(cls, value: Any) -> Any:
+        return orjson.loads(value) if isinstance(value, str) else value
+
+    @field_validator("tables")
+    @classmethod
+    def _patterns(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            TablePattern.parse(pattern)
+        return value
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Read Spark's options; raises `ValueError` naming each option at fault, with no value."""
+        given = {name.lower(): value for name, value in options.items() if name.lower() != "path"}
+        try:
+            parsed = cls.model_validate(given)
+        except ValidationError as error:
+            faults = "; ".join(
+                f"option {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+            )
+            known = [n for n in cls.model_fields if n not in _INTERNAL]
+            raise ValueError(f"{faults} (postgres-changes takes {', '.join(known)})") from None
+        if not parsed.publication:
+            parsed.publication = parsed.slot
+        return parsed
+
+    def wants(self, schema: str, table: str) -> bool:
+        """Tell whether a table is captured."""
+        return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
+
+    def grouping(self, schema: str, table: str) -> tuple[list[str] | None, list[str] | None]:
+        """Return a table's `group_by` and `split_by` (see `penstock.postgres.table.Table`).
+
+        Sinks that agree share the groups. Where they do not, messages are split by the columns that
+        all of them group by, so that every sink's groups stay whole in one split.
+        """
+        found = [
+            g.group_by
+            for g in self.groupings
+            if matches_any([TablePattern.parse(t) for t in g.tables], schema, table)
+        ]
+        if not found or all(g == found[0] for g in found):
+            return (found[0] if found else None), None
+        explicit = [set(g) for g in found if g is not None]
+        shared = set.intersection(*explicit) if len(explicit) == len(found) else set()
+        return None, sorted(shared)
+
+
+_INTERNAL = {"wire", "truncates", "groupings", "monitor", "name"}

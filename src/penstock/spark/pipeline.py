@@ -1,0 +1,113 @@
+"""One source's pipeline: its Structured Streaming query, started, watched and stopped."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from penstock.config import Config
+from penstock.spark.source import PostgresChanges
+from penstock.spark.writer import COUNT_DDL, FanOut, Route
+
+
+class Pipeline:
+    """The query of one source into all of its sinks.
+
+    Each start begins at the slot, in a checkpoint folder of its own: the slot is the truth, and a
+    checkpoint that is older or newer than it could only contradict it.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, source: str, monitor: str) -> None:
+        self._spark = spark
+        self._config = config
+        self._source = source
+        self._monitor = monitor
+        self._query: StreamingQuery | None = None
+
+    def start(self, *, once: bool) -> StreamingQuery:
+        """Start the query; with `once` it ends when all that is committed now is delivered."""
+        spark = self._spark
+        spark.dataSource.register(PostgresChanges)
+        messages = spark.readStream.format("postgres-changes").options(**self._options()).load()
+        routes = [Route(name, sink) for name, sink in self._sinks().items()]
+        delivered = map_in_arrow(messages, FanOut(self._source, routes, self._monitor), COUNT_DDL)
+        writer = (
+            delivered.writeStream.format("noop")
+            .queryName(self._source)
+            .option("checkpointLocation", self._checkpoint())
+        )
+        if once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            # Progress is written behind the batches, not between them. Spark asks for a sink that
+            # stands repeats, which every sink of ours does.
+            writer = (
+                writer.trigger(processingTime="0 seconds")
+                .option("asyncProgressTrackingEnabled", "true")
+                .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+            )
+        self._query = writer.start()
+        return self._query
+
+    def stop(self) -> None:
+        """End the query, wherever it is."""
+        if self._query is not None:
+            self._query.stop()
+
+    def _sinks(self) -> dict[str, Any]:
+        sinks = self._config.sinks_of(self._source)
+        if len({repr(sink.group_by) for sink in sinks.values()}) == 1:
+            # They agree, so the capture's own groups are theirs.
+            return {n: s.model_copy(update={"group_by": None}) for n, s in sinks.items()}
+        return sinks
+
+    def _options(self) -> dict[str, str]:
+        source = self._config.sources[self._source]
+        sinks = self._config.sinks_of(self._source)
+        everything = list(source.tables)
+        wanted = [list(s.tables) if s.tables else everything for s in sinks.values()]
+        groupings = [
+            {"tables": tables, "group_by": sink.group_by}
+            for tables, sink in zip(wanted, sinks.values(), strict=True)
+        ]
+        conf = self._spark.sparkContext.getConf()
+        return {
+            "url": source.url.get_secret_value(),
+            "tables": orjson.dumps(sorted({t for tables in wanted for t in tables})).decode(),
+            "slot": source.slot,
+            "publication": source.publication,
+            "splits": str(self._spark.sparkContext.defaultParallelism),
+            "host": conf.get("spark.driver.host") or "127.0.0.1",
+            "wire": "true",
+            "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
+            "groupings": orjson.dumps(groupings).decode(),
+            "monitor": self._monitor,
+            "name": self._source,
+        }
+
+    def _checkpoint(self) -> str:
+        base = self._config.spark.checkpoint
+        if "://" in base:
+            return f"{base.rstrip('/')}/{self._source}/{time.time_ns()}"
+        folder = Path(base).absolute() / self._source
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return str(folder / str(time.time_ns()))
+
+
+def map_in_arrow(frame: DataFrame, function: Any, ddl: str) -> DataFrame:
+    """Return `frame.mapInArrow(function, ddl)`, which would ask for pandas though it needs none.
+
+    pandas is left out on purpose: every Python worker would import it at its start.
+    """
+    udf = UserDefinedFunction(function, ddl, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = udf(*[frame[name] for name in frame.columns])
+    return DataFrame(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)

@@ -1,0 +1,269 @@
+"""The PySpark data source `postgres-changes`: a slot's changes as a streaming DataFrame.
+
+    spark.dataSource.register(PostgresChanges)
+    spark.readStream.format("postgres-changes").options(url=…, tables="public.orders").load()
+
+Spark makes a reader in three places: where it plans the read (once), in a process beside the driver
+that lives as long as the query (offsets and partitions: here the capture runs), and in the executors
+(`read`). So a reader is cheap to make, and only the second kind ever connects.
+
+An offset is a position, `{"lsn": "0/16B3748", "idx": 3}`. Spark asks `latestOffset(start)` when all
+up to `start` is in the sink; that, not the later `commit`, is what confirms the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.config import PostgresSource
+from penstock.message import WIRE_DDL, WIRE_SCHEMA, Position, format_lsn
+from penstock.monitor import Report, Reporter
+from penstock.postgres import setup
+from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
+from penstock.postgres.catalog import Catalog
+from penstock.postgres.chunk import partition
+from penstock.postgres.errors import CaptureError
+from penstock.spark.flight import BatchServer, fetch
+from penstock.spark.message_schema import MESSAGE_DDL, to_messages
+from penstock.spark.options import SourceOptions
+
+_POLL_SECONDS: Final = 1.0
+_ONE_TASK_ROWS: Final = 2_000  # a second task costs more than it saves below this
+_INLINE_BYTES: Final = 256 << 10
+
+Offset = dict[str, Any]
+
+
+class PostgresChanges(DataSource):
+    """Changes of Postgres tables, by logical replication.
+
+    Options: see `penstock.spark.options.SourceOptions`. Columns: see
+    `penstock.spark.message_schema`. The slot is confirmed as batches complete, so what a query has
+    not finished is read again after a restart, with its checkpoint or without.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return "postgres-changes"
+
+    def schema(self) -> str:
+        """Return the message's columns as DDL."""
+        return WIRE_DDL if SourceOptions.parse(self.options).wire else MESSAGE_DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """Return the reader; its `read` runs in the executors."""
+        return PostgresChangesReader(SourceOptions.parse(self.options))
+
+
+@dataclass
+class Inline(InputPartition):
+    """A small batch, inside the task itself, as an Arrow IPC stream."""
+
+    data: bytes
+
+
+@dataclass
+class Remote(InputPartition):
+    """A large batch, fetched from the capture by Arrow Flight."""
+
+    location: str
+    ticket: str
+
+
+class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches from a `Capture`; see this module's docstring for where it lives."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._wire = options.wire
+        self._capture: Capture | None = None
+        self._server: BatchServer | None = None
+        self._reporter: Reporter | None = None
+        self._until_lsn: int | None = None
+        self._draining = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What travels to the executors needs no secret, only the shape of what `read` returns.
+        return {"_wire": self._wire}
+
+    # -- beside the driver
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Return where the slot stands; makes publication and slot if they are missing."""
+        options = self._options
+        setup.ensure(
+            PostgresSource(
+                type="postgres", url=options.url, tables=options.tables, slot=options.slot,
+                publication=options.publication,
+            )
+        )  # fmt: skip
+        confirmed, _ = self._slot()
+        return Position(confirmed, -1).to_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the option `maxRowsPerBatch` as Spark's limit."""
+        return ReadMaxRows(self._options.maxrowsperbatch)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return the end of the next batch, waiting up to a second for there to be one."""
+        position = Position.from_offset(start)
+        capture = self._running(position)
+        capture.confirm(position)
+        self._report(capture.stats)
+        if self._draining:
+            capture.settle(5.0)
+            self._send({"drained": True})
+            return start
+        if self._until_lsn is not None and position.lsn >= self._until_lsn:
+            capture.settle(5.0)
+            return start
+        # Even a read of all that is available goes in batches that fit into memory; under
+        # availableNow Spark asks again until nothing is left.
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.maxrowsperbatch
+        end = capture.available(position, rows, _POLL_SECONDS, self._until_lsn)
+        if end == position:
+            capture.settle(5.0 if self._until_lsn is not None else 0.0)
+            return start
+        return end.to_offset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note where the WAL ends now: the query ends when all before it is delivered."""
+        self._until_lsn = self._slot()[1]
+        if self._capture is not None:
+            self._capture.hurry()
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return the tasks of a batch; a group's messages are all in one of them, in order."""
+        first, last = Position.from_offset(start), Position.from_offset(end)
+        if last <= first:
+            return []
+        chunks = self._running(first, last).take(first, last)
+        rows = sum(chunk.rows for chunk in chunks)
+        batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
+        if self._server is not None:
+            self._server.forget()
+        return [self._partition(batch) for batch in batches]
+
+    def _partition(self, batch: pa.RecordBatch) -> InputPartition:
+        if batch.nbytes <= _INLINE_BYTES:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            return Inline(sink.getvalue().to_pybytes())
+        if self._server is None:
+            self._server = BatchServer(self._options.host)
+        return Remote(self._server.location, self._server.offer(batch))
+
+    def commit(self, end: Offset) -> None:
+        """Confirm a batch; `latestOffset` has done so already, unless the query is ending."""
+        if self._capture is not None:
+            self._capture.confirm(Position.from_offset(end))
+
+    def stop(self) -> None:
+        """Tell the server what is confirmed, and end the capture."""
+        if self._capture is not None:
+            self._capture.close()
+            self._report(self._capture.stats)
+        if self._server is not None:
+            self._server.shutdown()
+
+    def _slot(self) -> tuple[int, int]:
+        catalog = Catalog(self._options.url.get_secret_value())
+        try:
+            return catalog.slot(self._options.slot)
+        finally:
+            catalog.close()
+
+    def _running(self, start: Position, end: Position | None = None) -> Capture:
+        """Return the capture, started behind `start` if this is the first call.
+
+        `end` is given where Spark runs a batch again that it had planned before a restart.
+        """
+        if self._capture is not None:
+            return self._capture
+        options = self._options
+        confirmed, written = self._slot()
+        if start.lsn > written:
+            raise CaptureError(
+                "position_ahead_of_server",
+                f"The checkpoint stands at {format_lsn(start.lsn)}, but the server's WAL ends at"
+                f" {format_lsn(written)}: this is another server, or one restored from a backup.",
+                remedy="Delete the checkpoint folder to start from the slot, and backfill.",
+            )
+        # A batch is confirmed only when it is done, so one that is not can't lie before the slot.
+        if end is not None and end.lsn < confirmed:
+            raise CaptureError(
+                "position_behind_slot",
+                f"The checkpoint has a batch up to {format_lsn(end.lsn)} to run again, but slot"
+                f" {options.slot} was confirmed up to {format_lsn(confirmed)}: it can't be read.",
+                remedy="If this checkpoint is an older copy, delete its folder and start from the"
+                " slot. Otherwise something else reads the slot: give it one of its own, and"
+                " backfill.",
+            )
+        self._reporter = Reporter(options.monitor)
+        self._reporter.listen(self._command)
+        self._capture = Capture(
+            CaptureOptions(
+                url=options.url.get_secret_value(),
+                slot=options.slot,
+                publication=options.publication,
+                splits=options.splits,
+                wants=options.wants,
+                grouping=options.grouping,
+                truncates=options.truncates,
+            ),
+            start,
+            self._report,
+        )
+        if self._until_lsn is not None:
+            self._capture.hurry()
+        return self._capture
+
+    def _command(self, command: Report) -> None:
+        if command.get("command") == "drain":
+            self._draining = True
+
+    def _send(self, report: Report) -> None:
+        if self._reporter is not None:
+            self._reporter.send({"capture": self._options.name, **report})
+
+    def _report(self, stats: CaptureStats) -> None:
+        error = stats.error
+        self._send(
+            {
+                "state": stats.state,
+                "error": None if error is None else str(error),
+                "code": None if error is None else error.code,
+                "captured": stats.captured,
+                "truncates_skipped": stats.truncates_skipped,
+                "reconnects": stats.reconnects,
+                "received_lsn": stats.received_lsn,
+                "confirmed_lsn": stats.confirmed_lsn,
+                "unread_bytes": stats.unread_bytes,
+            }
+        )
+
+    # -- in the executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a partition's batches, in `WIRE_SCHEMA` or as messages with nested metadata."""
+        if isinstance(partition, Inline):
+            batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(partition.data))
+        else:
+            assert isinstance(partition, Remote)  # noqa: S101
+            batches = fetch(partition.location, partition.ticket)
+        return batches if self._wire else map(to_messages, batches)
