@@ -1,0 +1,54 @@
+# Each target makes .venv from the pinned lock first; nothing else needs to be installed by hand
+# but Python 3.11 to 3.13, Java 17 or newer, and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test unit lint format bench chaos lock clean
+
+demo: .venv/ready
+	$(BIN)/penstock demo $(ARGS)
+
+test: .venv/ready
+	$(BIN)/pytest tests $(ARGS)
+
+unit: .venv/ready
+	$(BIN)/pytest tests/unit $(ARGS)
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready .venv-bench/ready
+	$(BIN)/python -m benchmarks $(or $(ARGS),all)
+
+# The fault test for ten minutes; `make test` runs it briefly.
+chaos: .venv/ready
+	$(BIN)/python -m tests.chaos --duration 600 $(ARGS)
+
+# Pin again what pyproject.toml asks for.
+lock: .venv/ready
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile --group bench --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header -q -o benchmarks/requirements.lock
+
+.venv/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13)' 2>/dev/null || \
+	  { echo "Penstock needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+.venv-bench/ready: benchmarks/requirements.lock
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-bench
