@@ -39,16 +39,9 @@ def plain(value: bytes) -> bytes:
     return b'"%b"' % value
 
 
-class _Boolean(dict[bytes, bytes]):
-    """The output function prints `t`, the cast to text prints `true`."""
-
-    def __missing__(self, value: bytes) -> bytes:
-        return text(value)
-
-
-boolean: Final[Converter] = _Boolean(
-    {b"t": b"true", b"f": b"false", b"true": b"true", b"false": b"false"}
-).__getitem__
+def boolean(value: bytes) -> bytes:
+    """Return what the output function prints as `t` and `f`."""
+    return b"true" if value == b"t" else b"false" if value == b"f" else text(value)
 
 
 def floating(value: bytes) -> bytes:
