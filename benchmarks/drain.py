@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks import source
 from benchmarks.contenders import Contender, ContenderError
-from benchmarks.probe import Probe
+from benchmarks.probe import MESSAGE_ID, ROW_ID, Probe
 from benchmarks.rig import Rig, say, wait_for_count
 from benchmarks.source import Table
 
@@ -27,6 +27,7 @@ class Drained:
     contender: str
     rate: float  # messages a second
     wall_s: float  # from the start of the process to the last message
+    body_bytes: float  # mean of what was published
 
     def __str__(self) -> str:
         return f"{self.contender} {self.rate:,.0f} msgs/s, {self.wall_s:.1f} s in all"
@@ -54,27 +55,41 @@ def measure(rig: Rig, rows: int, rounds: int, shapes: tuple[str, ...]) -> list[D
 
 
 def _run(rig: Rig, contender: Contender, table: Table, shape: str, rows: int) -> Drained:
+    body_bytes = 0.0
     with rig.start(contender, table) as (running, stream), Probe(rig.nats_url) as probe:
         started = time.monotonic_ns()
         first, last = wait_for_count(running, probe, stream, rows, TIMEOUT_S)
         if not contender.counts_only:
-            _verify(rig, stream, rows, contender.name)
+            body_bytes = _verify(rig, stream, rows, contender.name)
     return Drained(
         shape,
         contender.name,
         (last[1] - first[1]) / max((last[0] - first[0]) / 1e9, 1e-9),
         (last[0] - started) / 1e9,
+        body_bytes,
     )
 
 
-def _verify(rig: Rig, stream: str, rows: int, name: str) -> None:
-    """Check that the stream holds each row once, each under a dedup id of its own."""
+def _verify(rig: Rig, stream: str, rows: int, name: str) -> float:
+    """Check that the stream holds each row once, under a dedup id of its own.
+
+    Returns the mean size of a body: the contenders put different things in it.
+    """
+    keys: set[bytes] = set()
+    seen: set[int] = set()
+    messages = size = 0
     with Probe(rig.nats_url) as probe:
-        ids = probe.message_ids(stream, rows)
+        for _, headers, body in probe.read(stream, rows).messages():
+            messages, size = messages + 1, size + len(body)
+            key, row = MESSAGE_ID.search(headers), ROW_ID.search(body)
+            if key and row:
+                keys.add(key[1])
+                seen.add(int(row[1]))
     with Probe(rig.nats_url) as probe:
         count = probe.count(stream)
-    if count != rows or len(ids) != rows or b"" in ids or len(set(ids)) != rows:
+    if not rows == count == messages == len(keys) == len(seen):
         raise ContenderError(
-            f"{name} left {count} messages for {rows} rows; {len(ids)} were read back, with"
-            f" {len(set(ids))} distinct dedup ids and {ids.count(b'')} without one"
+            f"{name} left {count} messages for {rows} rows; {messages} were read back, with"
+            f" {len(keys)} distinct dedup ids and {len(seen)} distinct rows"
         )
+    return size / messages

@@ -6,7 +6,6 @@ batch reaches the handler; its order is the commit order, so the count says whic
 
 from __future__ import annotations
 
-import re
 import statistics
 import subprocess
 import sys
@@ -20,14 +19,13 @@ from pathlib import Path
 
 from benchmarks import source, usage
 from benchmarks.contenders import HERE, Batches, Contender, ContenderError, Running
-from benchmarks.probe import Probe, Received
+from benchmarks.probe import ROW_ID, Probe, Received
 from benchmarks.rig import Rig, say, wait_for_count
 from benchmarks.source import Table
 
 WARM_UP_S = 5
 START_TIMEOUT_S = 120
 SETTLE_TIMEOUT_S = 60
-_ROW_ID = re.compile(rb'"id": ?"?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ def _arrivals(received: Received) -> dict[int, int]:
     """Return when each row's message was there."""
     arrivals: dict[int, int] = {}
     for when, _, body in received.messages():
-        found = _ROW_ID.search(body)
+        found = ROW_ID.search(body)
         if found is None:
             raise ContenderError(f"no row id in the message {body[:200]!r}")
         arrivals.setdefault(int(found[1]), when)

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 _RECEIVE = 1 << 20
 _STATUS = re.compile(rb"NATS/1\.0 (\d{3})")
-_MESSAGE_ID = re.compile(rb"\r\nNats-Msg-Id: *([^\r\n]+)")
 
 _PONG_EVERY_NS = 30 * 10**9
 
@@ -30,6 +29,10 @@ DUPLICATE_WINDOW_S = 120
 
 class ProbeError(Exception):
     """The NATS server said no, or nothing."""
+
+
+MESSAGE_ID = re.compile(rb"\r\nNats-Msg-Id: *([^\r\n]+)")
+ROW_ID = re.compile(rb'"id": ?"?(\d+)')
 
 
 @dataclass(slots=True)
@@ -123,22 +126,18 @@ class Probe:
         found = re.search(rb'"version":"([^"]+)"', self._greeting)
         return found[1].decode() if found else "unknown"
 
-    def message_ids(self, name: str, expected: int, timeout: float = 120) -> list[bytes]:
-        """Return the `Nats-Msg-Id` of every message of the stream, in stream order."""
-        self.subscribe(name, headers_only=True)
+    def read(self, name: str, expected: int, timeout: float = 120) -> Received:
+        """Return all messages of the stream, at least `expected` of them if they are there."""
+        self.subscribe(name)
         received = Received()
         deadline = time.monotonic() + timeout
         seen = 0
         # A header cut in two by a chunk's end is not counted here; then the silence ends the loop.
         while seen < expected and self.receive(received, 1) and time.monotonic() < deadline:
             seen += received.chunks[-1].count(b"\r\nNats-Msg-Id:")
-        ids = []
-        for _, headers, _ in received.messages():
-            found = _MESSAGE_ID.search(headers)
-            ids.append(found[1] if found else b"")
-        return ids
+        return received
 
-    def subscribe(self, name: str, *, headers_only: bool = False) -> None:
+    def subscribe(self, name: str) -> None:
         """Have an ephemeral consumer push the whole stream, and what follows, to this connection.
 
         From then on the connection is for `receive` only.
@@ -153,7 +152,6 @@ class Probe:
                     "deliver_subject": deliver,
                     "ack_policy": "none",
                     "max_deliver": -1,
-                    "headers_only": headers_only,
                     "inactive_threshold": 600 * 10**9,
                 },
             },

@@ -17,7 +17,7 @@ from benchmarks.contenders import Contender
 from benchmarks.drain import SHAPES, Drained
 from benchmarks.latency import Delayed
 from benchmarks.probe import DUPLICATE_WINDOW_S, Probe
-from benchmarks.resources import LOAD_RATE, Used
+from benchmarks.resources import LOAD_RATE, SITUATIONS, Used
 from benchmarks.rig import POSTGRES_SETTINGS, Rig
 
 OURS = "penstock"
@@ -79,6 +79,7 @@ def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
                     f"{rate:,.0f}",
                     f"{min(r.rate for r in mine):,.0f} - {max(r.rate for r in mine):,.0f}",
                     f"{statistics.median(r.wall_s for r in mine):.1f}",
+                    f"{mine[0].body_bytes:.0f}" if mine[0].body_bytes else "",
                     ours,
                 ]
             )
@@ -90,7 +91,7 @@ def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
             if debezium:
                 ratio = rates[OURS] / max(debezium)
                 verdicts.append(_at_least(f"{shape}: times the better Debezium", ratio, 2.0, 2.0))
-    header = ["drain", "msgs/s (median)", "range", "wall s", "penstock / this"]
+    header = ["drain", "msgs/s (median)", "range", "wall s", "body, bytes", "penstock / this"]
     return (
         f"## Drain of {rows:,} rows into JetStream, {rounds} rounds\n\n"
         f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
@@ -134,7 +135,7 @@ def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
 def resources(results: Sequence[Used], drain_rows: int) -> str:
     """Return what each contender took."""
     lines, verdicts = [], []
-    for used in results:
+    for used in sorted(results, key=lambda r: SITUATIONS.index(r.situation)):
         lines.append(
             [
                 f"{used.contender}, {used.situation}",

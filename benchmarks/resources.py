@@ -12,6 +12,7 @@ from benchmarks.rig import Rig, say, wait_for_count
 from benchmarks.source import Table
 
 LOAD_RATE = 1000
+SITUATIONS = ("idle", "load", "drain")
 DRAIN_TIMEOUT_S = 900
 SETTLE_S = 10
 
