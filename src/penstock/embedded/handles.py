@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 import nats
 import psycopg
 from nats.aio.client import Client
+from nats.aio.msg import Msg as NatsMsg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
@@ -145,6 +146,21 @@ class JetStream:
 
         return self._call(publish())
 
+    def follow(self, name: str, subject: str, on_message: Callable[[Msg], None]) -> None:
+        """Call `on_message` for each message of the stream, from its first one on, in its order.
+
+        An ordered consumer, without acks; it is called in this handle's own thread.
+        """
+
+        async def take(message: NatsMsg) -> None:
+            on_message(_msg(message))
+
+        async def follow() -> None:
+            context = await self._context()
+            await context.subscribe(subject, stream=name, ordered_consumer=True, cb=take)
+
+        self._call(follow())
+
     def messages(self, name: str) -> list[Msg]:
         """Return all that is in the stream now, in its order."""
         return self._call(self._messages(name))
@@ -160,10 +176,8 @@ class JetStream:
             pending = 1
             while pending:
                 for message in await reader.fetch(_FETCH, timeout=10):
-                    meta = message.metadata
-                    pending = meta.num_pending or 0
-                    headers = dict(message.headers or {})
-                    found.append(Msg(message.subject, message.data, headers, meta.sequence.stream))
+                    pending = message.metadata.num_pending or 0
+                    found.append(_msg(message))
         finally:
             await reader.unsubscribe()
         return found
@@ -188,3 +202,8 @@ class JetStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _msg(message: NatsMsg) -> Msg:
+    headers = dict(message.headers or {})
+    return Msg(message.subject, message.data, headers, message.metadata.sequence.stream)

@@ -1,0 +1,249 @@
+"""The demo's shop: writers that change customers, orders and payments at a steady rate.
+
+Each writer owns its rows, so it knows every version without asking; after COMMIT has returned it
+tells the ledger what the transaction did. Some transactions are rolled back: nothing of them may
+arrive.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from penstock.demo.ledger import DELETED, Change, Ledger
+
+TABLES: Final = ("customers", "orders", "payments")
+
+_ITEMS = ("teapot", "kettle", "gaiwan", "sencha", "oolong", "matcha", "strainer", "tray")
+_NAMES = ("Ada", "Björn", "Chidi", "Ewa", "Farid", "Ines", "José", "Mei", "Noor", "Zoë")
+_METHODS = ("card", "transfer", "invoice")
+_CAMPAIGN = 20
+_MAX_DEBT = 0.5  # seconds; after a stall the writer catches up by no more than this
+
+INSERT_CUSTOMER = "INSERT INTO customers (id, name, email, version) VALUES (%s, %s, %s, 1)"
+INSERT_ORDER = (
+    "INSERT INTO orders (id, customer_id, status, items, total, version)"
+    " VALUES (%s, %s, 'placed', %s, %s, 1)"
+)
+INSERT_PAYMENT = (
+    "INSERT INTO payments (id, order_id, method, amount, status, version)"
+    " VALUES (%s, %s, %s, %s, 'pending', 1)"
+)
+# By id alone, so that the version in the row is Postgres's count and the ledger's is ours.
+ADD_POINTS = (
+    "UPDATE customers SET points = points + %s, version = version + 1 WHERE id = ANY(%s::bigint[])"
+)
+SETTLE_PAYMENT = "UPDATE payments SET status = 'paid', version = version + 1 WHERE id = %s"
+SHIP_ORDER = "UPDATE orders SET status = 'shipped', version = version + 1 WHERE id = %s"
+DELETE_PAYMENT = "DELETE FROM payments WHERE id = %s"
+DELETE_ORDER = "DELETE FROM orders WHERE id = %s"
+DELETE_CUSTOMER = "DELETE FROM customers WHERE id = %s"
+
+
+def create_tables(url: str) -> None:
+    """Make the shop's tables."""
+    with psycopg.connect(url) as connection:
+        connection.execute(files(__package__).joinpath("shop.sql").read_bytes())
+
+
+class Cart(NamedTuple):
+    """An order that is not settled yet, with its payment."""
+
+    order: int
+    payment: int
+
+
+class Transaction(NamedTuple):
+    """One transaction: its statements, and the changes it makes if it commits."""
+
+    statements: list[tuple[str, tuple[Any, ...]]]
+    changes: list[Change]
+    rollback: bool = False
+
+
+class Shop:
+    """Makes up transactions over the rows of one writer; no I/O.
+
+    Keys are `first`, `first + step`, ...: writers of one step and different `first` never meet.
+    """
+
+    def __init__(self, first: int, step: int, size: int, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - a shop, not a secret
+        self._next = first
+        self._step = step
+        self._size = size
+        self._customers: dict[int, int] = {}  # id -> version
+        self._regulars: list[int] = []
+        self._newcomers: list[int] = []  # never ordered, so they may leave
+        self._carts: list[Cart] = []
+
+    def next(self) -> Transaction:
+        """Return the next transaction; it must be carried out before the next call."""
+        if len(self._regulars) + len(self._newcomers) < 5:
+            return self._sign_up()
+        kinds: list[tuple[int, Callable[[], Transaction]]] = [
+            (12, self._sign_up),
+            (35, self._check_out),
+            (6, self._decline),
+        ]
+        if self._carts:
+            kinds += [(27, self._settle), (10, self._cancel)]
+        if self._newcomers:
+            kinds.append((4, self._leave))
+        if self._regulars:
+            kinds.append((4, self._campaign))
+        weights, makers = zip(*kinds, strict=True)
+        maker: Callable[[], Transaction] = self._random.choices(makers, weights)[0]
+        return maker()
+
+    def _id(self) -> int:
+        self._next += self._step
+        return self._next - self._step
+
+    def _sign_up(self) -> Transaction:
+        made = Transaction([], [])
+        for _ in range(self._size):
+            key, name = self._id(), self._random.choice(_NAMES)
+            made.statements.append((INSERT_CUSTOMER, (key, name, f"{name.lower()}{key}@shop.test")))
+            made.changes.append(Change("customers", key, "insert", 1))
+            self._customers[key] = 1
+            self._newcomers.append(key)
+        return made
+
+    def _check_out(self) -> Transaction:
+        made = Transaction([], [])
+        for _ in range(self._size):
+            if self._newcomers and (not self._regulars or self._random.random() < 0.3):
+                self._regulars.append(self._newcomers.pop(0))
+            customer, cart = self._random.choice(self._regulars), Cart(self._id(), self._id())
+            self._place(made, cart, customer)
+            self._customers[customer] += 1
+            made.statements.append((ADD_POINTS, (1, [customer])))
+            made.changes.append(
+                Change("customers", customer, "update", self._customers[customer]),
+            )
+            self._carts.append(cart)
+        return made
+
+    def _place(self, made: Transaction, cart: Cart, customer: int) -> None:
+        pick = self._random
+        items = {pick.choice(_ITEMS): pick.randint(1, 4) for _ in range(pick.randint(1, 3))}
+        total = f"{pick.randint(100, 99_999) / 100:.2f}"
+        made.statements.append((INSERT_ORDER, (cart.order, customer, Jsonb(items), total)))
+        made.changes.append(Change("orders", cart.order, "insert", 1))
+        payment = (cart.payment, cart.order, pick.choice(_METHODS), total)
+        made.statements.append((INSERT_PAYMENT, payment))
+        made.changes.append(Change("payments", cart.payment, "insert", 1))
+
+    def _decline(self) -> Transaction:
+        made = Transaction([], [])
+        self._place(made, Cart(self._id(), self._id()), self._id())
+        return Transaction(made.statements, [], rollback=True)
+
+    def _settle(self) -> Transaction:
+        made = Transaction([], [])
+        for cart in self._take(self._size):
+            made.statements.append((SETTLE_PAYMENT, (cart.payment,)))
+            made.statements.append((SHIP_ORDER, (cart.order,)))
+            made.changes.append(Change("payments", cart.payment, "update", 2))
+            made.changes.append(Change("orders", cart.order, "update", 2))
+        return made
+
+    def _cancel(self) -> Transaction:
+        made = Transaction([], [])
+        for cart in self._take(self._size):
+            made.statements.append((DELETE_PAYMENT, (cart.payment,)))
+            made.statements.append((DELETE_ORDER, (cart.order,)))
+            made.changes.append(Change("payments", cart.payment, "delete", DELETED))
+            made.changes.append(Change("orders", cart.order, "delete", DELETED))
+        return made
+
+    def _take(self, count: int) -> list[Cart]:
+        taken = []
+        for _ in range(min(count, len(self._carts))):
+            index = self._random.randrange(len(self._carts))
+            self._carts[index], self._carts[-1] = self._carts[-1], self._carts[index]
+            taken.append(self._carts.pop())
+        return taken
+
+    def _leave(self) -> Transaction:
+        key = self._newcomers.pop()
+        del self._customers[key]
+        return Transaction(
+            [(DELETE_CUSTOMER, (key,))], [Change("customers", key, "delete", DELETED)]
+        )
+
+    def _campaign(self) -> Transaction:
+        count = min(_CAMPAIGN * self._size, len(self._regulars))
+        chosen = self._random.sample(self._regulars, count)
+        made = Transaction([(ADD_POINTS, (10, chosen))], [])
+        for customer in chosen:
+            self._customers[customer] += 1
+            made.changes.append(Change("customers", customer, "update", self._customers[customer]))
+        return made
+
+
+class Writer:
+    """A thread that writes one `Shop` at `rate` row changes a second until it is stopped."""
+
+    def __init__(self, url: str, ledger: Ledger, shop: Shop, rate: float) -> None:
+        self._url = url
+        self._ledger = ledger
+        self._shop = shop
+        self._rate = rate
+        self._stop = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="demo-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start writing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end, after the transaction under way."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait until every transaction is in the ledger."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._url, autocommit=True) as connection:
+                self._write(connection)
+        except (psycopg.Error, OSError) as error:
+            self.error = error
+
+    def _write(self, connection: psycopg.Connection[Any]) -> None:
+        due = time.perf_counter()
+        while not self._stop.wait(max(0.0, due - time.perf_counter())):
+            transaction = self._shop.next()
+            # The pipeline makes it one round trip; it is left last, when COMMIT has been answered.
+            with (
+                connection.pipeline(),
+                connection.transaction(force_rollback=transaction.rollback),
+            ):
+                for statement, params in transaction.statements:
+                    connection.execute(statement.encode(), params)
+            now = time.perf_counter()
+            if not transaction.rollback:
+                self._ledger.committed(transaction.changes, now)
+                due += len(transaction.changes) / self._rate
+            due = max(due, now - _MAX_DEBT)
+
+
+def open_shop(url: str, ledger: Ledger, rate: int) -> list[Writer]:
+    """Return the writers that together make `rate` row changes a second, not yet started."""
+    count = 2  # so that transactions interleave in the WAL
+    size = max(1, round(rate / 1000))  # beyond that, more rows a transaction
+    return [
+        Writer(url, ledger, Shop(first, count, size, seed=first), rate / count)
+        for first in range(1, count + 1)
+    ]

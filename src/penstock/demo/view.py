@@ -1,0 +1,144 @@
+"""What the demo shows: progress, a live table (lines where there is no terminal), a summary."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from penstock.demo.ledger import Latency, Result, TableCount
+
+_LINE_EVERY = 2.0
+_RATE_OVER = 3.0  # seconds that a rate is taken over
+
+
+class View:
+    """Prints to `console`; the live table needs a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._live: Live | None = None
+        self._next_line = 0.0
+        self._history: deque[tuple[float, dict[str, int]]] = deque()
+
+    def step(self, text: str) -> None:
+        """Say what the demo does now, with the seconds since its start."""
+        seconds = time.monotonic() - self._started
+        self._console.print(
+            f"[dim]{seconds:5.1f} s[/]  {escape(text)}", highlight=False, soft_wrap=True
+        )
+
+    def fail(self, text: str) -> None:
+        """Say why the demo cannot go on."""
+        self.close()
+        self._console.print(Text(text, style="red"), soft_wrap=True)
+
+    def update(self, counts: Sequence[TableCount], note: str) -> None:
+        """Show where the tables stand."""
+        now = time.monotonic()
+        rates = self._rates(now, counts)
+        if self._console.is_terminal:
+            table = _live_table(counts, rates)
+            shown = Group(table, Text(f"{now - self._started:5.1f} s  {note}", style="dim"))
+            if self._live is None:
+                self._live = Live(shown, console=self._console, auto_refresh=False)
+                self._live.start()
+            self._live.update(shown, refresh=True)
+        elif now >= self._next_line:
+            self._next_line = now + _LINE_EVERY
+            self.step(_line(counts, sum(rates.values()), note))
+
+    def _rates(self, now: float, counts: Sequence[TableCount]) -> dict[str, float]:
+        self._history.append((now, {count.table: count.delivered for count in counts}))
+        while now - self._history[0][0] > _RATE_OVER and len(self._history) > 2:
+            self._history.popleft()
+        then, before = self._history[0]
+        return {
+            count.table: (count.delivered - before.get(count.table, 0)) / (now - then)
+            if now > then
+            else 0.0
+            for count in counts
+        }
+
+    def close(self) -> None:
+        """Leave the live table as it stands."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def summary(self, result: Result) -> None:
+        """Compare what was committed with what arrived."""
+        self.close()
+        table = Table(title="What was committed, and what arrived", title_justify="left")
+        table.add_column("")
+        table.add_column("", justify="right")
+        table.add_row("row changes committed", f"{result.committed:,}")
+        table.add_row("delivered", f"{result.delivered:,}")
+        table.add_row("lost", _verdict(result.lost))
+        table.add_row("out of order", _verdict(result.out_of_order))
+        table.add_row("never committed, but received", _verdict(result.unexpected))
+        table.add_row("duplicates", f"{result.duplicates:,}")
+        table.add_row("rows per second", f"{result.rows_per_second:,.0f}")
+        table.add_row("latency p50, commit to consumer", _ms(result.latency.p50))
+        table.add_row("latency p99", _ms(result.latency.p99))
+        table.show_header = False
+        self._console.print(table)
+        for example in result.examples:
+            self._console.print(Text(f"  {example}", style="red"), soft_wrap=True)
+
+
+def _live_table(counts: Sequence[TableCount], rates: dict[str, float]) -> Table:
+    table = Table(title="Postgres → Spark → JetStream", title_justify="left")
+    table.add_column("table")
+    for name in ("committed", "delivered", "rows/s", "p50", "p99", "lag"):
+        table.add_column(name, justify="right", min_width=9)
+    for count in counts:
+        table.add_row(
+            count.table,
+            f"{count.committed:,}",
+            f"{count.delivered:,}",
+            f"{rates[count.table]:,.0f}",
+            _ms(count.latency.p50),
+            _ms(count.latency.p99),
+            f"{count.lag:,}",
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        f"{sum(count.committed for count in counts):,}",
+        f"{sum(count.delivered for count in counts):,}",
+        f"{sum(rates.values()):,.0f}",
+        "",
+        "",
+        f"{sum(count.lag for count in counts):,}",
+        style="bold",
+    )
+    return table
+
+
+def _line(counts: Sequence[TableCount], rate: float, note: str) -> str:
+    committed = sum(count.committed for count in counts)
+    delivered = sum(count.delivered for count in counts)
+    worst = Latency(
+        max((c.latency.p50 for c in counts if c.latency.p50 is not None), default=None),
+        max((c.latency.p99 for c in counts if c.latency.p99 is not None), default=None),
+    )
+    return (
+        f"{note}: committed {committed}, delivered {delivered}, lag {committed - delivered}, "
+        f"{rate:.0f} rows/s, p50 {_ms(worst.p50)}, p99 {_ms(worst.p99)}"
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} ms"
+
+
+def _verdict(count: int) -> Text:
+    return Text(f"{count:,}", style="bold red" if count else "bold green")

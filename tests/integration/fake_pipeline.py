@@ -1,0 +1,89 @@
+"""A stand-in for the pipeline: triggers, and a loop that publishes what they logged.
+
+Run as `fake_pipeline.py <config> <listen> <fault>`; the fault makes it misbehave as a broken
+pipeline would, so that a test can see the demo find out: none, lose, swap, repeat, invent, crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import nats
+import psycopg
+import yaml
+
+SETUP = """
+CREATE SCHEMA fake;
+CREATE TABLE fake.log (seq bigserial PRIMARY KEY, tab text, action text, record jsonb);
+CREATE FUNCTION fake.log_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fake.log (tab, action, record)
+    VALUES (TG_TABLE_NAME, lower(TG_OP), CASE TG_OP WHEN 'DELETE' THEN to_jsonb(OLD)
+                                                    ELSE to_jsonb(NEW) END);
+    RETURN NULL;
+END $$;
+"""
+TRIGGER = """CREATE TRIGGER log_change AFTER INSERT OR UPDATE OR DELETE ON {}
+    FOR EACH ROW EXECUTE FUNCTION fake.log_change()"""
+TAKE = "WITH taken AS (DELETE FROM fake.log RETURNING *) SELECT * FROM taken ORDER BY seq"
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def misbehave(rows: list[Any], fault: str) -> list[Any]:
+    if fault == "lose":
+        return [row for row in rows if row[0] % 20 != 0]
+    if fault == "repeat" and rows:
+        return [*rows, rows[0]]
+    if fault == "invent" and rows:
+        return [*rows, (0, "orders", "insert", {"id": 10**9, "version": 1})]
+    if fault == "swap":
+        # An update before what came before it in its row.
+        return sorted(rows, key=lambda row: row[2] == "insert")
+    return rows
+
+
+async def main(config_file: str, listen: str, fault: str) -> None:
+    config = yaml.safe_load(Path(config_file).read_text())
+    host, port = listen.split(":")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if fault == "crash":
+        sys.exit("the fake pipeline crashes")
+    client = await nats.connect(config["sinks"]["jetstream"]["url"])
+    jetstream = client.jetstream()
+    url = config["sources"]["shop"]["url"]
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(SETUP)
+        for table in ("customers", "orders", "payments"):
+            await connection.execute(TRIGGER.format(table).encode())
+        server = HTTPServer((host, int(port)), Ready)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while not stop.is_set():
+            rows = await (await connection.execute(TAKE)).fetchall()
+            for _, table, action, record in misbehave(rows, fault):
+                message = {"record": record, "action": action, "metadata": {"table_name": table}}
+                body = json.dumps(message).encode()
+                await jetstream.publish(f"shop.public.{table}.{action}", body)
+            # Slowly when swapping, so that a row has more than one change to swap.
+            await asyncio.sleep(1.0 if fault == "swap" else 0.02)
+    await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

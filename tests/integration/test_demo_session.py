@@ -1,0 +1,120 @@
+"""The demo around a pipeline that may misbehave: what it reports, and that it leaves nothing.
+
+The pipeline here is a stand-in; the real one is in `tests/acceptance/test_demo.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.demo import run
+
+FAKE = Path(__file__).with_name("fake_pipeline.py")
+
+DEMO = """
+import sys
+from penstock.demo import run
+def fake(config, listen):
+    return [sys.executable, sys.argv[1], str(config), listen, "none"]
+sys.exit(run(60, 200, True, pipeline=fake))
+"""
+
+
+@pytest.fixture
+def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the demo makes its folder."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True) as path:
+        monkeypatch.setenv("TMPDIR", path)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(path)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def demo(fault: str, capfd: pytest.CaptureFixture[str], quiet: float = 5) -> tuple[int, Any]:
+    def fake(config: Path, listen: str) -> list[str]:
+        return [sys.executable, str(FAKE), str(config), listen, fault]
+
+    code = run(2, 200, True, pipeline=fake, quiet=quiet)
+    out = capfd.readouterr().out.splitlines()
+    return code, json.loads(out[-1]) if out else None
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "found"),
+    [
+        ("none", 0, set()),
+        ("lose", 1, {"lost"}),
+        ("swap", 1, {"out_of_order"}),
+        ("repeat", 0, {"duplicates"}),
+        ("invent", 1, {"unexpected", "duplicates"}),
+    ],
+)
+def test_the_demo_reports_what_the_pipeline_did(
+    temp: Path, capfd: pytest.CaptureFixture[str], fault: str, code: int, found: set[str]
+) -> None:
+    exit_code, result = demo(fault, capfd, quiet=1.5)
+    faults = {name for name in ("lost", "duplicates", "out_of_order", "unexpected") if result[name]}
+    assert (exit_code, faults) == (code, found)
+    assert result["committed"] > 200
+    assert result["committed"] - result["delivered"] == result["lost"]
+    assert result["latency_ms"]["p50"] > 0
+    assert list(temp.iterdir()) == []
+
+
+def test_a_pipeline_that_does_not_start_is_quoted(
+    temp: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def crash(config: Path, listen: str) -> list[str]:
+        return [sys.executable, str(FAKE), str(config), listen, "crash"]
+
+    assert run(2, 200, False, pipeline=crash) == 1
+    assert "the fake pipeline crashes" in capfd.readouterr().out
+    assert list(temp.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_the_summary_and_nothing_left(temp: Path, number: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEMO, str(FAKE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "writing: committed" in line and " delivered 0" not in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["delivered"] == result["committed"] > 0
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert list(temp.iterdir()) == []
+
+
+def test_a_killed_demo_leaves_no_process(temp: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEMO, str(FAKE)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "writing: committed" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) > 6
+    process.kill()
+    process.communicate(timeout=20)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
