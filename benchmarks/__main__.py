@@ -13,6 +13,7 @@ from benchmarks import contenders, drain, latency, report, resources, rig
 from benchmarks.contenders import Contender
 
 PYTHON_VARIABLE = "PENSTOCK_BENCH_PYTHON"
+PEERS_PYTHON = contenders.HERE.parent / ".venv-bench" / "bin" / "python"
 RATES = (100, 1000, 10_000)
 
 
@@ -36,8 +37,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument(
         "--peers-python",
-        default=os.environ.get(PYTHON_VARIABLE, sys.executable),
-        help=f"the interpreter that has the peers (default: ${PYTHON_VARIABLE})",
+        default=os.environ.get(PYTHON_VARIABLE, str(PEERS_PYTHON)),
+        help=f"the interpreter that has the peers (default: ${PYTHON_VARIABLE}, or .venv-bench)",
     )
     return parser.parse_args()
 
