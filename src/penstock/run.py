@@ -172,6 +172,8 @@ class Run:
             pipeline = Pipeline(spark, self._config, source, monitor.address)
             started = time.monotonic()
             try:
+                if not self._ready and not self._once:
+                    pipeline.warm_up()
                 query = pipeline.start(once=self._once)
                 self._ready = True
                 self._await(query)

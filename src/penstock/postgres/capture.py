@@ -370,6 +370,10 @@ class Capture:
         self.stats.received_lsn = max(self.stats.received_lsn, event.end_lsn)
 
     def _relation(self, event: pgoutput.Relation) -> None:
+        # The server repeats a shape when its cache was reset, most often without any change.
+        known = self._tables.get(event.oid)
+        if known is not None and known.relation == event:
+            return
         options = self._options
         if not options.wants(event.schema, event.name):
             self._tables[event.oid] = None

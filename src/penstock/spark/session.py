@@ -6,11 +6,15 @@ The figures were measured on two cores with pyspark 4.3.0; see docs/performance.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 SETTINGS: Final[dict[str, str]] = {
@@ -54,14 +58,48 @@ def create(
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app).master(master)
+    settings = {**SETTINGS, **(conf or {})}
     if master.startswith("local"):
         # A host name that resolves elsewhere must not keep a local session from starting.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = builder.config("spark.driver.host", "127.0.0.1")
-    settings = {**SETTINGS, **(conf or {})}
+        settings.setdefault("spark.driver.host", "127.0.0.1")
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
     settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={quiet}"
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark_conf = SparkConf(loadDefaults=False).setAppName(app).setMaster(master)
+    spark_conf.setAll(list(settings.items()))
+    if SparkContext._gateway is None:
+        _launch(spark_conf)
+    return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+
+
+_BANNER: Final = (
+    b"WARNING: Using incubator modules",
+    b"Setting default log level",
+    b"To adjust logging level",
+    b"Using Spark's default log4j",
+)
+_TRACE: Final = b'Exception in thread "stream execution thread'
+_TRACE_GOES_ON: Final = (b"\t", b"Caused by:")
+
+
+def _launch(conf: SparkConf) -> None:
+    """Start the JVM as pyspark does, but keep from standard error what says nothing.
+
+    That is its banner, and the trace with which a query's thread ends: a failure is raised in Python,
+    and under asynchronous progress tracking an orderly stop ends in a trace too (`commit` after
+    `stop`).
+    """
+    gateway = launch_gateway(conf, popen_kwargs={"stderr": subprocess.PIPE})
+    SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+
+    def forward(stream: IO[bytes]) -> None:
+        in_trace = False
+        for line in stream:
+            in_trace = line.startswith(_TRACE) or (in_trace and line.startswith(_TRACE_GOES_ON))
+            if not in_trace and not line.startswith(_BANNER):
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+
+    threading.Thread(
+        target=forward, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True
+    ).start()

@@ -94,6 +94,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._server: BatchServer | None = None
         self._reporter: Reporter | None = None
         self._until_lsn: int | None = None
+        self._initial: Offset | None = None
         self._draining = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,6 +105,9 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return where the slot stands; makes publication and slot if they are missing."""
+        # Spark asks several times until the first batch is planned, and wants the same answer.
+        if self._initial is not None:
+            return self._initial
         options = self._options
         setup.ensure(
             PostgresSource(
@@ -112,7 +116,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
         )  # fmt: skip
         confirmed, _ = self._slot()
-        return Position(confirmed, -1).to_offset()
+        self._initial = Position(confirmed, -1).to_offset()
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the option `maxRowsPerBatch` as Spark's limit."""

@@ -63,7 +63,7 @@ class FanOut:
         self.monitor = monitor
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: how many messages were delivered."""
+        """Yield one row: how many messages were delivered; the first batch may be empty (`warm_up`)."""
         worker = _worker(self)
         total = sum(worker.write(batch) for batch in batches)
         yield pa.record_batch([pa.array([total], pa.int64())], schema=_COUNT_SCHEMA)
