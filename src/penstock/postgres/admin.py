@@ -1,0 +1,289 @@
+"""An ordinary connection to a source's server, and what its catalogs say about a capture.
+
+Opens, asks and classifies errors; what follows from the answers is for `setup` and `inspection`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import class_row
+
+from penstock import queries
+from penstock.postgres.errors import SetupError
+from penstock.settings import PostgresSource
+from penstock.tables import matches_any, qualified_name
+
+OLDEST_VERSION: Final = 14
+_SQL: Final = queries.load("penstock.postgres", "setup.sql")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server's settings and the role's rights."""
+
+    version_num: int
+    version: str
+    wal_level: str
+    max_slots: int
+    slots: int
+    max_senders: int
+    senders: int
+    is_standby: bool
+    database: str
+    role: str
+    is_superuser: bool
+    may_replicate: bool
+    may_create: bool
+
+    @property
+    def major(self) -> int:
+        """The major version: 18 of 18.1."""
+        return self.version_num // 10000
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication's options."""
+
+    all_tables: bool
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_root: bool
+    generated: str
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table, or what could be taken for one."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+    is_partition: bool
+    root: str | None
+    owned: bool
+    readable: bool
+    columns: list[str]
+    stored: bool
+    virtual: bool
+
+    def __str__(self) -> str:
+        return qualified_name(self.schema, self.name)
+
+    @property
+    def can_be_published(self) -> bool:
+        """Whether Postgres takes it into a publication."""
+        return self.kind in "rp" and self.persistence == "p"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The replica identity of a table, or of one partition of the table `oid`."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot as the server sees it."""
+
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active: bool
+    active_pid: int | None
+    wal_status: str | None
+    invalidation_reason: str | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    current_lsn: str | None
+    retained_bytes: int | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+
+
+class Catalog:
+    """The catalog queries of a setup over one connection."""
+
+    def __init__(self, connection: Connection, source: PostgresSource):
+        self.connection = connection
+        self.source = source
+        self.server = self._rows(Server, "server")[0]
+
+    def _rows(self, row: type[_R], query: str, **parameters: Any) -> list[_R]:
+        with self.connection.cursor(row_factory=class_row(row)) as cursor:
+            return cursor.execute(_SQL[query], parameters).fetchall()
+
+    def publication(self) -> Publication | None:
+        """Return the source's publication, or None."""
+        found = self._rows(Publication, "publication", name=self.source.publication)
+        return found[0] if found else None
+
+    def published_schemas(self) -> set[str]:
+        """Return the schemas that the publication has as a whole."""
+        if self.server.major < 15:
+            return set()
+        parameters = {"name": self.source.publication}
+        return {row[0] for row in self.connection.execute(_SQL["published_schemas"], parameters)}
+
+    def published_tables(self) -> dict[tuple[str, str], str | None]:
+        """Return the publication's tables with their row filters."""
+        parameters = {"name": self.source.publication}
+        rows = self.connection.execute(_SQL["published_tables"], parameters)
+        return {(row[0], row[1]): row[2] for row in rows}
+
+    def schemas(self) -> set[str]:
+        """Return the names of the database's schemas."""
+        return {row[0] for row in self.connection.execute(_SQL["schemas"])}
+
+    def relations(self) -> list[Relation]:
+        """Return all that could be a table in the schemas of the source."""
+        schemas = sorted({pattern.schema for pattern in self.source.patterns})
+        return self._rows(Relation, "relations", schemas=schemas)
+
+    def wanted(self, relations: Sequence[Relation]) -> list[Relation]:
+        """Return the tables that the source's patterns ask for and Postgres can publish.
+
+        Partitions are left out: their changes come under the name of their root.
+        """
+        exact = {(p.schema, p.table) for p in self.source.patterns}
+        return [
+            relation
+            for relation in relations
+            if relation.can_be_published
+            and matches_any(self.source.patterns, relation.schema, relation.name)
+            and (not relation.is_partition or (relation.schema, relation.name) in exact)
+        ]
+
+    def identities(self, tables: Sequence[Relation]) -> dict[int, list[Identity]]:
+        """Return the replica identities of tables, by oid; partitions each have their own."""
+        found: dict[int, list[Identity]] = {table.oid: [] for table in tables}
+        for identity in self._rows(Identity, "identities", oids=list(found)):
+            found[identity.oid].append(identity)
+        return found
+
+    def slot(self) -> Slot | None:
+        """Return the source's slot, or None."""
+        found = self._rows(Slot, "slot", name=self.source.slot)
+        return found[0] if found else None
+
+    def create_slot(self) -> None:
+        """Make the source's slot."""
+        self.connection.execute(_SQL["create_slot"], {"name": self.source.slot})
+
+    def text(self, statement: sql.Composable) -> str:
+        """Return a statement as a user would paste it."""
+        return statement.as_string(self.connection) + ";"
+
+
+@contextlib.contextmanager
+def open_catalog(source: PostgresSource) -> Iterator[Catalog]:
+    """Connect to a source; raises `SetupError` for what goes wrong, inside the block too."""
+    url = source.url.get_secret_value()
+    options: dict[str, Any] = {"autocommit": True, "application_name": "penstock"}
+    if "connect_timeout" not in conninfo_to_dict(url):
+        options["connect_timeout"] = 10
+    try:
+        connection = psycopg.connect(url, **options)
+    except psycopg.Error as error:
+        raise connection_error(error, url) from None
+    try:
+        with connection:
+            yield Catalog(connection, source)
+    except psycopg.Error as error:
+        lost = isinstance(error, psycopg.OperationalError)
+        raise SetupError(
+            "connection_lost" if lost else "postgres",
+            f"{address(url)}: {_first_line(error, url)}.",
+            transient=lost,
+        ) from None
+
+
+def address(url: str) -> str:
+    """Return where a URL points to, without its login: `db:5432/shop`."""
+    parts = conninfo_to_dict(url)
+    host = parts.get("host") or parts.get("hostaddr") or "local socket"
+    database = parts.get("dbname") or parts.get("user") or ""
+    return f"{host}:{parts.get('port') or 5432}/{database}"
+
+
+def connection_error(error: psycopg.Error, url: str) -> SetupError:
+    """Return what a failed connection means, and what to do about it.
+
+    libpq gives no SQLSTATE before a session is there, so its text has to do.
+    """
+    parts = conninfo_to_dict(url)
+    said, where = _first_line(error, url), address(url)
+    text = str(error).lower()
+    user, database = parts.get("user") or "of this system", parts.get("dbname") or ""
+    if "database" in text and "does not exist" in text:
+        return SetupError(
+            "database_missing",
+            f"There is no database {database} at {where} ({said}).",
+            remedy="Correct the end of the url, or create it with CREATE DATABASE.",
+        )
+    if (
+        "starting up" in text
+        or "shutting down" in text
+        or "too many" in text
+        or "slots are" in text
+    ):
+        return SetupError(
+            "server_not_ready",
+            f"Postgres at {where} takes no connections now ({said}).",
+            remedy="Wait, or raise max_connections.",
+            transient=True,
+        )
+    if any(
+        words in text
+        for words in ("authentication", "password", "pg_hba", "role ", "permission denied")
+    ):
+        return SetupError(
+            "authentication_failed",
+            f"Postgres at {where} refused the login of user {user} ({said}).",
+            remedy="Check user and password in the url, and the server's pg_hba.conf.",
+        )
+    if "refused" in text or "no such file" in text:
+        return SetupError(
+            "connection_refused",
+            f"Nothing answers at {where} ({said}).",
+            remedy="Start Postgres there, let it listen (listen_addresses), or correct the url.",
+            transient=True,
+        )
+    if "ssl" in text or "certificate" in text:
+        return SetupError(
+            "tls_failed",
+            f"No secure connection to {where} ({said}).",
+            remedy="Check sslmode and sslrootcert in the url.",
+        )
+    return SetupError(
+        "unreachable",
+        f"Postgres at {where} cannot be reached ({said}).",
+        remedy="Check host and port in the url, name resolution and firewalls.",
+        transient=True,
+    )
+
+
+def _first_line(error: psycopg.Error, url: str) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = (lines[0] if lines else type(error).__name__).rpartition("failed: ")[2].rstrip(".")
+    password = str(conninfo_to_dict(url).get("password") or "")
+    return said.replace(password, "***") if password else said

@@ -1,0 +1,109 @@
+"""The publication: what a source asks of it, what it lacks, and the statements that mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from penstock.postgres.admin import Catalog, Publication, Relation
+from penstock.settings import nearest
+from penstock.tables import TablePattern
+
+
+def missing_tables(catalog: Catalog, relations: Sequence[Relation]) -> list[tuple[str, str]]:
+    """Return a message and a hint for each table named in the configuration that is not there."""
+    faults = []
+    known = [str(relation) for relation in relations if relation.can_be_published]
+    by_name = {(relation.schema, relation.name): relation for relation in relations}
+    for pattern in catalog.source.patterns:
+        if pattern.table is None:
+            continue
+        relation = by_name.get((pattern.schema, pattern.table))
+        if relation is None:
+            faults.append((f"there is no table {pattern}", nearest(pattern, known)))
+        elif not relation.can_be_published:
+            kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+            kind = kinds.get(relation.kind, "an unlogged table")
+            faults.append((f"{pattern} is {kind}, whose changes are not in the WAL", ""))
+    return faults
+
+
+def create_publication(catalog: Catalog, tables: Sequence[TablePattern]) -> sql.Composed:
+    """Return the statement that makes the source's publication."""
+    options = ["publish_via_partition_root = true"]
+    if catalog.server.major >= 18:
+        options.append("publish_generated_columns = stored")
+    return sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})").format(
+        sql.Identifier(catalog.source.publication),
+        _objects(catalog, _minimal(tables)),
+        sql.SQL(", ".join(options)),
+    )
+
+
+def add_to_publication(catalog: Catalog, tables: Sequence[TablePattern]) -> sql.Composed:
+    """Return the statement that adds tables and whole schemas to the publication."""
+    return sql.SQL("ALTER PUBLICATION {} ADD {}").format(
+        sql.Identifier(catalog.source.publication), _objects(catalog, tables)
+    )
+
+
+def set_via_root(catalog: Catalog) -> sql.Composed:
+    """Return the statement that publishes partitions under the name of their table."""
+    return sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(
+        sql.Identifier(catalog.source.publication)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What of the source's tables a publication lacks."""
+
+    schemas: list[TablePattern]
+    """Whole schemas that it does not have as such: new tables will not be in it."""
+    tables: list[TablePattern]
+    """Tables that are there and not in it."""
+
+
+def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relation]) -> Coverage:
+    """Compare a publication with what the source asks for."""
+    if publication.all_tables:
+        return Coverage([], [])
+    schemas = catalog.published_schemas()
+    published = catalog.published_tables()
+    return Coverage(
+        [p for p in catalog.source.patterns if p.table is None and p.schema not in schemas],
+        [
+            TablePattern(table.schema, table.name)
+            for table in wanted
+            # A partition's root stands for it; without `via_root` a root shows as its partitions.
+            if (table.schema, table.name) not in published
+            and table.schema not in schemas
+            and not (table.kind == "p" and not publication.via_root)
+        ],
+    )
+
+
+def _objects(catalog: Catalog, tables: Sequence[TablePattern]) -> sql.Composable:
+    whole = [p for p in tables if p.table is None]
+    if whole and catalog.server.major < 15:
+        return sql.SQL("ALL TABLES")  # 14 knows no publication of a schema
+    parts: list[sql.Composable] = []
+    single = [p for p in tables if p.table is not None]
+    if single:
+        names = [sql.Identifier(p.schema, p.table or "") for p in single]
+        parts.append(sql.SQL("TABLE ") + sql.SQL(", ").join(names))
+    if whole:
+        names = [sql.Identifier(p.schema) for p in whole]
+        parts.append(sql.SQL("TABLES IN SCHEMA ") + sql.SQL(", ").join(names))
+    return sql.SQL(", ").join(parts)
+
+
+def _minimal(patterns: Sequence[TablePattern]) -> list[TablePattern]:
+    """Drop what another pattern has too, which a publication would refuse or keep twice."""
+    kept: list[TablePattern] = []
+    for pattern in sorted(patterns, key=lambda p: p.table is not None):
+        if not any(other.covers(pattern) for other in kept):
+            kept.append(pattern)
+    return kept
