@@ -1,0 +1,269 @@
+"""What can be wrong between the NATS sink and JetStream, and the command that mends it.
+
+The sink uses the errors while it runs; `inspect` looks for the same troubles before it starts.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import orjson
+
+from penstock.finding import Finding
+from penstock.sinks.base import SinkError
+from penstock.sinks.nats_client import Connection, connect
+from penstock.sinks.nats_config import NatsSinkConfig, Server
+
+REQUEST_TIMEOUT: Final = 5.0
+MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
+_FULL: Final = {10047, 10023, 10028, 10005}
+
+
+def stream_add(config: NatsSinkConfig, source: str) -> str:
+    """Return the command that makes a stream for the sink's subjects."""
+    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", source.upper()) or "PENSTOCK"
+    return (
+        f'nats stream add {name} --subjects "{config.template.wildcard(source)}" '
+        "--storage file --dupe-window 2m --defaults"
+    )
+
+
+def no_stream(config: NatsSinkConfig, source: str, subject: str) -> SinkError:
+    """Return the error for a subject that no stream captures."""
+    return SinkError(
+        "no_stream",
+        f"No JetStream stream captures the subject {subject!r}.",
+        remedy=f"Run: {stream_add(config, source)}",
+    )
+
+
+def jetstream_not_enabled(server: Server) -> SinkError:
+    """Return the error for a server or an account without JetStream."""
+    return SinkError(
+        "jetstream_not_enabled",
+        f"JetStream is not enabled at {server} for this user's account.",
+        remedy="Start nats-server with -js (or a `jetstream {}` block), and enable JetStream in "
+        "the account.",
+    )
+
+
+def publish_denied(subject: str, server: Server) -> SinkError:
+    """Return the error for a subject that the user may not publish to."""
+    return SinkError(
+        "permission_denied",
+        f"This user may not publish to {subject!r} at {server}.",
+        remedy="Allow the subject in the user's `permissions { publish { allow: [...] } }`.",
+    )
+
+
+def ack_overdue(subject: str, seconds: float) -> SinkError:
+    """Return the error for a message that nobody acked in time."""
+    return SinkError(
+        "timeout",
+        f"No ack for a message to {subject!r} within {seconds:g} s.",
+        remedy="If it lasts: check that a stream captures the subject (`nats stream ls --subject "
+        f'"{subject}"`) and has a leader (`nats stream report`).',
+    )
+
+
+def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str) -> SinkError:
+    """Return the error for a negative ack of JetStream; `message_too_large` is for ever."""
+    code = int(body["error"].get("err_code") or 0)
+    text = str(body["error"].get("description") or "no reason given")
+    stream = str(body.get("stream") or config.stream or "<stream>")
+    if code in (10054, 10097):
+        return SinkError(
+            "message_too_large",
+            f"Stream {stream!r} refuses the message to {subject!r}: {text} ({code}).",
+            remedy=f"Run: nats stream edit {stream} --max-msg-size=-1",
+            transient=False,
+        )
+    if code == 10060:
+        return SinkError(
+            "wrong_stream",
+            f"The subject {subject!r} is captured by another stream than the sink's "
+            f"`stream: {config.stream}` ({text}, {code}).",
+            remedy="Set `stream` to the one that captures it, or change the streams' subjects; "
+            f'see: nats stream ls --subject "{subject}"',
+        )
+    if code in _FULL or (code == 10077 and "maximum" in text):
+        return SinkError(
+            "stream_full",
+            f"Stream {stream!r} takes no more messages: {text} ({code}).",
+            remedy=f"Run: nats stream purge {stream} --keep <n>, or raise its limits: "
+            f"nats stream edit {stream} --max-msgs=-1 --max-bytes=-1",
+        )
+    if code in (10039, 10076):
+        return SinkError(
+            "jetstream_not_enabled",
+            f"JetStream is not enabled for this user's account: {text} ({code}).",
+            remedy="Enable JetStream in the server's configuration for the account.",
+        )
+    if code == 10167:
+        return SinkError(
+            "too_many_requests",
+            f"Stream {stream!r} has too many messages waiting: {text} ({code}).",
+            remedy="Publish from fewer tasks, or raise `max_buffered_msgs` of the server.",
+        )
+    return SinkError(
+        "stream_refused",
+        f"Stream {stream!r} refuses a message to {subject!r}: {text} ({code}).",
+        remedy=f"See: nats stream info {stream}",
+    )
+
+
+def find_stream(config: NatsSinkConfig, source: str) -> str:
+    """Return the name of the stream that captures the sink's subjects; raises `SinkError`."""
+    api = _Api(config)
+    try:
+        names = api.streams(config.template.wildcard(source))
+    finally:
+        api.close()
+    if config.stream and config.stream in names:
+        return config.stream
+    if not names:
+        raise no_stream(config, source, config.template.wildcard(source))
+    return names[0]
+
+
+def inspect(config: NatsSinkConfig, samples: Sequence[str] = (), *, source: str) -> list[Finding]:
+    """Look at all that a sink needs; `samples` are subjects that the template gives, if known.
+
+    Stops at the first thing without which the rest cannot be looked at.
+    """
+    what = f"nats {config.safe_url}"
+    try:
+        api = _Api(config)
+    except SinkError as error:
+        return [Finding("error", what, error.message, error.remedy)]
+    found = [Finding("ok", what, f"reachable and logged in: {api.connection.server}")]
+    try:
+        found += _inspect_stream(api, config, source, samples)
+    except SinkError as error:
+        found.append(Finding("error", what, error.message, error.remedy))
+    finally:
+        api.close()
+    return found
+
+
+def _inspect_stream(
+    api: _Api, config: NatsSinkConfig, source: str, samples: Sequence[str]
+) -> list[Finding]:
+    wildcard = config.template.wildcard(source)
+    info = api.ask("INFO")
+    if info is None or "error" in info:
+        error = jetstream_not_enabled(api.connection.server)
+        return [Finding("error", f"nats {config.safe_url}", error.message, error.remedy)]
+    names = api.streams(wildcard)
+    what = f"subject {wildcard}"
+    if not names:
+        error = no_stream(config, source, wildcard)
+        return [Finding("error", what, error.message, error.remedy)]
+    if config.stream and config.stream not in names:
+        message = f"stream {config.stream} does not capture it, but {', '.join(names)} does"
+        return [Finding("error", what, message, f"set `stream: {names[0]}` or leave it out")]
+    found = [_coverage(api, wildcard, names, samples)]
+    for name in names:
+        reply = api.ask(f"STREAM.INFO.{name}")
+        if reply is None or "config" not in reply:
+            found.append(Finding("warning", f"stream {name}", "its settings cannot be read"))
+            continue
+        found += _settings(f"stream {name}", name, reply)
+    return found
+
+
+def _coverage(api: _Api, wildcard: str, names: list[str], samples: Sequence[str]) -> Finding:
+    """Tell whether the streams take every subject that the template can give."""
+    what = f"subject {wildcard}"
+    filters: list[str] = []
+    for name in names:
+        reply = api.ask(f"STREAM.INFO.{name}") or {}
+        filters += reply.get("config", {}).get("subjects") or []
+    if any(covers(pattern, wildcard) for pattern in filters):
+        return Finding("ok", what, f"captured by stream {', '.join(names)}")
+    missed = [s for s in samples if not any(covers(pattern, s) for pattern in filters)]
+    subjects = ",".join([*filters, wildcard])
+    fix = f'nats stream edit {names[0]} --subjects "{subjects}"'
+    if missed:
+        return Finding("error", what, f"no stream captures {', '.join(missed[:3])}", fix)
+    if samples:
+        return Finding("ok", what, f"what it gives now is captured by stream {', '.join(names)}")
+    return Finding("warning", what, f"only a part of it is captured ({', '.join(filters)})", fix)
+
+
+def _settings(what: str, name: str, reply: dict[str, Any]) -> Iterable[Finding]:
+    settings = reply["config"]
+    window = int(settings.get("duplicate_window") or 0)
+    if window < MIN_DUPLICATE_WINDOW:
+        message = f"its duplicate window is {window / 1e9:g} s: replays after it show up twice"
+        yield Finding("warning", what, message, f"nats stream edit {name} --dupe-window 2m")
+    else:
+        yield Finding("ok", what, f"its duplicate window is {window / 1e9:g} s")
+    if settings.get("storage") == "memory":
+        message = "it is kept in memory: a restart of the server loses its messages"
+        yield Finding("warning", what, message, "make a new stream with --storage file")
+    if (largest := int(settings.get("max_msg_size") or -1)) > 0:
+        message = f"larger messages than {largest} bytes (max_msg_size) become dead letters"
+        yield Finding("warning", what, message, f"nats stream edit {name} --max-msg-size=-1")
+    if settings.get("sealed"):
+        yield Finding("error", what, "it is sealed and takes no messages", "make a new stream")
+    limits = [k for k in ("max_msgs", "max_bytes") if int(settings.get(k) or -1) > 0]
+    if settings.get("discard") == "new" and limits:
+        shown = ", ".join(f"{k} {settings[k]}" for k in limits)
+        message = f"once it is full ({shown}, discard new) the sink waits until there is room"
+        yield Finding("warning", what, message, f"nats stream edit {name} --discard old")
+    if settings.get("no_ack"):
+        message = "it does not ack, so nothing can be known to have arrived"
+        yield Finding("error", what, message, f"nats stream edit {name} --ack")
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Tell whether a stream's subject takes all that `subject` (wildcards allowed) stands for."""
+    have, want = pattern.split("."), subject.split(".")
+    for i, part in enumerate(have):
+        if part == ">":
+            return len(want) > i
+        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
+            return False
+    return len(have) == len(want)
+
+
+class _Api:
+    """JetStream's API over a connection of its own."""
+
+    def __init__(self, config: NatsSinkConfig):
+        self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
+        self.connection = self._open(config)
+
+    def _open(self, config: NatsSinkConfig) -> Connection:
+        first: SinkError | None = None
+        for server in config.servers:
+            try:
+                return connect(config, server, self._inbox, "penstock check")
+            except SinkError as error:
+                first = first or error
+        assert first is not None  # noqa: S101 - the settings hold at least one server
+        raise first
+
+    def ask(self, call: str, **payload: Any) -> dict[str, Any] | None:
+        """Return the reply of an API call, None if nobody answers for JetStream."""
+        body = orjson.dumps(payload) if payload else b""
+        reply = self.connection.request(f"$JS.API.{call}", body, self._inbox, REQUEST_TIMEOUT)
+        if reply.status:
+            return None
+        answer = orjson.loads(reply.body)
+        return answer if isinstance(answer, dict) else None
+
+    def streams(self, subject: str) -> list[str]:
+        """Return the names of the streams whose subjects overlap `subject`."""
+        answer = self.ask("STREAM.NAMES", subject=subject)
+        if answer is None or "error" in answer:
+            raise jetstream_not_enabled(self.connection.server)
+        return list(answer.get("streams") or [])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()

@@ -1,0 +1,498 @@
+"""A small synchronous NATS client that does one thing fast: publish, and read the acks in bulk.
+
+`Parser` is the protocol without I/O: bytes in, events out. `Connection` puts a non-blocking socket
+under it. Frames are handed over ready-made (`HPUB …`), thousands in one buffer; acks come back as
+plain numbers, the last token of each message's reply subject, with no object a message beyond that.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import selectors
+import socket
+import ssl
+import time
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import nkeys
+import orjson
+
+from penstock.sinks.base import SinkError
+from penstock.sinks.nats_config import NatsSinkConfig, Server
+
+READ_SIZE: Final = 256 * 1024
+WRITE_SIZE: Final = 256 * 1024
+MAX_LINE: Final = 1024 * 1024
+CONNECT_TIMEOUT: Final = 5.0
+
+_ACK: Final = (
+    rb'\{"stream": ?"[^"\r\n]*", ?(?:"domain": ?"[^"\r\n]*", ?)?'
+    rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?(?:true|false))?\}'
+)
+_DUPLICATE: Final = re.compile(rb'"duplicate": ?true\}\r\n')
+_PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
+_JWT: Final = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
+_CREDS_SEED: Final = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
+
+
+class Reply(NamedTuple):
+    """A message to the inbox that is not a plain positive ack; `status` is 0 without a header."""
+
+    number: int
+    status: int
+    body: bytes
+
+
+class Problem(NamedTuple):
+    """What the server reports by `-ERR`."""
+
+    text: str
+
+    @property
+    def denied_subject(self) -> str | None:
+        """The subject, if the problem is that publishing to it is not permitted."""
+        found = _PUBLISH_DENIED.search(self.text)
+        return found.group(1) if found else None
+
+
+class Info(NamedTuple):
+    """The server's description of itself; comes first, and again when the cluster changes."""
+
+    fields: dict[str, Any]
+
+
+class Ping(NamedTuple):
+    """The server wants a PONG."""
+
+
+class Pong(NamedTuple):
+    """The server has handled all that was sent before our PING."""
+
+
+Event = Reply | Problem | Info | Ping | Pong
+
+
+class Parser:
+    """Reads what a server sends, whatever way it is cut into pieces.
+
+    Acks, by far the most frequent, are matched as a run by one regular expression that leaves no
+    room for anything but a positive JetStream ack; all else is parsed message by message.
+    """
+
+    def __init__(self, inbox: bytes):
+        self.duplicates = 0
+        self._tail = b""
+        self._inbox = inbox
+        head = rb"MSG " + re.escape(inbox)
+        self._run = re.compile(rb"(?:" + head + rb"[0-9]+ 1 [0-9]+\r\n" + _ACK + rb"\r\n)++")
+        self._number = re.compile(head + rb"([0-9]+) ")
+
+    def feed(self, data: bytes) -> tuple[list[bytes], list[Event]]:
+        """Take bytes; return the numbers of positive acks and the other events, in order each."""
+        data = self._tail + data if self._tail else data
+        acks: list[bytes] = []
+        events: list[Event] = []
+        at, size = 0, len(data)
+        while at < size:
+            if run := self._run.match(data, at):
+                acks += self._number.findall(data, at, run.end())
+                self.duplicates += len(_DUPLICATE.findall(data, at, run.end()))
+                at = run.end()
+                continue
+            end = self._next(data, at, events)
+            if end < 0:
+                break
+            at = end
+        self._tail = data[at:]
+        return acks, events
+
+    def _next(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Parse one operation at `at`; return where it ends, or -1 if it is not all here yet."""
+        eol = data.find(b"\r\n", at)
+        if eol < 0:
+            if len(data) - at > MAX_LINE:
+                raise _not_nats(data[at : at + 40])
+            return -1
+        line = data[at:eol]
+        word, _, rest = line.partition(b" ")
+        word = word.upper()
+        if word in (b"MSG", b"HMSG"):
+            return self._message(data, eol + 2, word, rest.split(), events)
+        if word == b"PING":
+            events.append(Ping())
+        elif word == b"PONG":
+            events.append(Pong())
+        elif word == b"INFO":
+            events.append(Info(orjson.loads(rest)))
+        elif word == b"-ERR":
+            events.append(Problem(rest.decode(errors="replace").strip().strip("'")))
+        elif word != b"+OK":
+            raise _not_nats(line)
+        return eol + 2
+
+    def _message(
+        self, data: bytes, at: int, word: bytes, fields: list[bytes], events: list[Event]
+    ) -> int:
+        end = at + int(fields[-1])
+        if len(data) < end + 2:
+            return -1
+        status, body = 0, at
+        if word == b"HMSG":
+            body = at + int(fields[-2])
+            # `NATS/1.0 503` and perhaps a text after it; a plain header has no status.
+            first = data[at:body].split(b"\r\n", 1)[0].split()
+            status = int(first[1]) if len(first) > 1 and first[1].isdigit() else 0
+        number = fields[0].removeprefix(self._inbox)
+        if number.isdigit():
+            events.append(Reply(int(number), status, data[body:end]))
+        return end + 2
+
+
+class Connection:
+    """A logged-in connection that listens on its inbox; made by `connect`."""
+
+    def __init__(self, sock: socket.socket, server: Server, info: dict[str, Any], parser: Parser):
+        sock.setblocking(False)
+        self.server = server
+        self.info = info
+        self.parser = parser
+        self.unsent = 0
+        self._sock = sock
+        self._out: deque[memoryview] = deque()
+        self._last_problem = ""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._events = selectors.EVENT_READ
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message, headers included, that the server takes."""
+        return int(self.info.get("max_payload", 1024 * 1024))
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Queue whole frames; `step` sends them."""
+        if data:
+            self._out.append(memoryview(data))
+            self.unsent += len(data)
+
+    def step(self, timeout: float) -> tuple[list[bytes], list[Event]]:
+        """Send what the socket takes and read what it has; wait only if there is neither.
+
+        Reading and writing in one step is what keeps the two sides' buffers from filling up
+        against each other. Raises `SinkError` when the connection is gone.
+        """
+        sent = self._flush()
+        data = self._read()
+        if not data and not sent and timeout > 0:
+            self._wait(timeout)
+            self._flush()
+            data = self._read()
+        if not data:
+            return [], []
+        acks, events = self.parser.feed(data)
+        for event in events:
+            if isinstance(event, Ping):
+                self.send(b"PONG\r\n")
+            elif isinstance(event, Info):
+                self.info = event.fields
+            elif isinstance(event, Problem):
+                self._note(event)
+        return acks, events
+
+    def request(self, subject: str, payload: bytes, inbox: bytes, timeout: float) -> Reply:
+        """Send a request and wait for its reply; for the rare calls, never for publishing."""
+        size = str(len(payload)).encode()
+        self.send(
+            b"PUB " + subject.encode() + b" " + inbox + b"0 " + size + b"\r\n" + payload + b"\r\n"
+        )
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            for event in self.step(left)[1]:
+                if isinstance(event, Reply) and event.number == 0:
+                    return event
+                if isinstance(event, Problem):
+                    raise problem_error(event.text, self.server)
+        raise SinkError("timeout", f"{self.server} did not answer {subject} within {timeout:g} s.")
+
+    def close(self) -> None:
+        """Close the socket; what is queued is dropped."""
+        self._selector.close()
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def _flush(self) -> int:
+        sent = 0
+        try:
+            while self._out:
+                view = self._out[0]
+                count = self._sock.send(view[:WRITE_SIZE])
+                sent += count
+                if count == len(view):
+                    self._out.popleft()
+                else:
+                    self._out[0] = view[count:]
+                if sent >= WRITE_SIZE:
+                    break
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            # The server says why before it hangs up; that is worth more than "broken pipe".
+            with contextlib.suppress(SinkError):
+                for event in self.parser.feed(self._read())[1]:
+                    if isinstance(event, Problem):
+                        self._note(event)
+            raise self._lost(str(error)) from None
+        self.unsent -= sent
+        return sent
+
+    def _read(self) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size < READ_SIZE:
+                piece = self._sock.recv(READ_SIZE)
+                if not piece:
+                    if pieces:
+                        break
+                    raise self._lost("the server closed it")
+                pieces.append(piece)
+                size += len(piece)
+                if not isinstance(self._sock, ssl.SSLSocket):
+                    break
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            if not pieces:
+                raise self._lost(str(error)) from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _wait(self, timeout: float) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if events != self._events:
+            self._selector.modify(self._sock, events)
+            self._events = events
+        self._selector.select(timeout)
+
+    def _note(self, problem: Problem) -> None:
+        # Permission violations leave the connection open, so they are not why it closes.
+        if "permissions violation" not in problem.text.lower():
+            self._last_problem = problem.text
+
+    def _lost(self, reason: str) -> SinkError:
+        if self._last_problem:
+            return problem_error(self._last_problem, self.server)
+        return SinkError("connection_lost", f"The connection to {self.server} is lost: {reason}.")
+
+
+def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> Connection:
+    """Open, secure and log in one connection that listens on `inbox`; raises `SinkError`."""
+    where = f"{server.host}:{server.port}"
+    try:
+        sock = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT)
+    except ConnectionRefusedError:
+        raise SinkError(
+            "connection_refused",
+            f"Nothing listens at {where} (connection refused).",
+            remedy="Start nats-server there, or set `url` to where it is.",
+        ) from None
+    except OSError as error:
+        raise SinkError(
+            "unreachable",
+            f"Cannot reach {where}: {error}.",
+            remedy="Mend `url`, the name or the network.",
+        ) from None
+    connection: Connection | None = None
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        parser = Parser(inbox)
+        info = _read_info(sock, parser, where)
+        sock = _secure(sock, config, server, info)
+        connection = Connection(sock, server, info, parser)
+        hello = orjson.dumps(_hello(config, server, info, name))
+        connection.send(b"CONNECT " + hello + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
+        _await_pong(connection)
+        return connection
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        sock.close()
+        if isinstance(error, TimeoutError):
+            raise SinkError(
+                "timeout",
+                f"{where} does not greet as a NATS server within {CONNECT_TIMEOUT:g} s.",
+                remedy="Mend `url`; a server with tls handshake_first is not supported.",
+            ) from None
+        if isinstance(error, ssl.SSLError):
+            raise _tls_error(server, str(error)) from None
+        if isinstance(error, OSError):
+            raise SinkError(
+                "connection_lost", f"The connection to {where} is lost: {error}."
+            ) from None
+        raise
+
+
+def problem_error(text: str, server: Server) -> SinkError:
+    """Return the `SinkError` for a server's `-ERR` that concerns the connection."""
+    low = text.lower()
+    if "authorization violation" in low or "authentication" in low or "revoked" in low:
+        expired = "expired" in low or "timeout" in low
+        return SinkError(
+            "authorization_violation",
+            f"{server} refuses the login: {text}.",
+            remedy="Set the sink's `user` and `password`, `token`, `credentials_file` or "
+            "`nkey_seed` to what the server's configuration has.",
+            transient=expired,
+        )
+    if "permissions violation" in low:
+        return SinkError(
+            "permission_denied",
+            f"{server} does not permit it: {text}.",
+            remedy='Permit this user to subscribe to "_INBOX.>" (acks) and to publish to the '
+            "sink's subjects.",
+            transient=False,
+        )
+    if "secure connection" in low or "tls" in low:
+        return _tls_error(server, text)
+    return SinkError("server_error", f"{server} closes the connection: {text}.")
+
+
+def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any]:
+    while True:
+        data = sock.recv(READ_SIZE)
+        if not data:
+            raise SinkError("connection_lost", f"{where} hung up before its greeting.")
+        for event in parser.feed(data)[1]:
+            if isinstance(event, Problem):
+                raise SinkError("server_error", f"{where} refuses to connect: {event.text}.")
+            if isinstance(event, Info):
+                return event.fields
+
+
+def _secure(
+    sock: socket.socket, config: NatsSinkConfig, server: Server, info: dict[str, Any]
+) -> socket.socket:
+    required = bool(info.get("tls_required"))
+    wanted = server.tls or config.wants_tls
+    if config.tls is False and required:
+        raise _tls_error(server, "the server requires TLS and the sink has `tls: false`")
+    if wanted and not (required or info.get("tls_available")):
+        raise _tls_error(server, "TLS is wanted and the server offers none")
+    if not (wanted or required):
+        return sock
+    try:
+        context = ssl.create_default_context(cafile=config.tls_ca_cert)
+        if config.tls_cert:
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:
+        files = ", ".join(
+            str(f) for f in (config.tls_ca_cert, config.tls_cert, config.tls_key) if f
+        )
+        raise SinkError(
+            "tls_failed",
+            f"Cannot use the certificates of this sink ({files}): {error}.",
+            remedy="Set `tls_ca_cert`, `tls_cert` and `tls_key` to readable PEM files.",
+            transient=False,
+        ) from None
+    return context.wrap_socket(sock, server_hostname=server.host)
+
+
+def _tls_error(server: Server, reason: str) -> SinkError:
+    return SinkError(
+        "tls_failed",
+        f"No secure connection to {server}: {reason}.",
+        remedy="Set `tls_ca_cert` to the CA that signed the server's certificate, `tls_cert` and "
+        "`tls_key` if it asks for a client's, and `url` to a name that is in the certificate.",
+        transient=False,
+    )
+
+
+def _hello(
+    config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
+) -> dict[str, Any]:
+    if not info.get("headers"):
+        raise SinkError(
+            "headers_unsupported",
+            f"{server} does not support message headers, which carry the deduplication id.",
+            remedy="Use nats-server 2.2 or newer, without `no_header_support`.",
+            transient=False,
+        )
+    return {
+        "verbose": False,
+        "pedantic": False,
+        "tls_required": server.tls or config.wants_tls,
+        "headers": True,
+        "no_responders": True,
+        "protocol": 1,
+        "lang": "python-penstock",
+        "version": "1",
+        "name": name,
+        **_login(config, server, str(info.get("nonce", ""))),
+    }
+
+
+def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]:
+    if server.user is not None:
+        return {"user": server.user, "pass": server.password}
+    if server.token is not None:
+        return {"auth_token": server.token}
+    if config.user is not None and config.password is not None:
+        return {"user": config.user, "pass": config.password.get_secret_value()}
+    if config.token is not None:
+        return {"auth_token": config.token.get_secret_value()}
+    setting = "credentials_file" if config.credentials_file else "nkey_seed"
+    try:
+        if config.credentials_file is not None:
+            text = config.credentials_file.expanduser().read_text(encoding="utf-8")
+            jwt, seed = _JWT.search(text), _CREDS_SEED.search(text)
+            if not jwt or not seed:
+                raise ValueError("it holds no user JWT and seed")
+            return {"jwt": jwt.group(1), "sig": _sign(seed.group(1).encode(), nonce)[1]}
+        if (key := config.seed()) is not None:
+            public, signature = _sign(key, nonce)
+            return {"nkey": public, "sig": signature}
+    except (OSError, ValueError, nkeys.NkeysError) as error:
+        # Not str(error) of an OSError: it names the file, and a mistyped seed was taken for one.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SinkError(
+            "credentials_unusable",
+            f"Cannot use `{setting}`{f' {path}' if (path := config.credentials_file) else ''}: "
+            f"{reason}.",
+            remedy="Set it to a file that `nsc generate creds` or `nk -gen user` wrote.",
+            transient=False,
+        ) from None
+    return {}
+
+
+def _sign(seed: bytes, nonce: str) -> tuple[str, str]:
+    pair = nkeys.from_seed(bytearray(seed))
+    try:
+        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
+        return pair.public_key.decode(), signature
+    finally:
+        pair.wipe()
+
+
+def _await_pong(connection: Connection) -> None:
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    while (left := deadline - time.monotonic()) > 0:
+        for event in connection.step(left)[1]:
+            if isinstance(event, Problem):
+                raise problem_error(event.text, connection.server)
+            if isinstance(event, Pong):
+                return
+    raise SinkError(
+        "timeout",
+        f"{connection.server} did not answer the login within {CONNECT_TIMEOUT:g} s.",
+    )
+
+
+def _not_nats(line: bytes) -> SinkError:
+    return SinkError(
+        "protocol_error",
+        f"What listens there does not speak NATS: {line[:40]!r}.",
+        remedy="Set `url` to the client port of nats-server (4222 by default).",
+    )
