@@ -47,9 +47,10 @@ def measure(rig: Rig, rows: int, rounds: int, shapes: tuple[str, ...]) -> list[D
         )
         for turn in range(rounds):
             for contender in rig.contenders:
-                with rig.tolerate():
+                work = f"drain {shape}, round {turn + 1}"
+                with rig.tolerate(work):
                     results.append(_run(rig, contender, table, shape, rows))
-                    say(f"drain {shape}, round {turn + 1}: {results[-1]}")
+                    say(f"{work}: {results[-1]}")
         source.drop_slot(rig.postgres_url, source.TEMPLATE_SLOT)
     return results
 

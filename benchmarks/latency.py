@@ -57,9 +57,10 @@ def measure(rig: Rig, rates: tuple[int, ...], seconds: float, rounds: int) -> li
     for rate in rates:
         for turn in range(rounds):
             for contender in rig.contenders:
-                with rig.tolerate():
+                work = f"latency at {rate} rows/s, round {turn + 1}"
+                with rig.tolerate(work):
                     results.append(run(rig, contender, rate, seconds))
-                    say(f"latency at {rate} rows/s, round {turn + 1}: {results[-1]}")
+                    say(f"{work}: {results[-1]}")
     return results
 
 

@@ -39,6 +39,7 @@ def facts(rig: Rig) -> str:
         nats = probe.server_version()
     rows = [
         ("cores, memory", f"{os.cpu_count()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"),
+        ("load average at the start", f"{os.getloadavg()[0]:.1f}"),
         (
             "python, pyspark, pyarrow",
             f"{platform.python_version()}, {version('pyspark')}, {version('pyarrow')}",
@@ -63,6 +64,8 @@ def facts(rig: Rig) -> str:
 
 def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
     """Return the medians of the drains and our ratio to each peer."""
+    if not results:
+        return ""
     lines, verdicts = [], []
     for shape in dict.fromkeys(r.shape for r in results):
         of_shape = [r for r in results if r.shape == shape]
@@ -100,6 +103,8 @@ def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
 
 def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
     """Return the medians of the latencies."""
+    if not results:
+        return ""
     lines, verdicts = [], []
     for rate in dict.fromkeys(r.rate for r in results):
         for name in _names(r.contender for r in results):
@@ -134,6 +139,8 @@ def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
 
 def resources(results: Sequence[Used], drain_rows: int) -> str:
     """Return what each contender took."""
+    if not results:
+        return ""
     lines, verdicts = [], []
     for used in sorted(results, key=lambda r: SITUATIONS.index(r.situation)):
         lines.append(

@@ -38,10 +38,10 @@ def measure(rig: Rig, idle_s: float, load_s: float, drain_rows: int) -> list[Use
     """Measure every contender idle, at 1,000 rows/s and, last, draining `drain_rows`."""
     results = []
     for contender in rig.contenders:
-        with rig.tolerate():
+        with rig.tolerate("resources, idle"):
             results.append(_idle(rig, contender, idle_s))
             say(f"resources: {results[-1]}")
-        with rig.tolerate():
+        with rig.tolerate("resources, load"):
             load = latency.run(rig, contender, LOAD_RATE, load_s)
             results.append(Used(contender.name, "load", load.cpu_percent, load.memory))
             say(f"resources: {results[-1]}")
@@ -51,7 +51,7 @@ def measure(rig: Rig, idle_s: float, load_s: float, drain_rows: int) -> list[Use
     source.fill(table, large + 1, drain_rows, 1000)
     say(f"resources: filled {drain_rows} rows, {large} of them in one transaction")
     for contender in rig.contenders:
-        with rig.tolerate():
+        with rig.tolerate("resources, drain"):
             results.append(_drain(rig, contender, table, drain_rows))
             say(f"resources: {results[-1]}")
     source.drop_slot(rig.postgres_url, source.TEMPLATE_SLOT)

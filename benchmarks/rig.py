@@ -42,13 +42,13 @@ class Rig:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @contextmanager
-    def tolerate(self) -> Iterator[None]:
+    def tolerate(self, work: str) -> Iterator[None]:
         """Note a failure inside the block and go on: the other contenders still have their run."""
         try:
             yield
         except (ContenderError, ProbeError) as error:
-            self.failures.append(str(error))
-            say(f"FAILED: {error}")
+            self.failures.append(f"{work}: {error}")
+            say(f"{work}: FAILED: {error}")
 
     @contextmanager
     def start(self, contender: Contender, table: source.Table) -> Iterator[tuple[Running, str]]:
