@@ -97,6 +97,20 @@ def test_a_message_may_come_before_its_commit_is_recorded() -> None:
     assert ledger.outstanding() == 0
 
 
+def test_a_restarted_clock_forgets_times_but_no_fault() -> None:
+    ledger = Ledger(TABLES)
+    ledger.committed([OTHER, INSERT, UPDATE], 1.0)
+    for change in (OTHER, UPDATE, INSERT):
+        ledger.received(change, 9.0)
+    ledger.restart_clock()
+    ledger.committed([AGAIN], 10.0)
+    ledger.received(AGAIN, 10.01)
+    result = ledger.result()
+    assert faults(result) == (0, 0, 1, 0)
+    assert (result.committed, result.delivered) == (4, 4)
+    assert result.latency == pytest.approx((10, 10))
+
+
 def test_percentiles_are_nearest_ranks() -> None:
     assert latency([i / 1000 for i in range(1, 101)]) == pytest.approx((50, 99))
     assert latency([]) == (None, None)

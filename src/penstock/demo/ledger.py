@@ -148,6 +148,14 @@ class Ledger:
             else:
                 self._match(table, committed, at)
 
+    def restart_clock(self) -> None:
+        """Measure rate and latency from the next commit on; what was counted stays counted."""
+        with self._lock:
+            self._first = None
+            for table in self._tables.values():
+                table.latencies = array("d")
+                table.recent.clear()
+
     def stray(self, what: str) -> None:
         """Record a message that cannot be one of the shop's changes."""
         with self._lock:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from penstock.demo.consumer import Consumer
 from penstock.demo.ledger import Ledger
-from penstock.demo.shop import TABLES, Writer, create_tables, open_shop
+from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
 from penstock.demo.view import View
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -152,7 +152,7 @@ class _Demo:
             patience=_STOP_PATIENCE,
         )
         self._stack.callback(self._pipeline.stop, signal.SIGTERM, patience=_STOP_PATIENCE)
-        return self._await_pipeline(f"http://{listen}/readyz")
+        return self._await_pipeline(f"http://{listen}/readyz") and self._await_first()
 
     def _await_pipeline(self, url: str) -> bool:
         deadline = time.monotonic() + _READY_TIMEOUT
@@ -167,6 +167,25 @@ class _Demo:
                 return False
         return True
 
+    def _await_first(self) -> bool:
+        """Send one row through, so that what follows is measured on a pipeline that flows."""
+        self._view.step("pipeline ready; waiting for the first message…")
+        started = time.monotonic()
+        write_first(self._url, self.ledger)
+        while self.ledger.outstanding():
+            self._check_pipeline()
+            if time.monotonic() - started > _READY_TIMEOUT:
+                raise DemoError(
+                    f"the first row was not in JetStream {_READY_TIMEOUT:.0f} s after its commit; "
+                    f"the pipeline's log ends with:\n{self._pipeline.log_tail()}"
+                )
+            if self._stop.wait(0.01):
+                return False
+        seconds = time.monotonic() - started
+        self.ledger.restart_clock()
+        self._view.step(f"first message received, {seconds:.1f} s after its commit")
+        return True
+
     def _check_pipeline(self) -> None:
         if self._pipeline.returncode is not None:
             raise DemoError(
@@ -176,7 +195,7 @@ class _Demo:
 
     def write(self, duration: float) -> None:
         """Let the shop write for `duration` seconds, or until a signal."""
-        self._view.step(f"ready; writing {self._rate} rows/s for {duration:g} s (Ctrl-C ends it)")
+        self._view.step(f"writing {self._rate} rows/s for {duration:g} s (Ctrl-C ends it)")
         self._writers = open_shop(self._url, self.ledger, self._rate)
         deadline = time.monotonic() + duration
         for writer in self._writers:

@@ -239,6 +239,14 @@ class Writer:
             due = max(due, now - _MAX_DEBT)
 
 
+def write_first(url: str, ledger: Ledger) -> None:
+    """Commit one row of a key that no writer uses: what shows that the whole way is open."""
+    key = 0
+    with psycopg.connect(url) as connection:
+        connection.execute(INSERT_CUSTOMER, (key, "Zero", "zero@shop.test"))
+    ledger.committed([Change("customers", key, "insert", 1)], time.perf_counter())
+
+
 def open_shop(url: str, ledger: Ledger, rate: int) -> list[Writer]:
     """Return the writers that together make `rate` row changes a second, not yet started."""
     count = 2  # so that transactions interleave in the WAL

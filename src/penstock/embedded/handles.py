@@ -190,12 +190,20 @@ class JetStream:
             if self._client is not None and self._client.is_connected:
                 for name in self._made:
                     self.delete_stream(name)
-            if self._client is not None:
-                self._call(self._client.close())
+            self._call(self._end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _end(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        # nats-py leaves an ordered consumer's two helper tasks running.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def __enter__(self) -> Self:
         return self
