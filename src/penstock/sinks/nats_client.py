@@ -7,7 +7,6 @@ plain numbers, the last token of each message's reply subject, with no object a 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 import selectors
@@ -15,18 +14,24 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import nkeys
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats_config import NatsSinkConfig, Server
+from penstock.sinks.nats_config import NatsSinkConfig, Server, hello, tls_context
+from penstock.sinks.subject import MAX_SUBJECT_BYTES
 
 READ_SIZE: Final = 256 * 1024
 WRITE_SIZE: Final = 256 * 1024
 MAX_LINE: Final = 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
+BLOCK_ROWS: Final = 4096
+BLOCK_BYTES: Final = 64 * 1024 * 1024
 
 _ACK: Final = (
     rb'\{"stream": ?"[^"\r\n]*", ?(?:"domain": ?"[^"\r\n]*", ?)?'
@@ -34,8 +39,6 @@ _ACK: Final = (
 )
 _DUPLICATE: Final = re.compile(rb'"duplicate": ?true\}\r\n')
 _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
-_JWT: Final = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
-_CREDS_SEED: Final = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
 
 
 class Reply(NamedTuple):
@@ -287,6 +290,174 @@ class Connection:
         return SinkError("connection_lost", f"The connection to {self.server} is lost: {reason}.")
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The ready-made `HPUB` frames of some neighbouring rows, one after the other."""
+
+    first: int
+    rows: int
+    data: memoryview
+    offsets: memoryview
+    payload: Sequence[int]  # header and body of each row, what `max_payload` limits
+    largest: int
+    refused: dict[int, tuple[str, str]]  # row -> code and reason, found while encoding
+    body_bytes: int
+
+    def frame(self, row: int) -> memoryview:
+        """Return the frame of one row (counted in the batch)."""
+        at = row - self.first
+        return self.data[self.offsets[at] : self.offsets[at + 1]]
+
+
+def _constant(value: bytes) -> pa.Scalar:
+    return pa.scalar(value, pa.binary())
+
+
+# Made once: each conversion of a Python value looks for optional modules, 0.1 ms a time.
+_HPUB: Final = _constant(b"HPUB ")
+_SPACE: Final = _constant(b" ")
+_NOTHING: Final = _constant(b"")
+_NULL: Final = _constant(b"null")
+_NO_METADATA: Final = _constant(b"{}")
+_EMPTY_METADATA: Final = _constant(b'{"unavailable":[]}')
+_RECORD: Final = _constant(b'\r\n\r\n{"record":')
+_CHANGES: Final = _constant(b',"changes":')
+_ACTION: Final = _constant(b',"action":"')
+_METADATA: Final = _constant(b'","metadata":')
+_ONE: Final = pa.scalar(1, pa.int64())
+
+
+class Encoder:
+    """Makes blocks of frames from a batch, with Arrow kernels: nothing here is done row by row."""
+
+    def __init__(self, config: NatsSinkConfig, name: str, source: str, inbox: bytes):
+        self._template = config.template
+        self._source = source
+        consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
+        after_metadata = b"," + consumer[1:] + b"}\r\n"
+        expected = f"Nats-Expected-Stream: {config.stream}\r\n" if config.stream else ""
+        header = b"\r\nNATS/1.0\r\n" + expected.encode() + b"Nats-Msg-Id: "
+        self._header = _constant(header)
+        self._after_metadata = _constant(after_metadata)
+        self._reply = _constant(b" " + inbox)
+        # The header begins with the line end of HPUB's own line and ends with an empty line.
+        self._header_size = pa.scalar(len(header) - 2 + 4, pa.int32())
+        around = len(b'{"record":,"changes":,"action":"","metadata":') + len(after_metadata) - 2
+        self._around_size = pa.scalar(around, pa.int32())
+
+    def block(self, batch: pa.RecordBatch, first: int, base: int) -> Block:
+        """Encode as many rows from `first` on as one block takes; `base` numbers the batch."""
+        part = batch.slice(first, BLOCK_ROWS)
+        while part.nbytes > BLOCK_BYTES and part.num_rows > 1:
+            part = part.slice(0, part.num_rows // 2)
+        rows = part.num_rows
+        subject = self._template.render(part, source=self._source, database=self._database(part))
+        key = _text(part, "idempotency_key")
+        record, action = _text(part, "record"), _text(part, "action")
+        changes, metadata = (
+            _text(part, "changes"),
+            _open_object(_text(part, "metadata", _NO_METADATA)),
+        )
+        refused = _refused(subject, key, first)
+        if refused:  # their frames are made, for the dead letter's body, but never sent
+            subject, key = _without(subject, refused, first), _without(key, refused, first)
+        header = pc.add(pc.binary_length(key), self._header_size)
+        payload = pc.add(header, self._around_size)
+        for column in (record, changes, action, metadata):
+            payload = pc.add(payload, pc.binary_length(column))
+        numbers = pc.add(
+            pc.cumulative_sum(pa.repeat(_ONE, rows)), pa.scalar(base + first - 1, pa.int64())
+        )
+        # fmt: off - read it as the frame it makes
+        frames = pc.binary_join_element_wise(
+            _HPUB,
+            subject,
+            self._reply,
+            _digits(numbers),
+            _SPACE,
+            _digits(header),
+            _SPACE,
+            _digits(payload),
+            self._header,
+            key,
+            _RECORD,
+            record,
+            _CHANGES,
+            changes,
+            _ACTION,
+            action,
+            _METADATA,
+            metadata,
+            self._after_metadata,
+            _NOTHING,
+        )
+        # fmt: on
+        _, offsets, data = frames.buffers()
+        return Block(
+            first=first,
+            rows=rows,
+            data=memoryview(data),
+            offsets=memoryview(offsets).cast("i")[: rows + 1],
+            payload=memoryview(payload.buffers()[1]).cast("i")[:rows],
+            largest=pc.max(payload).as_py(),
+            refused=refused,
+            body_bytes=pc.sum(payload).as_py() - pc.sum(header).as_py(),
+        )
+
+    def _database(self, batch: pa.RecordBatch) -> str | None:
+        """Return the source's database, which is the same in all its messages."""
+        if "database" not in self._template.variables:
+            return None
+        metadata = orjson.loads(batch.column("metadata")[0].as_py() or "{}")
+        return str(metadata["database"]) if "database" in metadata else None
+
+
+def _text(batch: pa.RecordBatch, name: str, null: pa.Scalar = _NULL) -> pa.Array:
+    column = batch.column(name)
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    return pc.fill_null(column, null) if column.null_count else column
+
+
+def _digits(numbers: pa.Array) -> pa.Array:
+    return numbers.cast(pa.string()).cast(pa.binary())
+
+
+def _open_object(column: pa.Array) -> pa.Array:
+    """Take the closing brace from JSON objects, so that one more member can follow."""
+    if not pc.all(pc.ends_with(column, "}")).as_py():
+        column = pc.utf8_trim_whitespace(column.cast(pa.string())).cast(pa.binary())
+    size = pc.binary_length(column)
+    if pc.min(size).as_py() < 3:
+        column = pc.if_else(pc.less(size, 3), _EMPTY_METADATA, column)
+    return pc.binary_slice(column, 0, -1)
+
+
+def _refused(subject: pa.Array, key: pa.Array, first: int) -> dict[int, tuple[str, str]]:
+    """Return the rows that no server could take, with code and reason."""
+    refused: dict[int, tuple[str, str]] = {}
+    size = pc.binary_length(subject)
+    if pc.max(size).as_py() > MAX_SUBJECT_BYTES:
+        for row, length in enumerate(size.to_pylist(), first):
+            if length > MAX_SUBJECT_BYTES:
+                reason = f"a subject of {length} bytes; at most {MAX_SUBJECT_BYTES} can be sent"
+                refused[row] = "subject_too_long", reason
+    # A line end in the key would end the header that carries it.
+    broken = pc.or_(pc.match_substring(key, "\r"), pc.match_substring(key, "\n"))
+    if pc.any(broken).as_py():
+        for row, is_broken in enumerate(broken.to_pylist(), first):
+            if is_broken:
+                refused[row] = "invalid_key", "the idempotency key holds a line end"
+    return refused
+
+
+def _without(column: pa.Array, rows: Iterable[int], first: int) -> pa.Array:
+    values = column.to_pylist()
+    for row in rows:
+        values[row - first] = b"-"
+    return pa.array(values, pa.binary())
+
+
 def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> Connection:
     """Open, secure and log in one connection that listens on `inbox`; raises `SinkError`."""
     where = f"{server.host}:{server.port}"
@@ -312,8 +483,8 @@ def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> 
         info = _read_info(sock, parser, where)
         sock = _secure(sock, config, server, info)
         connection = Connection(sock, server, info, parser)
-        hello = orjson.dumps(_hello(config, server, info, name))
-        connection.send(b"CONNECT " + hello + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
+        greeting = orjson.dumps(hello(config, server, info, name))
+        connection.send(b"CONNECT " + greeting + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
         _await_pong(connection)
         return connection
     except BaseException as error:
@@ -383,21 +554,7 @@ def _secure(
         raise _tls_error(server, "TLS is wanted and the server offers none")
     if not (wanted or required):
         return sock
-    try:
-        context = ssl.create_default_context(cafile=config.tls_ca_cert)
-        if config.tls_cert:
-            context.load_cert_chain(config.tls_cert, config.tls_key)
-    except OSError as error:
-        files = ", ".join(
-            str(f) for f in (config.tls_ca_cert, config.tls_cert, config.tls_key) if f
-        )
-        raise SinkError(
-            "tls_failed",
-            f"Cannot use the certificates of this sink ({files}): {error}.",
-            remedy="Set `tls_ca_cert`, `tls_cert` and `tls_key` to readable PEM files.",
-            transient=False,
-        ) from None
-    return context.wrap_socket(sock, server_hostname=server.host)
+    return tls_context(config).wrap_socket(sock, server_hostname=server.host)
 
 
 def _tls_error(server: Server, reason: str) -> SinkError:
@@ -408,72 +565,6 @@ def _tls_error(server: Server, reason: str) -> SinkError:
         "`tls_key` if it asks for a client's, and `url` to a name that is in the certificate.",
         transient=False,
     )
-
-
-def _hello(
-    config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
-) -> dict[str, Any]:
-    if not info.get("headers"):
-        raise SinkError(
-            "headers_unsupported",
-            f"{server} does not support message headers, which carry the deduplication id.",
-            remedy="Use nats-server 2.2 or newer, without `no_header_support`.",
-            transient=False,
-        )
-    return {
-        "verbose": False,
-        "pedantic": False,
-        "tls_required": server.tls or config.wants_tls,
-        "headers": True,
-        "no_responders": True,
-        "protocol": 1,
-        "lang": "python-penstock",
-        "version": "1",
-        "name": name,
-        **_login(config, server, str(info.get("nonce", ""))),
-    }
-
-
-def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]:
-    if server.user is not None:
-        return {"user": server.user, "pass": server.password}
-    if server.token is not None:
-        return {"auth_token": server.token}
-    if config.user is not None and config.password is not None:
-        return {"user": config.user, "pass": config.password.get_secret_value()}
-    if config.token is not None:
-        return {"auth_token": config.token.get_secret_value()}
-    setting = "credentials_file" if config.credentials_file else "nkey_seed"
-    try:
-        if config.credentials_file is not None:
-            text = config.credentials_file.expanduser().read_text(encoding="utf-8")
-            jwt, seed = _JWT.search(text), _CREDS_SEED.search(text)
-            if not jwt or not seed:
-                raise ValueError("it holds no user JWT and seed")
-            return {"jwt": jwt.group(1), "sig": _sign(seed.group(1).encode(), nonce)[1]}
-        if (key := config.seed()) is not None:
-            public, signature = _sign(key, nonce)
-            return {"nkey": public, "sig": signature}
-    except (OSError, ValueError, nkeys.NkeysError) as error:
-        # Not str(error) of an OSError: it names the file, and a mistyped seed was taken for one.
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SinkError(
-            "credentials_unusable",
-            f"Cannot use `{setting}`{f' {path}' if (path := config.credentials_file) else ''}: "
-            f"{reason}.",
-            remedy="Set it to a file that `nsc generate creds` or `nk -gen user` wrote.",
-            transient=False,
-        ) from None
-    return {}
-
-
-def _sign(seed: bytes, nonce: str) -> tuple[str, str]:
-    pair = nkeys.from_seed(bytearray(seed))
-    try:
-        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
-        return pair.public_key.decode(), signature
-    finally:
-        pair.wipe()
 
 
 def _await_pong(connection: Connection) -> None:

@@ -32,6 +32,8 @@ NULL: Final = "%null"
 
 _VARIABLES: Final = ("source", "database", "schema", "table", "action")
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
+_SEPARATOR: Final = pa.scalar("\0", pa.string())
+_EMPTY_TEXT: Final = pa.scalar("", pa.string())
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f.*>%]|^\$")
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f*>]")
 
@@ -111,9 +113,9 @@ class SubjectTemplate:
         names = [n for n in _PER_ROW if n in self.variables]
         if not names or not batch.num_rows:
             return pa.repeat(pa.scalar(self._fill(fixed).encode(), pa.binary()), batch.num_rows)
-        columns = [pc.fill_null(batch.column(_PER_ROW[n]), "") for n in names]
+        columns = [pc.fill_null(batch.column(_PER_ROW[n]), _EMPTY_TEXT) for n in names]
         # A schema's or table's name cannot hold NUL in Postgres, so it is a safe separator.
-        keys = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
+        keys = pc.binary_join_element_wise(*columns, _SEPARATOR).dictionary_encode()
         subjects = [
             self._fill(fixed | dict(zip(names, map(escape, key.split("\0")), strict=True))).encode()
             for key in keys.dictionary.to_pylist()
