@@ -150,6 +150,19 @@ def test_servers_end_with_the_process_that_started_them(folder: Path, number: in
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_server_ends_when_its_guard_is_killed(folder: Path) -> None:
+    server = EmbeddedPostgres(folder / "pg").start()
+    assert server.pid is not None
+    postmaster = psutil.Process(server.pid)
+    guard = postmaster.parent()
+    assert guard is not None
+    guard.kill()
+    alive = psutil.wait_procs([postmaster], timeout=10)[1]
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    server.stop()
+
+
 def test_signals_to_our_group_do_not_reach_a_guarded_process(folder: Path) -> None:
     process = GuardedProcess(["sleep", "60"], log=folder / "log")
     assert os.getsid(process.pid) != os.getsid(0)

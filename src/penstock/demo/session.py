@@ -235,7 +235,7 @@ class _Demo:
     def _settle(self, quiet: float, done: Callable[[], bool], note: str) -> None:
         last, since = self._consumer.last_seq, time.monotonic()
         while not done() and time.monotonic() - since < quiet:
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.1)
             self._view.update(self.ledger.counts(), note)
             if self._consumer.last_seq != last:
                 last, since = self._consumer.last_seq, time.monotonic()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from penstock.demo.ledger import Latency, Result, TableCount
 
+_COLUMNS = ("committed", "delivered", "rows/s", "p50", "p99", "lag")
 _LINE_EVERY = 2.0
 _RATE_OVER = 3.0  # seconds that a rate is taken over
 
@@ -96,9 +97,10 @@ class View:
 
 def _live_table(counts: Sequence[TableCount], rates: dict[str, float]) -> Table:
     table = Table(title="Postgres → Spark → JetStream", title_justify="left")
-    table.add_column("table")
-    for name in ("committed", "delivered", "rows/s", "p50", "p99", "lag"):
-        table.add_column(name, justify="right", min_width=9)
+    table.add_column("table", min_width=9)
+    # Wide enough that the table doesn't jump, narrow enough for 80 columns.
+    for name, width in zip(_COLUMNS, (9, 9, 6, 8, 8, 6), strict=True):
+        table.add_column(name, justify="right", min_width=width)
     for count in counts:
         table.add_row(
             count.table,

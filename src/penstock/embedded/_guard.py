@@ -3,7 +3,8 @@
 Run by path, not imported, with nothing but the standard library. The owner holds the other end of
 standard input and writes nothing there: end of file means that the owner is gone, however it went,
 SIGKILL included. The guard then ends the server and what that left behind. (`PR_SET_PDEATHSIG`
-would do the first on Linux only, and fires already when the *thread* that started the server ends.)
+alone would not do: it is Linux's, and fires when the *thread* that started the server ends. Between
+guard and server it fits, and is set for the case that the guard itself is killed.)
 
 On standard output it says `pid <n>` once the server runs, and `exit <code>` once it ended.
 """
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE = 1.0
 
@@ -37,9 +39,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
-    _adopt_orphans()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # become the parent of what a killed server leaves behind
     try:
-        server = _start(args.command, args.user)
+        server = _start(args.command, args.user, args.orphan_signal)
     except OSError as error:
         print(f"failed {error}", flush=True)  # noqa: T201 - the protocol with the owner
         return 1
@@ -53,7 +55,13 @@ def main() -> int:
     return 0
 
 
-def _start(command: list[str], user: str | None) -> subprocess.Popen[bytes]:
+def _start(command: list[str], user: str | None, orphan_signal: int) -> subprocess.Popen[bytes]:
+    def prepare() -> None:
+        # The guard's own settings would last: an ignored signal stays ignored through exec.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _prctl(_PR_SET_PDEATHSIG, orphan_signal)
+
     return subprocess.Popen(  # noqa: S603 - the owner's own command
         command,
         stdin=subprocess.DEVNULL,
@@ -64,14 +72,8 @@ def _start(command: list[str], user: str | None) -> subprocess.Popen[bytes]:
         extra_groups=[] if user else None,
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=_default_signals,  # noqa: PLW1509 - single-threaded here
+        preexec_fn=prepare,  # noqa: PLW1509 - single-threaded here
     )
-
-
-def _default_signals() -> None:
-    """Undo the guard's own settings: an ignored signal stays ignored through exec."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _await_owner(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
@@ -84,11 +86,10 @@ def _await_owner(server: subprocess.Popen[bytes], args: argparse.Namespace) -> N
     _signal_group(server.pid, signal.SIGKILL)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of what a killed server leaves behind, where the system knows how."""
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _reap() -> None:
