@@ -1,6 +1,6 @@
 """Makes what a capture needs and lacks, the publication and the slot, and says where a slot stands.
 
-`inspect`, which only looks, is in `inspection`; both judge a slot by `slot_fault`.
+`inspection` only looks; both judge the server by `server_fault` and a slot by `slot_fault`.
 """
 
 from __future__ import annotations

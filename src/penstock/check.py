@@ -1,0 +1,165 @@
+"""`penstock check`: Java, the configuration, each source and each sink, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from penstock.config import Config, ConfigError, NatsSinkSettings, load
+from penstock.finding import Finding
+from penstock.tables import TablePattern, matches_any
+
+OLDEST_JAVA: Final = 17
+_JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_GET_JAVA: Final = (
+    "Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless\n"
+    "macOS: brew install openjdk@17\n"
+    "then let JAVA_HOME name its folder, or PATH its `java`"
+)
+_TableName = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found; `config` is None if the file cannot be used."""
+
+    findings: list[Finding] = field(default_factory=list)
+    config: Config | None = None
+
+    def count(self, level: str) -> int:
+        """Return how many findings are of a level."""
+        return sum(finding.level == level for finding in self.findings)
+
+
+def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
+    """Look at everything that `path` configures."""
+    report = Report([inspect_java(environ)])
+    try:
+        config = load(path, environ)
+    except ConfigError as error:
+        report.findings += [Finding("error", "configuration", line) for line in error.problems]
+        return report
+    report.config = config
+    report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
+    report.findings += inspect_config(config)
+    return report
+
+
+def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
+    """Look for the Java that Spark will run on: `JAVA_HOME`'s, or else the one on `PATH`."""
+    home = environ.get("JAVA_HOME")
+    if home:
+        java, where = str(Path(home) / "bin" / "java"), f"JAVA_HOME={home}"
+    else:
+        java, where = shutil.which("java", path=environ.get("PATH")) or "", "PATH"
+    if not java:
+        return Finding("error", "java", f"there is none on {where}", _GET_JAVA)
+    try:
+        ran = subprocess.run(  # noqa: S603 - the user's own Java, as Spark starts it
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no answer in 30 s"
+        return Finding("error", "java", f"{java} (from {where}) fails: {reason}", _GET_JAVA)
+    version = _JAVA_VERSION.search(ran.stderr + ran.stdout)
+    if ran.returncode != 0 or version is None:
+        return Finding("error", "java", f"{java} (from {where}) fails", _GET_JAVA)
+    if int(version[1]) < OLDEST_JAVA:
+        message = f"{java} is Java {version[1]}, and Spark needs {OLDEST_JAVA} or later"
+        return Finding("error", "java", message, _GET_JAVA)
+    return Finding("ok", "java", f"Java {version[1]}: {java}")
+
+
+def inspect_config(config: Config) -> Iterator[Finding]:
+    """Look at each source, then at each of its sinks."""
+    from penstock.postgres import inspection  # noqa: PLC0415 - its imports take a while
+    from penstock.sinks import nats_check  # noqa: PLC0415
+
+    for name, source in config.sources.items():
+        sinks = config.sinks_of(name)
+        yield from inspection.inspect(name, source, sinks)
+        if not sinks:
+            message = "no sink takes from it, so `penstock run` leaves it alone"
+            yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")
+        tables = inspection.table_names(source)
+        for sink_name, sink in sinks.items():
+            samples = subjects(name, sink, tables)
+            for finding in nats_check.inspect(sink, samples, source=name):
+                yield Finding(
+                    finding.level,
+                    f"sink {sink_name}: {finding.subject}",
+                    finding.message,
+                    finding.fix,
+                )
+        yield from _shared_streams(name, sinks)
+
+
+def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
+    """Return the subjects of a sink for the tables that are there now.
+
+    Empty if the template needs a message's values, which nobody knows yet.
+    """
+    from penstock.sinks.subject import escape  # noqa: PLC0415
+
+    template = sink.template
+    if any(v == "database" or v.startswith("record.") for v in template.variables):
+        return []
+    found = []
+    for schema, table in tables:
+        if sink.patterns is None or matches_any(sink.patterns, schema, table):
+            for action in sink.actions:
+                values = {"source": source, "schema": schema, "table": table, "action": action}
+                text = template.literals[0]
+                for variable, literal in zip(
+                    template.variables, template.literals[1:], strict=True
+                ):
+                    text += escape(values[variable]) + literal
+                found.append(text)
+    return list(dict.fromkeys(found))
+
+
+def _shared_streams(source: str, sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
+    """Find sinks that put the same messages into one stream, which takes each message once."""
+    from penstock.sinks import nats_check  # noqa: PLC0415
+    from penstock.sinks.base import SinkError  # noqa: PLC0415
+
+    streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
+    for name, sink in sinks.items():
+        try:
+            stream = nats_check.find_stream(sink, source)
+        except SinkError:
+            continue  # reported already
+        servers = frozenset((server.host, server.port) for server in sink.servers)
+        for other, (other_stream, other_servers) in streams.items():
+            if other_stream != stream or not servers & other_servers:
+                continue
+            if _overlap(sink, sinks[other]):
+                yield Finding(
+                    "error",
+                    f"sink {name}",
+                    f"it and sink {other} put the same messages of source {source} into stream "
+                    f"{stream}, which drops the second of each as a duplicate (both carry the same "
+                    "Nats-Msg-Id)",
+                    f"give {name} subjects that another stream captures, or tables or actions that "
+                    f"{other} does not take",
+                )
+        streams[name] = stream, servers
+
+
+def _overlap(a: NatsSinkSettings, b: NatsSinkSettings) -> bool:
+    if not set(a.actions) & set(b.actions):
+        return False
+    if a.patterns is None or b.patterns is None:
+        return True
+    # Also tables that are not there yet: two patterns meet where one covers the other.
+    return any(_meet(p, q) for p in a.patterns for q in b.patterns)
+
+
+def _meet(a: TablePattern, b: TablePattern) -> bool:
+    return a.covers(b) or b.covers(a)

@@ -1,0 +1,322 @@
+"""Looks at all that a source needs, changes nothing, and says how each fault is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import LiteralString
+
+from psycopg import sql
+
+from penstock.finding import Finding
+from penstock.postgres.admin import Catalog, Identity, Publication, Relation, address, open_catalog
+from penstock.postgres.errors import CaptureError, SetupError
+from penstock.postgres.publication import (
+    add_to_publication,
+    coverage,
+    create_publication,
+    missing_tables,
+    set_via_root,
+)
+from penstock.postgres.setup import server_fault, slot_fault, slots_exhausted
+from penstock.settings import NatsSinkSettings, PostgresSource, nearest
+from penstock.tables import TablePattern, matches_any
+
+_MUCH_WAL = 1 << 30
+
+
+def inspect(
+    source_name: str, source: PostgresSource, sinks: Mapping[str, NatsSinkSettings]
+) -> list[Finding]:
+    """Look at a source's server, role, publication, slot and tables; `sinks` are the source's."""
+    what = f"source {source_name}"
+    try:
+        with open_catalog(source) as catalog:
+            return list(_findings(what, catalog, sinks))
+    except CaptureError as error:
+        return [Finding("error", what, error.message, error.remedy)]
+
+
+def table_names(source: PostgresSource) -> list[tuple[str, str]]:
+    """Return schema and name of each table that a source has now; none if it cannot be asked."""
+    try:
+        with open_catalog(source) as catalog:
+            return [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
+    except CaptureError:
+        return []
+
+
+def _findings(
+    what: str, catalog: Catalog, sinks: Mapping[str, NatsSinkSettings]
+) -> Iterator[Finding]:
+    server = catalog.server
+    where = address(catalog.source.url.get_secret_value())
+    if fault := server_fault(catalog):
+        yield _error(what, fault)
+    else:
+        message = f"Postgres {server.version} at {where}, wal_level logical, role {server.role}"
+        yield Finding("ok", what, f"{message} may replicate")
+    if server.is_standby:
+        yield Finding(
+            "warning",
+            what,
+            "this server is a standby: publication and slot settings are the primary's to make",
+            "point the url at the primary",
+        )
+    relations = catalog.relations()
+    wanted = catalog.wanted(relations)
+    publication = catalog.publication()
+    yield from _publication(what, catalog, publication, wanted)
+    yield from _actions(what, catalog, publication, sinks)
+    yield from _slot(what, catalog)
+    yield from _tables(what, catalog, relations, wanted)
+    identities = catalog.identities(wanted)
+    for table in wanted:
+        subject = f"{what}: table {table}"
+        of_table = identities[table.oid]
+        yield from _table(subject, catalog, publication, table, identities=of_table, sinks=sinks)
+
+
+def _error(what: str, error: SetupError) -> Finding:
+    return Finding("error", what, error.message, error.remedy)
+
+
+def _publication(
+    what: str, catalog: Catalog, publication: Publication | None, wanted: Sequence[Relation]
+) -> Iterator[Finding]:
+    server, source = catalog.server, catalog.source
+    what = f"{what}: publication {source.publication}"
+    if publication is None:
+        yield _missing_publication(what, catalog, wanted)
+        return
+    lacking = coverage(catalog, publication, wanted)
+    if lacking.tables:
+        names = ", ".join(map(str, lacking.tables))
+        fix = catalog.text(add_to_publication(catalog, lacking.schemas or lacking.tables))
+        mine = all(t.owned for t in wanted if TablePattern(t.schema, t.name) in lacking.tables)
+        if server.is_superuser or (mine and server.may_create):
+            yield Finding("warning", what, f"lacks {names}; `penstock run` adds them", fix)
+        else:
+            message = f"lacks {names}, and role {server.role} may not add them"
+            yield Finding("error", what, message, fix)
+    elif lacking.schemas:
+        names = ", ".join(map(str, lacking.schemas))
+        message = f"has the tables of {names} one by one: new tables are not captured by themselves"
+        fix = catalog.text(add_to_publication(catalog, lacking.schemas))
+        yield Finding("warning", what, message, fix)
+    else:
+        yield Finding("ok", what, f"covers {', '.join(source.tables)}")
+    if not publication.via_root and (roots := [str(t) for t in wanted if t.kind == "p"]):
+        yield Finding(
+            "error",
+            what,
+            f"publishes partitions under their own names, not as {', '.join(roots)}",
+            catalog.text(set_via_root(catalog)),
+        )
+    published = catalog.published_tables()
+    for table in wanted:
+        if filtered := published.get((table.schema, table.name)):
+            message = f"leaves out rows of {table}: only those {filtered} are captured"
+            yield Finding("warning", what, message)
+
+
+def _missing_publication(what: str, catalog: Catalog, wanted: Sequence[Relation]) -> Finding:
+    server, source = catalog.server, catalog.source
+    fix = catalog.text(create_publication(catalog, source.patterns))
+    if server.is_superuser:
+        return Finding("ok", what, "not there yet; `penstock run` makes it")
+    if any(pattern.table is None for pattern in source.patterns):
+        reason = f"needs a superuser for a whole schema, which role {server.role} is not"
+    elif not server.may_create:
+        reason = f"needs the right to CREATE in database {server.database}"
+    elif others := [str(table) for table in wanted if not table.owned]:
+        reason = f"needs the owner of {', '.join(others)}, which role {server.role} is not"
+    else:
+        return Finding("ok", what, "not there yet; `penstock run` makes it")
+    return Finding("error", what, f"not there, and making it {reason}", fix)
+
+
+def _actions(
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    sinks: Mapping[str, NatsSinkSettings],
+) -> Iterator[Finding]:
+    if publication is None:
+        return
+    published = {
+        "insert": publication.inserts,
+        "update": publication.updates,
+        "delete": publication.deletes,
+        "truncate": publication.truncates,
+    }
+    name = catalog.source.publication
+    for sink_name, sink in sinks.items():
+        if missed := [action for action in sink.actions if not published[action]]:
+            actions = ", ".join(a for a, on in published.items() if on or a in missed)
+            statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
+                sql.Identifier(name), sql.Literal(actions)
+            )
+            message = f"does not publish {', '.join(missed)}, which sink {sink_name} asks for"
+            yield Finding("error", f"{what}: publication {name}", message, catalog.text(statement))
+
+
+def _slot(what: str, catalog: Catalog) -> Iterator[Finding]:
+    server, slot = catalog.server, catalog.slot()
+    what = f"{what}: slot {catalog.source.slot}"
+    if slot is None and server.slots >= server.max_slots:
+        yield _error(what, slots_exhausted(catalog))
+    elif slot is None:
+        yield Finding("ok", what, "not there yet; `penstock run` makes it")
+    elif (fault := slot_fault(catalog, slot)) is not None:
+        # A pipeline that is running is the likeliest reader, and no fault.
+        yield Finding(
+            "warning" if fault.code == "slot_in_use" else "error", what, fault.message, fault.remedy
+        )
+    else:
+        held = slot.retained_bytes or 0
+        message = f"confirmed up to {slot.confirmed_flush_lsn}, holds {held:,} bytes of WAL"
+        if slot.wal_status == "unreserved":
+            fix = "start `penstock run`, or raise max_slot_wal_keep_size"
+            yield Finding("warning", what, f"{message}, and is about to be invalidated", fix)
+        elif held > _MUCH_WAL:
+            fix = "start `penstock run`, or drop the slot if nothing needs it any more"
+            yield Finding("warning", what, message, fix)
+        else:
+            yield Finding("ok", what, message)
+    if (slot is None or not slot.active) and server.senders >= server.max_senders:
+        fix = f"ALTER SYSTEM SET max_wal_senders = {server.max_senders + 5}; then restart Postgres"
+        yield Finding("error", what, f"all {server.max_senders} WAL senders are taken", fix)
+
+
+def _tables(
+    what: str, catalog: Catalog, relations: Sequence[Relation], wanted: Sequence[Relation]
+) -> Iterator[Finding]:
+    for message, hint in missing_tables(catalog, relations):
+        yield Finding("error", what, message + hint, "correct `tables` of the source")
+    schemas = catalog.schemas()
+    for pattern in catalog.source.patterns:
+        if pattern.table is not None:
+            continue
+        if pattern.schema not in schemas:
+            message = f"there is no schema {pattern.schema}{nearest(pattern.schema, schemas)}"
+            yield Finding("error", what, message, "correct `tables` of the source")
+        elif not any(pattern.matches(table.schema, table.name) for table in wanted):
+            yield Finding("warning", what, f"{pattern} matches no table yet")
+    for table in wanted:
+        if table.is_partition:
+            message = f"{table} is a partition, whose changes come under the name {table.root}"
+            yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
+
+
+def _table(
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    table: Relation,
+    *,
+    identities: Sequence[Identity],
+    sinks: Mapping[str, NatsSinkSettings],
+) -> Iterator[Finding]:
+    yield from _identity(what, catalog, table, identities)
+    yield from _generated(what, catalog, publication, table, identities)
+    if not table.readable:
+        role, grant = sql.Identifier(catalog.server.role), sql.SQL("GRANT SELECT ON {} TO {}")
+        message = "the role may not SELECT from it; capturing changes works, reading rows will not"
+        fix = catalog.text(grant.format(sql.Identifier(table.schema, table.name), role))
+        yield Finding("warning", what, message, fix)
+    yield from _groups(what, catalog, table, identities, sinks)
+
+
+def _generated(
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    table: Relation,
+    identities: Sequence[Identity],
+) -> Iterator[Finding]:
+    full = any(identity.identity == "f" for identity in identities)
+    if full and table.virtual:
+        yield Finding(
+            "error",
+            what,
+            "Postgres refuses its UPDATE and DELETE once it is published: its replica identity is "
+            "full and it has virtual generated columns",
+            _identity_sql(catalog, identities, "DEFAULT"),
+        )
+    elif full and table.stored and publication and publication.generated != "s":
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
+        if catalog.server.major >= 18:
+            fix = catalog.text(statement.format(sql.Identifier(catalog.source.publication)))
+            message = "Postgres refuses its UPDATE and DELETE: its replica identity is full, and "
+            yield Finding("error", what, f"{message}its generated columns are not published", fix)
+
+
+def _groups(
+    what: str,
+    catalog: Catalog,
+    table: Relation,
+    identities: Sequence[Identity],
+    sinks: Mapping[str, NatsSinkSettings],
+) -> Iterator[Finding]:
+    for name, sink in sinks.items():
+        patterns = sink.patterns
+        if not sink.group_by or not (
+            patterns is None or matches_any(patterns, table.schema, table.name)
+        ):
+            continue
+        unknown = [column for column in sink.group_by if column not in table.columns]
+        for column in unknown:
+            message = f"has no column {column}, which sink {name} groups by"
+            fix = f"correct `group_by`, or leave {table} out of the sink's `tables`"
+            yield Finding("error", what, message + nearest(column, table.columns), fix)
+        blind = [i for i in identities if i.identity != "f" and set(sink.group_by) - set(i.columns)]
+        if blind and not unknown:
+            message = (
+                f"sink {name} groups by {', '.join(sink.group_by)}, whose old values are not in "
+                "the WAL: a DELETE, and an UPDATE that moves a row, cannot be put in its old group"
+            )
+            yield Finding("warning", what, message, _identity_sql(catalog, blind, "FULL"))
+
+
+def _identity(
+    what: str, catalog: Catalog, table: Relation, identities: Sequence[Identity]
+) -> Iterator[Finding]:
+    if not identities:
+        yield Finding("ok", what, "is partitioned, and has no partition yet")
+        return
+    none = [i for i in identities if i.identity != "f" and not i.columns]
+    keyed = [i for i in identities if i.identity != "f" and i.columns]
+    if none:
+        why = "its replica identity is nothing" if none[0].identity == "n" else "it has no key"
+        if none[0].identity == "i":
+            why = "the index of its replica identity is gone"
+        message = f"{why}: once it is published, Postgres refuses UPDATE and DELETE on it"
+        names = _partitions(table, none)
+        yield Finding("error", what, message + names, _identity_sql(catalog, none, "FULL"))
+    if keyed:
+        columns = ", ".join(keyed[0].columns)
+        message = (
+            f"replica identity {'default' if keyed[0].identity == 'd' else 'using index'}: the WAL "
+            f"has old values of {columns} alone, so `changes` holds no others, and nor does the "
+            "`record` of a DELETE"
+        )
+        fix = _identity_sql(catalog, keyed, "FULL")
+        yield Finding("warning", what, message + _partitions(table, keyed), fix)
+    if not none and not keyed:
+        yield Finding("ok", what, "replica identity full: `changes` has every old value")
+
+
+def _partitions(table: Relation, identities: Sequence[Identity]) -> str:
+    return f" ({len(identities)} of its partitions)" if table.kind == "p" else ""
+
+
+def _identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
+    # Partitions do not inherit it, so each has a statement of its own.
+    return "\n".join(
+        catalog.text(
+            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(
+                sql.Identifier(i.schema, i.name), sql.SQL(identity)
+            )
+        )
+        for i in identities
+    )

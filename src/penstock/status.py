@@ -1,0 +1,110 @@
+"""`penstock status`: where each slot stands, and what a running pipeline says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from penstock.config import Config
+
+Status = dict[str, Any]
+
+
+def collect(config: Config, listen: str) -> Status:
+    """Return the slots of a configuration, and the answer of the pipeline that runs at `listen`.
+
+    `running` is None where nothing answers; a slot that cannot be read has an `error` in its place.
+    """
+    from penstock.postgres.errors import CaptureError  # noqa: PLC0415 - psycopg takes a while
+    from penstock.postgres.setup import slot_status  # noqa: PLC0415
+
+    slots: dict[str, Any] = {}
+    for name, source in config.sources.items():
+        try:
+            slots[name] = dataclasses.asdict(slot_status(source)) | {"error": None}
+        except CaptureError as error:
+            slots[name] = {"slot": source.slot, "error": str(error), "code": error.code}
+    running, problem = _ask(listen)
+    return {"listen": listen, "slots": slots, "running": running, "problem": problem}
+
+
+def has_errors(status: Status) -> bool:
+    """Tell whether a slot, a source or a sink is in trouble."""
+    running = status["running"] or {}
+    parts = [*status["slots"].values()]
+    parts += [*running.get("sources", {}).values(), *running.get("sinks", {}).values()]
+    return any(part.get("error") for part in parts)
+
+
+def show(status: Status) -> None:
+    """Print a status for people."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    running = status["running"] or {}
+    slots = Table("source", "slot", "state", "confirmed LSN", "lag", "lag s", "WAL held")
+    for name, slot in status["slots"].items():
+        live = running.get("sources", {}).get(name, {})
+        state = live.get("state") or ("read" if slot.get("active") else "not read")
+        cells = [name, slot["slot"], "error" if slot["error"] else state]
+        if slot["error"] is None:
+            cells.append(slot["confirmed_flush_lsn"] or "-")
+            cells += [size(slot["lag_bytes"]), _seconds(slot["lag_seconds"])]
+            cells.append(f"{size(slot['retained_bytes'])} ({slot['wal_status']})")
+        slots.add_row(*map(Text, cells))
+    console.print(slots)
+    if status["running"] is None:
+        console.print(Text(status["problem"]), soft_wrap=True)
+    else:
+        sinks = Table("sink", "delivered", "duplicates", "dead letters", "retries", "state")
+        for name, sink in running.get("sinks", {}).items():
+            counts = [
+                sink.get(k, 0) for k in ("delivered", "duplicates", "dead_lettered", "retries")
+            ]
+            cells = [name, *map(str, counts), "error" if sink.get("error") else "ok"]
+            sinks.add_row(*map(Text, cells))
+        console.print(sinks)
+    for kind, parts in (("source", status["slots"]), *((k[:-1], v) for k, v in running.items())):
+        for name, part in parts.items():
+            if part.get("error"):
+                console.print(Text(f"✗ {kind} {name}: {part['error']}"), soft_wrap=True)
+
+
+def _ask(listen: str) -> tuple[Status | None, str | None]:
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit():
+        return None, f"--listen {listen} is not host:port (as in 127.0.0.1:7380)"
+    url = f"http://{host or '127.0.0.1'}:{port}/status"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body = json.load(answer)
+    except (OSError, ValueError) as error:
+        if isinstance(error, urllib.error.URLError) and isinstance(
+            error.reason, ConnectionRefusedError
+        ):
+            return None, f"no pipeline runs at {listen}: start it with `penstock run`"
+        return None, f"no answer from a pipeline at {listen}: {error}"
+    if not isinstance(body, dict) or not isinstance(body.get("sources"), dict):
+        return None, f"what answers at {listen} is not `penstock run`"
+    return {key: body[key] for key in ("sources", "sinks") if isinstance(body.get(key), dict)}, None
+
+
+def size(count: int | None) -> str:
+    """Return a number of bytes as people read it."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}"
