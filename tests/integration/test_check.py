@@ -1,0 +1,361 @@
+"""`penstock check`, `status` and `init` over real servers, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock import check
+from penstock.api.health import Server, application
+from penstock.cli import app
+from penstock.config import Config, load
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.finding import Finding
+from penstock.postgres import setup
+from penstock.state import State
+
+Write = Callable[..., Path]
+SUBJECT = "{source}.{schema}.{table}.{action}"
+
+
+@pytest.fixture
+def write(tmp_path: Path, database: Database, nats_server: EmbeddedNats) -> Write:
+    """Write a configuration with one source and one sink; keywords change either."""
+
+    def write(
+        source: dict[str, Any] | None = None, sinks: dict[str, dict[str, Any]] | None = None
+    ) -> Path:
+        name = database.name
+        origin = {"type": "postgres", "url": database.url, **(source or {})}
+        base = {"type": "nats", "source": name, "url": nats_server.url, "subject": SUBJECT}
+        outs = {sink: base | changes for sink, changes in (sinks or {"out": {}}).items()}
+        path = tmp_path / "penstock.yaml"
+        path.write_text(json.dumps({"sources": {name: origin}, "sinks": outs}))
+        return path
+
+    return write
+
+
+def stream(nats: JetStream, database: Database, **changes: Any) -> str:
+    name = database.name.upper()
+    nats.add_stream(name, [f"{database.name}.>"], **changes)
+    return name
+
+
+def findings(path: Path, level: str | None = None) -> list[Finding]:
+    found = check.inspect(path).findings
+    return [f for f in found if level is None or f.level == level]
+
+
+def only(found: Sequence[Finding], words: str) -> Finding:
+    (finding,) = [f for f in found if words in f"{f.subject}: {f.message}"]
+    return finding
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def config(path: Path) -> Config:
+    return load(path, {})
+
+
+def test_all_well(database: Database, nats: JetStream, write: Write) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    database.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
+    stream(nats, database)
+    path = write()
+    assert [f for f in findings(path) if f.level != "ok"] == []
+    setup.ensure(next(iter(config(path).sources.values())))
+    result = invoke("check", "-c", path)
+    assert result.exit_code == 0, result.output
+    assert "✓ java: Java" in result.output
+    assert "0 errors, 0 warnings" in result.output
+    report = json.loads(invoke("check", "-c", path, "--json").output)
+    assert report["errors"] == 0
+    assert {f["level"] for f in report["findings"]} == {"ok"}
+
+
+def test_no_stream_is_an_error_with_its_command(database: Database, write: Write) -> None:
+    path = write()
+    error = only(findings(path, "error"), f"subject {database.name}.*.*.*")
+    assert error.fix.startswith("Run: nats stream add") or "nats stream add" in error.fix
+    assert invoke("check", "-c", path).exit_code == 1
+
+
+def test_replica_identities(database: Database, nats: JetStream, write: Write) -> None:
+    stream(nats, database)
+    database.execute(
+        'CREATE TABLE "Keyed" (id int PRIMARY KEY, a int);'
+        "CREATE TABLE bare (a int);"
+        "CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING;"
+        "CREATE TABLE indexed (a int, b int NOT NULL, c int);"
+        "CREATE UNIQUE INDEX i ON indexed (b) INCLUDE (c);"
+        "ALTER TABLE indexed REPLICA IDENTITY USING INDEX i;"
+        "CREATE TABLE lost (a int, b int NOT NULL); CREATE UNIQUE INDEX l ON lost (b);"
+        "ALTER TABLE lost REPLICA IDENTITY USING INDEX l; DROP INDEX l;"
+        "CREATE TABLE full_one (a int); ALTER TABLE full_one REPLICA IDENTITY FULL;"
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE part2 PARTITION OF parts FOR VALUES FROM (10) TO (20);"
+        "ALTER TABLE part2 REPLICA IDENTITY FULL"
+    )
+    found = findings(write())
+    keyed = only(found, 'table public."Keyed":')
+    assert keyed.level == "warning"
+    assert "old values of id alone" in keyed.message
+    assert keyed.fix == 'ALTER TABLE "public"."Keyed" REPLICA IDENTITY FULL;'
+    assert only(found, "table public.bare:").level == "error"
+    assert "refuses UPDATE and DELETE" in only(found, "table public.bare:").message
+    assert "is nothing" in only(found, "table public.nothing:").message
+    assert "old values of b alone" in only(found, "table public.indexed:").message
+    assert "index of its replica identity is gone" in only(found, "table public.lost:").message
+    assert only(found, "table public.full_one:").level == "ok"
+    parts = only(found, "table public.parts:")
+    assert "(1 of its partitions)" in parts.message
+    assert parts.fix == 'ALTER TABLE "public"."part1" REPLICA IDENTITY FULL;'
+    for finding in found:
+        if finding.fix.startswith("ALTER TABLE"):
+            database.execute(finding.fix)
+    assert [f for f in findings(write()) if f.level != "ok"] == []
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
+@pytest.mark.parametrize("option", ["none", "stored"])
+def test_what_is_said_of_generated_columns_is_what_postgres_does(
+    database: Database, nats: JetStream, write: Write, identity: str, kind: str, option: str
+) -> None:
+    stream(nats, database)
+    database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY, b int GENERATED ALWAYS AS (id + 1) {kind});"
+        f"ALTER TABLE t REPLICA IDENTITY {identity}; INSERT INTO t VALUES (1);"
+        f"CREATE PUBLICATION p FOR TABLES IN SCHEMA public "
+        f"WITH (publish_via_partition_root, publish_generated_columns = {option})"
+    )
+    refusals = [f for f in findings(write({"publication": "p"}), "error") if "refuses" in f.message]
+    try:
+        database.execute("UPDATE t SET id = 2")
+        refused = False
+    except Exception:
+        refused = True
+    assert bool(refusals) == refused
+    for finding in refusals:
+        database.execute(finding.fix)
+        database.execute("UPDATE t SET id = 3")
+
+
+def test_unknown_tables_schemas_and_columns(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    stream(nats, database)
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, customer_id int)")
+    found = findings(
+        write(
+            {"tables": ["public.order", "publik.*", "public.orders"]},
+            {"out": {"group_by": ["custmer_id"], "tables": ["public.orders"]}},
+        ),
+        "error",
+    )
+    assert "there is no table public.order; did you mean public.orders?" in found[0].message
+    assert "there is no schema publik; did you mean public?" in found[1].message
+    column = only(found, "has no column custmer_id")
+    assert column.message.endswith("did you mean customer_id?")
+
+
+def test_group_by_outside_the_replica_identity(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    stream(nats, database)
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, customer_id int)")
+    path = write(sinks={"out": {"group_by": ["customer_id"]}})
+    warning = only(findings(path, "warning"), "groups by customer_id")
+    database.execute(warning.fix)
+    assert findings(path, "warning") == []
+
+
+def test_publication_that_falls_short(database: Database, nats: JetStream, write: Write) -> None:
+    stream(nats, database)
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL;"
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE PUBLICATION pub FOR TABLE a WHERE (id > 3) WITH (publish = 'insert')"
+    )
+    path = write({"publication": "pub"})
+    found = findings(path)
+    assert "does not publish update, delete" in only(found, "does not publish").message
+    assert only(found, "under their own names, not as public.p").level == "error"
+    assert "(id > 3)" in only(found, "leaves out rows of public.a").message
+    one_by_one = only(found, "one by one: new tables are not captured")
+    for finding in (one_by_one, *(f for f in found if f.level == "error")):
+        database.execute(finding.fix)
+    assert findings(path, "error") == []
+
+
+def test_plain_role(database: Database, nats: JetStream, write: Write) -> None:
+    stream(nats, database)
+    role = f"plain_{database.name}"
+    database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    database.execute("ALTER TABLE a REPLICA IDENTITY FULL")
+    database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'never-shown'")
+    try:
+        path = write({"url": database.url.replace("postgres@", f"{role}:never-shown@")})
+        found = findings(path)
+        assert "may not replicate" in only(found, f"Role {role}").message
+        assert only(found, "needs a superuser for a whole schema").level == "error"
+        assert "GRANT SELECT" in only(found, "may not SELECT").fix
+        for finding in found:
+            if finding.fix.split()[:1] in (["ALTER"], ["CREATE"], ["GRANT"]):
+                database.execute(finding.fix)
+        assert [f for f in findings(path) if f.level != "ok"] == []
+        result = invoke("check", "-c", path)
+        assert "never-shown" not in result.output
+    finally:
+        database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_two_sinks_of_one_source_in_one_stream(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    stream(nats, database)
+    database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    path = write(sinks={"one": {}, "two": {"subject": "{source}.copy.{table}"}})
+    error = only(findings(path, "error"), "sink two")
+    assert "drops the second of each as a duplicate" in error.message
+    assert database.name.upper() in error.message
+    path = write(sinks={"one": {"tables": ["public.a"]}, "two": {"tables": ["public.b"]}})
+    assert findings(path, "error") == []
+    path = write(sinks={"one": {"actions": ["insert"]}, "two": {"actions": ["delete"]}})
+    assert findings(path, "error") == []
+
+
+def test_a_stream_for_one_table_is_enough_for_a_sink_of_it(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    database.execute("CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL")
+    nats.add_stream(database.name.upper(), [f"{database.name}.public.a.*"])
+    assert findings(write(sinks={"out": {"tables": ["public.a"]}}), "error") == []
+    database.execute("CREATE TABLE b (id int PRIMARY KEY)")
+    missed = only(findings(write(), "error"), "no stream captures")
+    assert f"{database.name}.public.b.insert" in missed.message
+
+
+def test_servers_that_are_down(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "sources: {s: {type: postgres, url: 'postgres://app:never-shown@127.0.0.1:9/shop'}}\n"
+        "sinks: {o: {type: nats, source: s, url: 'nats://app:never-shown@127.0.0.1:9'}}\n"
+    )
+    result = invoke("check", "-c", path)
+    assert result.exit_code == 1
+    assert "Nothing answers at 127.0.0.1:9/shop" in result.output
+    assert "✗ sink o: " in result.output
+    assert "never-shown" not in result.output
+
+
+def test_wrong_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("sources: {}\n")
+    for command in ("check", "status", "run"):
+        result = invoke(command, "-c", path)
+        assert result.exit_code == 2, result.output
+        assert f"{path}:1: sources: missing" in result.output
+        assert "Traceback" not in result.output
+    assert json.loads(invoke("check", "-c", path, "--json").output)["errors"] == 2
+
+
+def test_java(tmp_path: Path) -> None:
+    assert "Debian, Ubuntu: " in check.inspect_java({"PATH": ""}).fix
+    missing = check.inspect_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    assert missing.level == "error"
+    assert f"JAVA_HOME={tmp_path}" in missing.message
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    for said, level in (
+        ('openjdk version "1.8.0_402"', "error"),
+        ('java version "11.0.2" 2019-01-15 LTS', "error"),
+        ('openjdk version "17" 2021-09-14', "ok"),
+        ('openjdk version "21.0.3-ea" 2024', "ok"),
+        ("nonsense", "error"),
+    ):
+        java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+        java.chmod(0o755)
+        assert check.inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, said
+
+
+def test_init_writes_what_load_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("init").exit_code == 0
+    path = tmp_path / "penstock.yaml"
+    written = load(path, {"DATABASE_URL": "postgres://db/shop"})
+    assert written.sinks["jetstream"].url == "nats://localhost:4222"
+    # What is commented out says what is so anyway, or a value that the key takes.
+    everything = path.read_text().replace("# slot:", "slot:").replace("# pub", "pub")
+    for key in ("tables: [public.o", "actions:", "group_by:", "stream: S"):
+        everything = everything.replace(f"# {key}", key)
+    other = tmp_path / "all.yaml"
+    other.write_text(everything)
+    assert load(other, {"DATABASE_URL": "postgres://db/shop"}).sinks["jetstream"].stream == "SHOP"
+    path.write_text("mine")
+    refused = invoke("init")
+    assert refused.exit_code == 1
+    assert "--force" in refused.output
+    assert path.read_text() == "mine"
+    assert invoke("init", "--force").exit_code == 0
+    assert path.read_text() != "mine"
+
+
+def test_status_when_nothing_runs(database: Database, write: Write) -> None:
+    path = write()
+    result = invoke("status", "-c", path, "--listen", "127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "There is no slot penstock_" in result.output
+    setup.ensure(next(iter(config(path).sources.values())))
+    result = invoke("status", "-c", path, "--listen", "127.0.0.1:9")
+    assert result.exit_code == 0
+    assert "no pipeline runs at 127.0.0.1:9: start it with `penstock run`" in result.output
+    report = json.loads(invoke("status", "-c", path, "--listen", "127.0.0.1:9", "--json").output)
+    slot = report["slots"][database.name]
+    assert slot["slot"] == f"penstock_{database.name}"
+    assert slot["confirmed_flush_lsn"]
+    assert report["running"] is None
+
+
+def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
+    path = write()
+    setup.ensure(next(iter(config(path).sources.values())))
+    state = State([database.name], ["out"])
+    state.update({"sink": "out", "delivered": 7, "duplicates": 1, "bytes": 9, "dead": []})
+    server = Server(application(state, lambda: True, lambda: True), "127.0.0.1:0")
+    try:
+        arguments = ("status", "-c", path, "--listen", server.address)
+        report = json.loads(invoke(*arguments, "--json").output)
+        assert report["running"]["sinks"]["out"]["delivered"] == 7
+        assert report["running"]["sources"][database.name]["state"] == "connecting"
+        assert invoke(*arguments).exit_code == 0
+        state.update({"sink": "out", "error": "no stream captures it", "code": "no_stream"})
+        result = invoke(*arguments)
+        assert result.exit_code == 1
+        assert "sink out: no stream captures it" in result.output
+    finally:
+        server.close()
+
+
+def test_help_is_light_and_version_is_told() -> None:
+    code = (
+        "import sys, penstock.cli as c\n"
+        "try: c.app(['--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('pyspark', 'psycopg', 'pydantic', 'pyarrow') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+    assert invoke("--version").output.startswith("penstock 0.")
