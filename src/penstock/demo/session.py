@@ -149,7 +149,7 @@ class _Demo:
             log=self._folder / "pipeline.log",
             cwd=self._folder,  # what it writes beside its configuration goes with the folder
             env={**os.environ, "SPARK_LOCAL_DIRS": str(self._folder / "spark")},
-            patience=_STOP_PATIENCE,
+            patience=3.0,  # where the demo is gone, so are the servers: nothing is left to finish
         )
         self._stack.callback(self._pipeline.stop, signal.SIGTERM, patience=_STOP_PATIENCE)
         return self._await_pipeline(f"http://{listen}/readyz") and self._await_first()
