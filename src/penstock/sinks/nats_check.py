@@ -22,16 +22,16 @@ MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
 _FULL: Final = {10047, 10023, 10028, 10005}
 
 
-def stream_add(config: NatsSinkConfig, source: str) -> str:
+def stream_add(config: NatsSinkConfig, source: str | None) -> str:
     """Return the command that makes a stream for the sink's subjects."""
-    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", source.upper()) or "PENSTOCK"
+    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", (source or "penstock").upper())
     return (
         f'nats stream add {name} --subjects "{config.template.wildcard(source)}" '
         "--storage file --dupe-window 2m --defaults"
     )
 
 
-def no_stream(config: NatsSinkConfig, source: str, subject: str) -> SinkError:
+def no_stream(config: NatsSinkConfig, source: str | None, subject: str) -> SinkError:
     """Return the error for a subject that no stream captures."""
     return SinkError(
         "no_stream",
@@ -129,10 +129,12 @@ def find_stream(config: NatsSinkConfig, source: str) -> str:
     return names[0]
 
 
-def inspect(config: NatsSinkConfig, samples: Sequence[str] = (), *, source: str) -> list[Finding]:
-    """Look at all that a sink needs; `samples` are subjects that the template gives, if known.
+def inspect(
+    config: NatsSinkConfig, samples: Sequence[str] = (), *, source: str | None = None
+) -> list[Finding]:
+    """Look at all that a sink needs.
 
-    Stops at the first thing without which the rest cannot be looked at.
+    `samples` are subjects that the template gives, if known, and `source` fills `{source}`. Stops at the first thing without which the rest cannot be looked at.
     """
     what = f"nats {config.safe_url}"
     try:
@@ -150,7 +152,7 @@ def inspect(config: NatsSinkConfig, samples: Sequence[str] = (), *, source: str)
 
 
 def _inspect_stream(
-    api: _Api, config: NatsSinkConfig, source: str, samples: Sequence[str]
+    api: _Api, config: NatsSinkConfig, source: str | None, samples: Sequence[str]
 ) -> list[Finding]:
     wildcard = config.template.wildcard(source)
     info = api.ask("INFO")
