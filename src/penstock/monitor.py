@@ -53,7 +53,7 @@ class Monitor:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except Exception:  # noqa: BLE001 - a stranger's handshake must not end the loop
+            except Exception:
                 if self._closed:
                     return
                 continue

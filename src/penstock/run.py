@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,7 +20,6 @@ from penstock.config import Config
 from penstock.dead_letters import DeadLetters
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
-from penstock.postgres.errors import CaptureError
 from penstock.spark import session
 from penstock.spark.pipeline import Pipeline
 from penstock.state import State
@@ -53,7 +53,6 @@ class Run:
         self.state = State(config.sources, config.sinks)
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._ready = False
         self._failed: str | None = None
         self._held: dict[str, str] = {}
 
@@ -91,8 +90,9 @@ class Run:
 
     @property
     def ready(self) -> bool:
-        """Whether every source streams through a started query."""
-        return self._ready and all(s.state == "streaming" for s in self.state.sources.values())
+        """Whether every source streams through a query that has run a batch."""
+        sources = self.state.sources.values()
+        return all(s.warm and s.state == "streaming" for s in sources)
 
     @property
     def healthy(self) -> bool:
@@ -143,7 +143,9 @@ class Run:
             self._drain(monitor, threads)
         for thread in threads:
             thread.join()
-        spark.stop()
+        with contextlib.suppress(Py4JError, OSError):
+            # Where a service manager ends every process at once, the JVM is gone already.
+            spark.stop()
         monitor.close()
         if server is not None:
             server.close()
@@ -172,14 +174,11 @@ class Run:
             pipeline = Pipeline(spark, self._config, source, monitor.address)
             started = time.monotonic()
             try:
-                if not self._ready and not self._once:
-                    pipeline.warm_up()
                 query = pipeline.start(once=self._once)
-                self._ready = True
                 self._await(query)
                 query.stop()
                 return
-            except Exception as error:  # noqa: BLE001 - whatever ended it, it is told and tried again
+            except Exception as error:
                 if self._stopping.is_set():
                     return
                 state = self.state.sources[source]
@@ -225,5 +224,3 @@ def run(config: Config, *, once: bool, listen: str) -> int:
     """
     logging.configure()
     return Run(config, once=once).main(listen)
-
-

@@ -28,6 +28,7 @@ class SourceState:
     received_lsn: int = 0
     confirmed_lsn: int = 0
     unread_bytes: int = 0
+    warm: bool = False
     drained: bool = False
     restarts: int = 0
 
@@ -53,6 +54,7 @@ class State(Collector):
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState() for name in sinks}
         self._lock = threading.Lock()
+        self._last: dict[tuple[str, str], int] = {}
 
     def update(self, report: Report) -> None:
         """Take in a capture's or a sink's report."""
@@ -85,10 +87,6 @@ class State(Collector):
         last = self._last.get((name, key), 0)
         setattr(source, key, getattr(source, key) + (value - last if value >= last else value))
         self._last[name, key] = value
-
-    @property
-    def _last(self) -> dict[tuple[str, str], int]:
-        return self.__dict__.setdefault("_counted", {})
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of `/status`."""
@@ -146,7 +144,12 @@ _SOURCE_METRICS = (
     (CounterMetricFamily, "restarts", "restarts", "Queries started again after an error"),
     (GaugeMetricFamily, "received_lsn", "received_lsn", "LSN up to which the WAL was read"),
     (GaugeMetricFamily, "confirmed_lsn", "confirmed_lsn", "LSN confirmed to the server"),
-    (GaugeMetricFamily, "unread_bytes", "unread_bytes", "WAL bytes captured and not yet in a batch"),
+    (
+        GaugeMetricFamily,
+        "unread_bytes",
+        "unread_bytes",
+        "WAL bytes captured and not yet in a batch",
+    ),
 )
 _SINK_METRICS = (
     (GaugeMetricFamily, "error", "sink_up", "0 while an error holds the sink up"),

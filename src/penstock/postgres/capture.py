@@ -221,17 +221,22 @@ class Capture:
                     delay = _BACKOFF_SECONDS[0]
                 pause = delay * random.uniform(0.5, 1.0)  # noqa: S311
                 log.warning(
-                    "capture interrupted", code=error.code, error=str(error), retry_in=round(pause, 1)
+                    "capture interrupted",
+                    code=error.code,
+                    error=str(error),
+                    retry_in=round(pause, 1),
                 )
                 with self._condition:
                     self._condition.wait_for(lambda: self._closing, pause)
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
                 self.stats.reconnects += 1
-            except Exception as error:  # noqa: BLE001 - a defect must stop the capture visibly
+            except Exception as error:
                 log.exception("capture failed")
                 self._set_state(
                     "error",
-                    CaptureError("internal", f"The capture failed: {type(error).__name__}: {error}"),
+                    CaptureError(
+                        "internal", f"The capture failed: {type(error).__name__}: {error}"
+                    ),
                 )
                 return
         self._set_state("stopped", None)
@@ -244,9 +249,7 @@ class Capture:
 
     def _connect(self) -> ReplicationStream:
         options = self._options
-        stream = ReplicationStream(
-            options.url, options.slot, options.publication, self._flush_lsn
-        )
+        stream = ReplicationStream(options.url, options.slot, options.publication, self._flush_lsn)
         if self._system and stream.system_identifier != self._system:
             stream.close()
             raise CaptureError(

@@ -130,9 +130,7 @@ class Message(NamedTuple):
     content: bytes
 
 
-Event = (
-    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
-)
+Event = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
 
 _U32: Final = Struct(">I").unpack_from
 _I32: Final = Struct(">i").unpack_from

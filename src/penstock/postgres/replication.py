@@ -177,8 +177,8 @@ def capture_error(error: psycopg.Error, slot: str, publication: str) -> CaptureE
         return CaptureError(
             "slot_in_use",
             f"Replication slot {slot} is in use by another process ({text}).",
-            remedy="Stop the other reader, or give this source a slot of its own. Its process:"
-            f" SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{quoted}'.",
+            remedy="Stop the other reader, or give this source a slot of its own; active_pid in"
+            " pg_replication_slots names its process.",
             transient=True,
         )
     if state == "55000" and "slot" in text:

@@ -145,12 +145,11 @@ def slot_fault(catalog: Catalog, slot: Slot) -> SetupError | None:
 
 def slot_missing(catalog: Catalog) -> SetupError:
     """Return the error for a slot that is not there."""
-    name = catalog.source.slot
-    create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
     return SetupError(
         "slot_missing",
-        f"There is no slot {name}.",
-        remedy=catalog.text(create.format(sql.Literal(name))),
+        f"There is no slot {catalog.source.slot}.",
+        remedy="`penstock run` makes it. If it was there before, what it had not delivered is gone "
+        "with it.",
     )
 
 

@@ -19,9 +19,7 @@ from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE
 from penstock.postgres.errors import CaptureError
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update
 
-WireRow = tuple[
-    bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None
-]
+WireRow = tuple[bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None]
 """The columns of `WIRE_SCHEMA`, text as UTF-8."""
 
 Encoded = tuple[WireRow, int, int]
@@ -182,7 +180,15 @@ class Table:
         record, missing = self._object(row, values, range(len(row)))
         group, tie = self._groups(row)
         wire = self._wire(
-            record, None, _DELETE, transaction, idx, values, missing, group if tie is None else tie, None
+            record,
+            None,
+            _DELETE,
+            transaction,
+            idx,
+            values,
+            missing,
+            group if tie is None else tie,
+            None,
         )
         split = group if self._same_split else self._hash(row, self._split)
         return wire, split, split

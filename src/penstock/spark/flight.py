@@ -39,7 +39,7 @@ class BatchServer(flight.FlightServerBase):  # type: ignore[misc]
             self._batches.clear()
 
     def do_get(
-        self, context: flight.ServerCallContext, ticket: flight.Ticket
+        self, _: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.RecordBatchStream:
         """Answer a ticket with its batch (Flight's own interface)."""
         secret, _, number = ticket.ticket.decode().partition(":")

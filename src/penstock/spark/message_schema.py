@@ -1,10 +1,10 @@
 """The columns that a Spark user sees, and the way between them and the wire's.
 
-    record STRING      JSON: NEW values of an insert or update, OLD values of a delete
-    changes STRING     JSON: OLD values of the columns that an update changed; null otherwise
-    action STRING      insert, update, delete, truncate
-    metadata STRUCT    as in the message; commit_timestamp a TIMESTAMP, record_pks a JSON array
-    group_hash BIGINT  64-bit hash of table and group key, to keep order by it within a batch
+record STRING      JSON: NEW values of an insert or update, OLD values of a delete
+changes STRING     JSON: OLD values of the columns that an update changed; null otherwise
+action STRING      insert, update, delete, truncate
+metadata STRUCT    as in the message; commit_timestamp a TIMESTAMP, record_pks a JSON array
+group_hash BIGINT  64-bit hash of table and group key, to keep order by it within a batch
 """
 
 from __future__ import annotations

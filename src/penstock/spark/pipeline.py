@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.udf import UserDefinedFunction
@@ -33,17 +31,6 @@ class Pipeline:
         self._source = source
         self._monitor = monitor
         self._query: StreamingQuery | None = None
-
-    def warm_up(self) -> None:
-        """Fork the Python workers that a batch needs, so that the first one does not wait for them.
-
-        Two chained maps, because a batch has a worker to read and one to write in each task.
-        """
-        tasks = self._spark.sparkContext.defaultParallelism
-        frame = self._spark.range(0, tasks, 1, tasks)
-        for _ in range(2):
-            frame = map_in_arrow(frame, _same, "id bigint")
-        frame.write.format("noop").mode("overwrite").save()
 
     def start(self, *, once: bool) -> StreamingQuery:
         """Start the query; with `once` it ends when all that is committed now is delivered."""
@@ -114,10 +101,6 @@ class Pipeline:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return str(folder / str(time.time_ns()))
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 def map_in_arrow(frame: DataFrame, function: Any, ddl: str) -> DataFrame:

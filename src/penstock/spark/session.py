@@ -46,6 +46,9 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.driver.memory": "512m",
     # Workers are forked with Penstock's modules in memory: imported once, and shared.
     "spark.python.daemon.module": "penstock.spark.daemon",
+    # Otherwise each worker that Spark drops after an idle minute leaves a trace on standard error.
+    "spark.python.daemon.killWorkerOnFlushFailure": "false",
+    "spark.sql.execution.pyspark.udf.daemonKillWorkerOnFlushFailure": "false",
 }
 
 
@@ -89,7 +92,9 @@ def _launch(conf: SparkConf) -> None:
     and under asynchronous progress tracking an orderly stop ends in a trace too (`commit` after
     `stop`).
     """
-    gateway = launch_gateway(conf, popen_kwargs={"stderr": subprocess.PIPE})
+    gateway = launch_gateway(  # type: ignore[no-untyped-call]
+        conf, popen_kwargs={"stderr": subprocess.PIPE}
+    )
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
 
     def forward(stream: IO[bytes]) -> None:

@@ -17,11 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
@@ -43,6 +41,8 @@ from penstock.spark.options import SourceOptions
 _POLL_SECONDS: Final = 1.0
 _ONE_TASK_ROWS: Final = 2_000  # a second task costs more than it saves below this
 _INLINE_BYTES: Final = 256 << 10
+
+_EMPTY: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 Offset = dict[str, Any]
 
@@ -95,6 +95,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._reporter: Reporter | None = None
         self._until_lsn: int | None = None
         self._initial: Offset | None = None
+        self._warmed = False
         self._draining = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,6 +129,11 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         position = Position.from_offset(start)
         capture = self._running(position)
         capture.confirm(position)
+        if self._wire and not self._warmed and self._until_lsn is None:
+            # An empty batch first: it loads, forks and compiles all that the first message would
+            # otherwise wait for, seconds on a small machine.
+            self._warmed = True
+            return {**start, "warm": 1}
         self._report(capture.stats)
         if self._draining:
             capture.settle(5.0)
@@ -155,7 +161,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the tasks of a batch; a group's messages are all in one of them, in order."""
         first, last = Position.from_offset(start), Position.from_offset(end)
         if last <= first:
-            return []
+            return [self._partition(_EMPTY)] * (self._options.splits if "warm" in end else 0)
         chunks = self._running(first, last).take(first, last)
         rows = sum(chunk.rows for chunk in chunks)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
@@ -259,6 +265,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "received_lsn": stats.received_lsn,
                 "confirmed_lsn": stats.confirmed_lsn,
                 "unread_bytes": stats.unread_bytes,
+                "warm": self._warmed,
             }
         )
 

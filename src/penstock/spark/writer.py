@@ -48,9 +48,7 @@ class Route:
         patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        wanted = [
-            matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary
-        ]
+        wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
         return pa.array(wanted, pa.bool_()).take(names.indices)
 
 
