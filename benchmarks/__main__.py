@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import contenders, drain, latency, report, resources, rig
+from benchmarks import contenders, drain, latency, report, resources, rig, usage
 from benchmarks.contenders import Contender
 
 PYTHON_VARIABLE = "PENSTOCK_BENCH_PYTHON"
@@ -73,6 +73,7 @@ def main() -> int:
     parts = []
     with rig.servers(options.peers_python, contestants) as servers:
         parts.append(report.facts(servers))
+        strangers = usage.Strangers()
         if options.what in ("drain", "all"):
             drained = drain.measure(servers, rows, rounds, shapes)
             parts.append(report.drain(drained, rows, rounds))
@@ -82,6 +83,7 @@ def main() -> int:
         if options.what in ("resources", "all"):
             used = resources.measure(servers, idle_s, seconds, long_rows)
             parts.append(report.resources(used, long_rows))
+        parts.append(report.strangers(strangers.percent()))
         parts.append(report.failures(servers.failures))
     parts.append(report.missing(contestants))
     text = "# Benchmarks\n\n" + "\n".join(part for part in parts if part)

@@ -39,7 +39,6 @@ def facts(rig: Rig) -> str:
         nats = probe.server_version()
     rows = [
         ("cores, memory", f"{os.cpu_count()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"),
-        ("load average at the start", f"{os.getloadavg()[0]:.1f}"),
         (
             "python, pyspark, pyarrow",
             f"{platform.python_version()}, {version('pyspark')}, {version('pyarrow')}",
@@ -148,6 +147,8 @@ def resources(results: Sequence[Used], drain_rows: int) -> str:
                 f"{used.contender}, {used.situation}",
                 f"{used.cpu_percent:.1f}",
                 f"{used.memory.pss / MIB:,.0f}",
+                f"{used.memory.java / MIB:,.0f}",
+                f"{used.memory.processes}",
                 f"{used.memory.rss / MIB:,.0f}",
             ]
         )
@@ -155,7 +156,7 @@ def resources(results: Sequence[Used], drain_rows: int) -> str:
             verdicts.append(_at_most("idle, % of a core", used.cpu_percent, 5, 1))
         if used.contender == OURS and used.situation == "drain":
             verdicts.append(_at_most("drain, peak MiB", used.memory.pss / MIB, 2048, 1024))
-    header = ["resources", "CPU, % of a core", "PSS, MiB", "RSS, MiB"]
+    header = ["resources", "CPU, % of a core", "PSS, MiB", "java alone", "processes", "RSS, MiB"]
     return (
         f"## Resources of the whole process tree\n\nload: {LOAD_RATE:,} rows/s. drain: the peak"
         f" while {drain_rows:,} rows drain, a third of them in one transaction.\n\n"
@@ -166,6 +167,12 @@ def resources(results: Sequence[Used], drain_rows: int) -> str:
 def failures(errors: Sequence[str]) -> str:
     """Return what went wrong, in the order in which it did."""
     return "## Failures\n\n" + "\n\n".join(errors) + "\n" if errors else ""
+
+
+def strangers(percent: float) -> str:
+    """Return how much the rest of the machine disturbed the run."""
+    advice = "; repeat the run on a quiet machine" if percent > 10 else ""
+    return f"Other processes used {percent:.0f} % of a core meanwhile{advice}.\n"
 
 
 def missing(chosen: Sequence[Contender]) -> str:

@@ -7,6 +7,7 @@ workers are not counted twice. The RSS sum, which counts them each time, stands 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -20,8 +21,19 @@ import psutil
 class Memory:
     """Bytes over a process tree."""
 
-    pss: int
-    rss: int
+    pss: int = 0
+    rss: int = 0
+    java: int = 0  # the part of `pss` that JVMs hold
+    processes: int = 0
+
+    def most(self, other: Memory) -> Memory:
+        """Return the greater of each figure."""
+        return Memory(
+            max(self.pss, other.pss),
+            max(self.rss, other.rss),
+            max(self.java, other.java),
+            max(self.processes, other.processes),
+        )
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -44,16 +56,40 @@ def cpu_seconds(pid: int) -> float:
 
 def memory(pid: int) -> Memory:
     """Return what the tree holds now."""
-    pss = rss = 0
-    for process in tree(pid):
+    pss = rss = java = 0
+    processes = tree(pid)
+    for process in processes:
         # A process that ends meanwhile has no file any more, or an empty one.
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    pss += int(line.split()[1]) * 1024
-                elif line.startswith("Rss:"):
-                    rss += int(line.split()[1]) * 1024
-    return Memory(pss, rss)
+        with contextlib.suppress(OSError, KeyError, psutil.NoSuchProcess):
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            sizes = dict(line.split()[:2] for line in rollup.splitlines()[1:])
+            mine = int(sizes["Pss:"]) * 1024
+            pss += mine
+            rss += int(sizes["Rss:"]) * 1024
+            java += mine if process.name() == "java" else 0
+    return Memory(pss, rss, java, len(processes))
+
+
+class Strangers:
+    """How busy the machine was meanwhile with what is none of ours.
+
+    A benchmark on a machine that others use measures the others too; the reader must be told.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._seconds = self._used()
+
+    def percent(self) -> float:
+        """Return the strangers' mean share of one core, in percent, since this was made."""
+        used = self._used() - self._seconds
+        return max(0.0, 100 * used / (time.monotonic() - self._start))
+
+    @staticmethod
+    def _used() -> float:
+        times = psutil.cpu_times()
+        busy = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+        return busy - cpu_seconds(os.getpid())
 
 
 class PeakMemory:
@@ -64,7 +100,7 @@ class PeakMemory:
         self._every = every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
-        self.peak = Memory(0, 0)
+        self.peak = Memory()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,8 +112,7 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._stop.wait(self._every):
-            now = memory(self._pid)
-            self.peak = Memory(max(self.peak.pss, now.pss), max(self.peak.rss, now.rss))
+            self.peak = self.peak.most(memory(self._pid))
 
 
 def cpu_percent(pid: int, seconds: float) -> float:
