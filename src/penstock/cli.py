@@ -112,8 +112,7 @@ def check(config: ConfigFile = _CONFIG, as_json: AsJson = False) -> None:
         )
     else:
         _print_findings(report.findings)
-        counts = f"{report.count('error')} errors, {report.count('warning')} warnings"
-        typer.echo(counts if report.findings else "nothing to look at")
+        typer.echo(f"errors: {report.count('error')}, warnings: {report.count('warning')}")
     raise typer.Exit(2 if report.config is None else int(report.count("error") > 0))
 
 

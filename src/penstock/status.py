@@ -47,7 +47,9 @@ def show(status: Status) -> None:
 
     console = Console(highlight=False)
     running = status["running"] or {}
-    slots = Table("source", "slot", "state", "confirmed LSN", "lag", "lag s", "WAL held")
+    slots = Table()
+    for heading in ("source", "slot", "state", "confirmed", "lag", "seconds", "WAL held"):
+        slots.add_column(heading, overflow="fold")
     for name, slot in status["slots"].items():
         live = running.get("sources", {}).get(name, {})
         state = live.get("state") or ("read" if slot.get("active") else "not read")
@@ -55,7 +57,8 @@ def show(status: Status) -> None:
         if slot["error"] is None:
             cells.append(slot["confirmed_flush_lsn"] or "-")
             cells += [size(slot["lag_bytes"]), _seconds(slot["lag_seconds"])]
-            cells.append(f"{size(slot['retained_bytes'])} ({slot['wal_status']})")
+            held = "" if slot["wal_status"] == "reserved" else f" ({slot['wal_status']})"
+            cells.append(size(slot["retained_bytes"]) + held)
         slots.add_row(*map(Text, cells))
     console.print(slots)
     if status["running"] is None:

@@ -79,7 +79,7 @@ def test_all_well(database: Database, nats: JetStream, write: Write) -> None:
     result = invoke("check", "-c", path)
     assert result.exit_code == 0, result.output
     assert "✓ java: Java" in result.output
-    assert "0 errors, 0 warnings" in result.output
+    assert "errors: 0, warnings: 0" in result.output
     report = json.loads(invoke("check", "-c", path, "--json").output)
     assert report["errors"] == 0
     assert {f["level"] for f in report["findings"]} == {"ok"}
