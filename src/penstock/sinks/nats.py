@@ -151,6 +151,7 @@ class Task:
         self._waits: list[int] = []
         self._followers: dict[int, list[int]] = {}
         self._ready: deque[int] = deque()
+        self._held: dict[str, list[int]] = {}  # subject -> rows that one of it asks for
         self._next = 0  # from here on no row was looked at yet; all of them may go
         if keys := _keys(batch, group_by):
             self._waits, self._followers = waits_of(keys)
@@ -215,7 +216,8 @@ class Task:
 
     def acked(self, numbers: Iterable[bytes]) -> None:
         """Take the numbers of positive acks; rows that waited for these may go."""
-        state, base, rows, followers = self._state, self._base, self._rows, self._followers
+        state, base, rows = self._state, self._base, self._rows
+        settle = bool(self._followers or self._held)
         done = landed = 0
         for number in numbers:
             row = int(number) - base
@@ -224,8 +226,8 @@ class Task:
             state[row] = _DONE
             done += 1
             landed += before == _SENT
-            if followers:
-                self._release(row)
+            if settle:
+                self._settle(row)
         self.left -= done
         self.flying -= landed
         self.written.delivered += done
@@ -256,7 +258,7 @@ class Task:
         self.flying -= self._state[row] == _SENT
         self._state[row] = _DONE
         self.left -= 1
-        self._release(row)
+        self._settle(row)
 
     def fail(self, rows: Iterable[int], error: SinkError, now: float, on_retry: OnRetry) -> None:
         """Let rows in flight back off; they are `ready` again when their time has come."""
@@ -274,11 +276,28 @@ class Task:
             bucket.rows.append(row)
 
     def release_due(self, now: float) -> None:
-        """Make rows ready whose backoff has ended."""
+        """Make rows ready whose backoff has ended.
+
+        Of a subject that is not permitted one row asks for all, as the server logs every refusal.
+        """
         for key, bucket in list(self.buckets.items()):
-            if bucket.due <= now:
-                del self.buckets[key]
-                self._again(row for row in bucket.rows if self._state[row] == _BACKOFF)
+            if bucket.due > now:
+                continue
+            del self.buckets[key]
+            rows = [row for row in bucket.rows if self._state[row] == _BACKOFF]
+            if bucket.error.code == "permission_denied":
+                rows = [row for row in rows if not self._hold(row)]
+            self._again(rows)
+
+    def _hold(self, row: int) -> bool:
+        subject = self.subject(row)
+        if subject not in self._held:
+            self._held[subject] = [row]  # the one that asks stands first
+        held = self._held[subject]
+        if held[0] == row:
+            return False
+        held.append(row)
+        return True
 
     def late(self, now: float, timeout: float, last_ack: float) -> list[int]:
         """Return the rows whose ack is overdue.
@@ -310,7 +329,10 @@ class Task:
             self._state[row] = _WAITING
             self._ready.append(row)
 
-    def _release(self, row: int) -> None:
+    def _settle(self, row: int) -> None:
+        if self._held and (held := self._held.get(self.subject(row))) and held[0] == row:
+            del self._held[self.subject(row)]
+            self._again(other for other in held if self._state[other] == _BACKOFF)
         for follower in self._followers.pop(row, ()):
             self._waits[follower] -= 1
             if not self._waits[follower]:

@@ -134,7 +134,8 @@ def inspect(
 ) -> list[Finding]:
     """Look at all that a sink needs.
 
-    `samples` are subjects that the template gives, if known, and `source` fills `{source}`. Stops at the first thing without which the rest cannot be looked at.
+    `samples` are subjects that the template gives, if known, and `source` fills `{source}`.
+    Stops at the first thing without which the rest cannot be looked at.
     """
     what = f"nats {config.safe_url}"
     try:

@@ -107,11 +107,13 @@ class SubjectTemplate:
         Rows that share schema, table and action share a subject unless `{record.<column>}` is
         used, so without that the work is done once a combination.
         """
+        if not batch.num_rows:
+            return pa.array([], pa.binary())
         fixed = {"source": escape(source), "database": escape(database)}
         if self.record_columns:
             return self._render_rows(batch, fixed)
         names = [n for n in _PER_ROW if n in self.variables]
-        if not names or not batch.num_rows:
+        if not names:
             return pa.repeat(pa.scalar(self._fill(fixed).encode(), pa.binary()), batch.num_rows)
         columns = [pc.fill_null(batch.column(_PER_ROW[n]), _EMPTY_TEXT) for n in names]
         # A schema's or table's name cannot hold NUL in Postgres, so it is a safe separator.

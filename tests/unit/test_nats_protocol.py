@@ -1,0 +1,394 @@
+"""The NATS protocol without a server: what comes in, what goes out, and in which order."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from penstock.message import WIRE_SCHEMA
+from penstock.sinks.base import SinkError
+from penstock.sinks.nats import BACKOFF_MAX, NatsSink, Task, backoff, group_keys, waits_of
+from penstock.sinks.nats_check import refused_by_stream
+from penstock.sinks.nats_client import (
+    BLOCK_ROWS,
+    Encoder,
+    Event,
+    Info,
+    Parser,
+    Ping,
+    Pong,
+    Problem,
+    Reply,
+)
+from penstock.sinks.nats_config import NatsSinkConfig, redact
+
+INBOX = b"_INBOX.abc."
+
+
+def msg(number: int, body: bytes) -> bytes:
+    return b"MSG %s%d 1 %d\r\n%s\r\n" % (INBOX, number, len(body), body)
+
+
+def ack(number: int, more: bytes = b"") -> bytes:
+    return msg(number, b'{"stream":"S", "seq":%d%s}' % (number + 7, more))
+
+
+NO_RESPONDERS = b"HMSG " + INBOX + b"9 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
+FULL = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
+TALK = (
+    b'INFO {"max_payload":10}\r\n'
+    + ack(1)
+    + ack(2, b',"duplicate": true')
+    + b"PING\r\n"
+    + ack(3)
+    + NO_RESPONDERS
+    + msg(4, FULL)
+    + b"-ERR 'Permissions Violation for Publish to \"a.b\"'\r\n"
+    + msg(5, b'{"stream":"S", "domain":"hub", "seq":0}')
+    + msg(6, b"+OK\r\nMSG " + INBOX + b'77 1 2\r\n{"stream":"S", "seq":1}')
+    + b"MSG other.7 2 2\r\nhi\r\n+OK\r\nPONG\r\n"
+    + ack(8, b"")
+)
+
+
+def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event], int]:
+    parser = Parser(INBOX)
+    acks: list[int] = []
+    events: list[Event] = []
+    for piece in pieces:
+        some, more = parser.feed(piece)
+        acks += map(int, some)
+        events += more
+    return acks, events, parser.duplicates
+
+
+def test_parser() -> None:
+    acks, events, duplicates = feed([TALK])
+    assert acks == [1, 2, 3, 8]
+    assert duplicates == 1
+    assert [type(e) for e in events] == [Info, Ping, Reply, Reply, Problem, Reply, Reply, Pong]
+    assert events[0] == Info({"max_payload": 10})
+    assert events[2] == Reply(9, 503, b"")
+    assert events[3] == Reply(4, 0, FULL)
+    problem = events[4]
+    assert isinstance(problem, Problem)
+    assert problem.denied_subject == "a.b"
+
+
+@given(st.lists(st.integers(0, len(TALK)), max_size=20))
+def test_however_it_is_cut(cuts: list[int]) -> None:
+    at = [0, *sorted(cuts), len(TALK)]
+    assert feed([TALK[a:b] for a, b in pairwise(at)]) == feed([TALK])
+
+
+def test_an_ack_of_sequence_0_or_with_an_error_is_no_ack() -> None:
+    body = b'{"error":{"code":400},"stream":"S","seq":0}'
+    assert feed([msg(1, body)])[:2] == ([], [Reply(1, 0, body)])
+    assert feed([msg(1, b'{"stream":"S","seq":0}')])[0] == []
+
+
+def test_something_else_than_nats() -> None:
+    with pytest.raises(SinkError, match="does not speak NATS"):
+        Parser(INBOX).feed(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(SinkError, match="does not speak NATS"):
+        Parser(INBOX).feed(b"\0" * 2_000_000)
+
+
+def batch(count: int, **columns: list[Any]) -> pa.RecordBatch:
+    usual: dict[str, list[Any]]
+    usual = {
+        "record": [json.dumps({"id": n}) for n in range(count)],
+        "changes": [None] * count,
+        "action": ["insert"] * count,
+        "table_schema": ["public"] * count,
+        "table_name": ["orders"] * count,
+        "metadata": ['{"database":"db"}'] * count,
+        "idempotency_key": [f"t-{n}-0" for n in range(count)],
+        "commit_lsn": list(range(count)),
+        "commit_idx": [0] * count,
+        "group_hash": list(range(count)),
+        "old_group_hash": [None] * count,
+    }
+    return pa.record_batch(usual | columns, schema=WIRE_SCHEMA)
+
+
+def encoder(**settings: Any) -> Encoder:
+    return Encoder(NatsSinkConfig(**settings), "orders", "shop", INBOX)
+
+
+def parse_frames(data: bytes) -> list[tuple[str, int, str, Any]]:
+    """Read frames as a server does: by their lengths. Gives subject, number, header, body."""
+    found = []
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        word, subject, reply, header, total = line.split(b" ")
+        assert word == b"HPUB"
+        body = data[int(header) : int(total)]
+        assert data[int(header) - 4 : int(header)] == b"\r\n\r\n"
+        assert data[int(total) : int(total) + 2] == b"\r\n"
+        found.append(
+            (
+                subject.decode(),
+                int(reply.removeprefix(INBOX)),
+                data[: int(header)].decode(),
+                orjson.loads(body),
+            )
+        )
+        data = data[int(total) + 2 :]
+    return found
+
+
+def test_frames() -> None:
+    rows = batch(
+        3,
+        record=['{"a":"ä\\r\\n"}', None, "{}"],
+        changes=[None, '{"a":1}', None],
+        metadata=['{"database":"db"}', " {} \n", None],
+    )
+    block = encoder().block(rows, 0, base=100)
+    frames = parse_frames(bytes(block.data))
+    consumer = {"id": "orders", "name": "orders"}
+    assert [f[1] for f in frames] == [100, 101, 102]
+    assert frames[0] == (
+        "shop.public.orders.insert",
+        100,
+        "NATS/1.0\r\nNats-Msg-Id: t-0-0\r\n\r\n",
+        {
+            "record": {"a": "ä\r\n"},
+            "changes": None,
+            "action": "insert",
+            "metadata": {"database": "db", "consumer": consumer},
+        },
+    )
+    assert frames[1][3]["record"] is None
+    assert frames[1][3]["changes"] == {"a": 1}
+    assert frames[2][3]["metadata"]["consumer"] == consumer
+    assert block.body_bytes == sum(
+        len(bytes(block.frame(n)).split(b"\r\n\r\n", 1)[1]) - 2 for n in range(3)
+    )
+    assert block.largest == max(block.payload)
+
+
+def test_the_expected_stream_is_a_header() -> None:
+    block = encoder(stream="ORDERS").block(batch(1), 0, 1)
+    assert "Nats-Expected-Stream: ORDERS\r\n" in parse_frames(bytes(block.data))[0][2]
+
+
+def test_a_key_cannot_add_headers() -> None:
+    rows = batch(2, idempotency_key=["x\r\nNats-Rollup: all", "ok"])
+    block = encoder().block(rows, 0, 1)
+    assert block.refused == {0: ("invalid_key", "the idempotency key holds a line end")}
+    assert b"Rollup" not in bytes(block.data)
+
+
+def test_a_slice_of_a_batch_encodes_as_itself() -> None:
+    whole, part = batch(10), batch(10).slice(4, 3)
+    expected = [f[3] for f in parse_frames(bytes(encoder().block(whole, 0, 1).data))][4:7]
+    assert [f[3] for f in parse_frames(bytes(encoder().block(part, 0, 1).data))] == expected
+
+
+def test_waits() -> None:
+    keys = [("a",), ("b",), ("a",), ("c", "a"), ("a", "b"), (None,), ("c", "c")]
+    waits, followers = waits_of(keys)
+    assert waits == [0, 0, 1, 1, 2, 0, 1]
+    assert followers == {0: [2], 2: [3], 3: [4, 6], 1: [4]}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 5)), max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_a_group_has_one_message_in_flight(
+    groups: list[tuple[int, int | None]], random: Any
+) -> None:
+    """Whatever order the acks come in, and whatever fails or disconnects on the way."""
+    count = len(groups)
+    rows = batch(
+        count, group_hash=[g for g, _ in groups], old_group_hash=[old for _, old in groups]
+    )
+    task = Task(rows, encoder(), 1, None)
+    flying: set[int] = set()
+    done: list[int] = []
+    while task.left:
+        task.release_due(1e9)
+        while task.ready:
+            data = bytes(task.wave(random.randint(1, 5), 10**6, 0.0))
+            flying |= {number - 1 for _, number, _, _ in parse_frames(data)}
+        assert task.flying == len(flying)
+        held = [g for row in flying for g in {*groups[row]} - {None}]
+        assert len(held) == len(set(held)), "two of a group in flight"
+        row = random.choice(sorted(flying))
+        fate = random.random()
+        if fate < 0.2:
+            task.fail([row], SinkError("stream_full", "full"), 0.0, lambda _e, _s: None)
+            flying.discard(row)
+        elif fate < 0.3:
+            task.disconnected()
+            flying.clear()
+        else:
+            task.acked([str(row + 1).encode()] * 2)
+            flying.discard(row)
+            done.append(row)
+    assert sorted(done) == list(range(count))
+    assert task.written.delivered == count
+    for group in range(6):
+        mine = [row for row in done if group in groups[row]]
+        assert mine == sorted(mine)
+
+
+def test_many_blocks_and_late_rows() -> None:
+    count = BLOCK_ROWS * 2 + 10
+    task = Task(batch(count), encoder(), 1, None)
+    sent = 0
+    while task.ready:
+        sent += len(parse_frames(bytes(task.wave(10_000, 10**6, now=0.0))))
+    assert sent == count == task.flying
+    task.acked(str(n).encode() for n in range(1, count))  # all but the last
+    assert task.late(now=4.0, timeout=5, last_ack=0.0) == []
+    assert task.late(now=6.0, timeout=5, last_ack=2.0) == []  # acks still come: patience
+    assert task.late(now=8.0, timeout=5, last_ack=2.0) == [count - 1]
+
+
+def test_one_message_asks_whether_a_subject_is_permitted_by_now() -> None:
+    count = 10
+    tables = ["secrets", "orders"] * (count // 2)
+    task = Task(batch(count, table_name=tables), encoder(), 1, None)
+    task.wave(count, 10**6, now=0.0)
+    denied = task.flying_to({"shop.public.secrets.insert"})
+    assert denied == [0, 2, 4, 6, 8]
+    task.fail(denied, SinkError("permission_denied", "no"), 0.0, lambda _e, _s: None)
+    for _ in range(2):  # denied again
+        task.release_due(1e9)
+        assert len(parse_frames(bytes(task.wave(count, 10**6, now=1.0)))) == 1
+        task.fail([0], SinkError("permission_denied", "no"), 0.0, lambda _e, _s: None)
+    task.release_due(1e9)
+    task.wave(count, 10**6, now=1.0)
+    task.acked([b"1"])
+    rest = parse_frames(bytes(task.wave(count, 10**6, now=1.0)))
+    assert [number for _, number, _, _ in rest] == [3, 5, 7, 9]
+
+
+def test_group_by_columns() -> None:
+    rows = batch(
+        3,
+        record=['{"id":1,"c":"x"}', '{"id":2,"c":"y"}', '{"id":3}'],
+        changes=[None, '{"c":"x"}', None],
+    )
+    first, second, third = group_keys(rows, ["c"])
+    assert first[0] == ("public", "orders", b'["x"]')
+    assert second[:2] == (("public", "orders", b'["y"]'), ("public", "orders", b'["x"]'))
+    assert third == (2, None)  # the column is not in the WAL: the source's group holds
+
+
+def test_backoff_grows_to_its_limit() -> None:
+    assert 0.07 < backoff(1) <= 0.1
+    assert 0.15 <= backoff(2) <= 0.2
+    assert 7 < backoff(100) <= BACKOFF_MAX
+
+
+@pytest.mark.parametrize(
+    ("err_code", "text", "code", "transient"),
+    [
+        (10054, "message size exceeds maximum allowed", "message_too_large", False),
+        (10060, "expected stream does not match", "wrong_stream", True),
+        (10077, "maximum bytes exceeded", "stream_full", True),
+        (10047, "insufficient storage resources available", "stream_full", True),
+        (10039, "JetStream not enabled for account", "jetstream_not_enabled", True),
+        (10167, "too many requests", "too_many_requests", True),
+        (10109, "invalid operation on sealed stream", "stream_refused", True),
+    ],
+)
+def test_refusals(err_code: int, text: str, code: str, transient: bool) -> None:
+    body = {"error": {"err_code": err_code, "description": text}, "stream": "S"}
+    error = refused_by_stream(body, NatsSinkConfig(), "a.b")
+    assert (error.code, error.transient) == (code, transient)
+    assert text in error.message
+    assert error.remedy
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """A port that takes connections, greets as told, and says no more."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    taken: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            taken.append(connection)
+            connection.sendall(b'INFO {"headers":false}\r\n')
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for connection in taken:
+        connection.close()
+
+
+def test_a_server_without_headers(silent_server: int) -> None:
+    sink = NatsSink(NatsSinkConfig(url=f"nats://127.0.0.1:{silent_server}"), name="n", source="s")
+    with pytest.raises(SinkError) as caught:
+        sink.write(batch(1))
+    assert caught.value.code == "headers_unsupported"
+
+
+def test_an_empty_batch_needs_no_server() -> None:
+    sink = NatsSink(NatsSinkConfig(url="nats://127.0.0.1:1"), name="n", source="s")
+    assert sink.write(batch(0)).delivered == 0
+
+
+def test_config_pickles_and_hides_secrets() -> None:
+    config = NatsSinkConfig(
+        url="nats://me:hush%40@a:1, tok3n@[::1]:2,tls://c", user="u", password="hush2"
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert "hush" not in repr(config)
+    assert "tok3n" not in repr(config)
+    assert [str(s) for s in config.servers] == ["nats://a:1", "nats://[::1]:2", "tls://c:4222"]
+    first, second, _ = config.servers
+    assert (first.user, first.password, second.token) == ("me", "hush@", "tok3n")
+    assert redact(config.url) == "nats://a:1, [::1]:2,tls://c"
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"url": ""}, "empty"),
+        ({"url": "http://me:hush@h"}, "unknown scheme 'http'"),
+        ({"url": "nats://me:hu/sh@h"}, "not a list of servers"),
+        ({"url": "nats://me:hush@h:99999"}, "not a list of servers"),
+        ({"subject": "a.{x}"}, "unknown variable"),
+        ({"stream": "a.b"}, "cannot name a stream"),
+        ({"group_by": []}, "one or more columns"),
+        ({"user": "u"}, "password is missing"),
+        ({"token": "hush", "nkey_seed": "hush"}, "use one way to log in"),
+        ({"tls_cert": "c.pem"}, "tls_key is missing"),
+        ({"tls": False, "tls_ca_cert": "c.pem"}, "tls is false"),
+        ({"nope": 1}, "Extra inputs"),
+        ({"ack_timeout": 0}, "greater than 0"),
+    ],
+)
+def test_config_errors(settings: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        NatsSinkConfig(**settings)
+    assert what in str(caught.value)
+    assert "hush" not in str(caught.value)
+    assert "hu/sh" not in str(caught.value)

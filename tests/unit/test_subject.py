@@ -1,0 +1,136 @@
+"""Subject templates: reading, escaping, rendering."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.message import WIRE_SCHEMA
+from penstock.sinks.nats_check import covers
+from penstock.sinks.subject import DEFAULT_SUBJECT, EMPTY, NULL, SubjectTemplate, escape
+
+
+def rows(*values: dict[str, Any]) -> pa.RecordBatch:
+    usual = {"table_schema": "public", "table_name": "orders", "action": "insert", "record": "{}"}
+    return pa.RecordBatch.from_pylist([usual | v for v in values], schema=WIRE_SCHEMA)
+
+
+def render(template: str, *values: dict[str, Any], **known: Any) -> list[str]:
+    known = {"source": "shop", "database": "db"} | known
+    subjects = SubjectTemplate.parse(template).render(rows(*values), **known)
+    return [s.decode() for s in subjects.to_pylist()]
+
+
+def test_default() -> None:
+    assert render(DEFAULT_SUBJECT, {}, {"table_name": "items"}, {"action": "delete"}, {}) == [
+        "shop.public.orders.insert",
+        "shop.public.items.insert",
+        "shop.public.orders.delete",
+        "shop.public.orders.insert",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("plain_ä-1", "plain_ä-1"),
+        ("_", "_"),
+        ("", EMPTY),
+        (None, NULL),
+        ("a b.c*d>e%f\tg\r\nh\0", "a%20b%2Ec%2Ad%3Ee%25f%09g%0D%0Ah%00"),
+        ("%null", "%25null"),
+        ("$JS", "%24JS"),
+        ("a$b", "a$b"),
+        (True, "true"),
+        (42, "42"),
+        (1.5, "1%2E5"),
+        ([1, 2], "[1,2]"),
+        ("null", "null"),
+    ],
+)
+def test_escape(value: Any, expected: str) -> None:
+    assert escape(value) == expected
+
+
+@given(st.one_of(st.none(), st.text()), st.one_of(st.none(), st.text()))
+def test_a_value_is_one_token_and_no_two_collide(one: str | None, two: str | None) -> None:
+    assert re.fullmatch(r"[^\x00-\x20\x7f.*>]+", escape(one))
+    assert (escape(one) == escape(two)) == (one == two)
+
+
+def test_record_columns() -> None:
+    found = render(
+        "{table}.{record.region}.{record.a.b}",
+        {"record": '{"region":"eu west","a.b":1}'},
+        {"record": '{"region":null,"a.b":true}'},
+        {"record": None},
+        {"table_name": "x", "record": '{"region":"","a.b":"*"}'},
+    )
+    assert found == [
+        "orders.eu%20west.1",
+        f"orders.{NULL}.true",
+        f"orders.{NULL}.{NULL}",
+        f"x.{EMPTY}.%2A",
+    ]
+    assert SubjectTemplate.parse("{record.a}.{record.b}.{record.a}").record_columns == ("a", "b")
+
+
+def test_constant_parts() -> None:
+    assert render("all", {}, {}) == ["all", "all"]
+    assert render("{source}.{database}", {}, source="s p", database=None) == [f"s%20p.{NULL}"]
+    assert render("x-{schema}{table}", {"table_schema": ""}) == [f"x-{EMPTY}orders"]
+    assert render("{schema}") == []
+
+
+@pytest.mark.parametrize(
+    ("template", "position", "what"),
+    [
+        ("", 0, "empty"),
+        ("a.{table", 2, "without its '}'"),
+        ("a.table}", 7, "without its '{'"),
+        ("a.{nope}", 2, "unknown variable {nope}"),
+        ("a.{record.}", 2, "unknown variable"),
+        ("a b", 1, "not allowed"),
+        ("a.*", 2, "not allowed"),
+        ("a.>", 2, "not allowed"),
+        (".a", 0, "empty"),
+        ("a.", 1, "empty"),
+        ("a..b", 2, "empty"),
+        ("$JS.API.{table}", 0, "belong to the server"),
+    ],
+)
+def test_errors_name_the_position(template: str, position: int, what: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(what)) as caught:
+        SubjectTemplate.parse(template)
+    assert f"position {position}:" in str(caught.value)
+    assert repr(template) in str(caught.value)
+
+
+def test_wildcard() -> None:
+    template = SubjectTemplate.parse("x.{source}.pre-{table}.{record.a.b}")
+    assert template.wildcard() == "x.*.*.*"
+    assert template.wildcard("shop") == "x.shop.*.*"
+    assert SubjectTemplate.parse("plain").wildcard() == "plain"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.>", "a.*.*", True),
+        ("a.>", "a", False),
+        (">", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.*", True),
+        ("a.b", "a.*", False),
+        ("a.*", "a.b.c", False),
+        ("a.*.c", "a.b", False),
+        ("a.*", "a.>", False),
+    ],
+)
+def test_covers(pattern: str, subject: str, expected: bool) -> None:
+    assert covers(pattern, subject) is expected
