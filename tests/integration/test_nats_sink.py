@@ -208,10 +208,10 @@ def test_a_full_stream_keeps_order_when_it_has_room_again(
 ) -> None:
     # Big messages are refused where small ones still fit: the trap for order within a group.
     nats.add_stream(stream, SUBJECTS, max_bytes=60_000, discard="new")
-    pads = [2000 if n % 3 == 0 else 1 for n in range(200)]
-    records = [{"id": n % 5, "n": n, "pad": "x" * pads[n]} for n in range(200)]
+    pads = [8000 if n % 10 == 0 else 1 for n in range(200)]
+    records = [{"id": n % 3, "n": n, "pad": "x" * pads[n]} for n in range(200)]
     writer = Writer(NatsSinkConfig(url=nats_server.url))
-    writer.start(batch([n % 5 for n in range(200)], records=records))
+    writer.start(batch([n % 3 for n in range(200)], records=records))
     writer.until_retry("stream_full")
     seen: list[Msg] = []
     read = 0
