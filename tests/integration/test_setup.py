@@ -171,6 +171,7 @@ def test_slot_of_another_database(
     ensure(make())
     other = make().model_copy(update={"url": type(make().url)(postgres.url)})
     with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
         try:
             assert database.name in fails("slot_wrong_database", other).message
         finally:
@@ -189,6 +190,22 @@ def reading(source: PostgresSource) -> Iterator[None]:
         )
         connection.pgconn.exec_(command.encode())
         yield
+
+
+def test_a_publication_that_was_dropped_is_not_made_anew_in_silence(
+    make: Make, database: Database
+) -> None:
+    source = make()
+    ensure(source)
+    database.execute("DROP PUBLICATION pub")
+    error = fails("publication_missing", source)
+    assert published(database) == set()
+    drop, create = error.remedy.index("SELECT"), error.remedy.index("CREATE")
+    database.execute(error.remedy[drop : error.remedy.index(";")])
+    ensure(source)
+    database.execute("DROP PUBLICATION pub")
+    database.execute(error.remedy[create:])
+    ensure(source)
 
 
 def test_slot_in_use(make: Make) -> None:

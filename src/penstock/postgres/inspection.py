@@ -17,7 +17,7 @@ from penstock.postgres.publication import (
     missing_tables,
     set_via_root,
 )
-from penstock.postgres.setup import server_fault, slot_fault, slots_exhausted
+from penstock.postgres.setup import publication_gone, server_fault, slot_fault, slots_exhausted
 from penstock.settings import NatsSinkSettings, PostgresSource, nearest
 from penstock.tables import TablePattern, matches_any
 
@@ -121,6 +121,9 @@ def _publication(
 
 def _missing_publication(what: str, catalog: Catalog, wanted: Sequence[Relation]) -> Finding:
     server, source = catalog.server, catalog.source
+    if catalog.slot() is not None:
+        fault = publication_gone(catalog)
+        return Finding("error", what, fault.message, fault.remedy)
     fix = catalog.text(create_publication(catalog, source.patterns))
     if server.is_superuser:
         return Finding("ok", what, "not there yet; `penstock run` makes it")

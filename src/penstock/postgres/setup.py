@@ -52,9 +52,13 @@ def ensure(source: PostgresSource) -> None:
     with open_catalog(source) as catalog:
         if fault := server_fault(catalog):
             raise fault
+        slot = catalog.slot()
+        if slot is not None and (fault := slot_fault(catalog, slot)):
+            raise fault
         # First the publication: the slot's changes from before it would have none to go by.
-        _ensure_publication(catalog)
-        _ensure_slot(catalog)
+        _ensure_publication(catalog, slot)
+        if slot is None:
+            _create_slot(catalog)
 
 
 def slot_status(source: PostgresSource) -> SlotStatus:
@@ -153,7 +157,25 @@ def slot_missing(catalog: Catalog) -> SetupError:
     )
 
 
-def _ensure_publication(catalog: Catalog) -> None:
+def publication_gone(catalog: Catalog) -> SetupError:
+    """Return the error for a publication that is missing although its slot is there.
+
+    Made anew it would cover only what is written from then on: Postgres 18 passes over the changes
+    from before without a word, older versions refuse to go on.
+    """
+    source = catalog.source
+    drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(source.slot))
+    create = create_publication(catalog, source.patterns)
+    return SetupError(
+        "publication_missing",
+        f"There is no publication {source.publication}, though slot {source.slot} is there: what "
+        "is written without the publication can never be captured through that slot.",
+        remedy=f"Drop the slot, and `penstock run` makes both anew: {catalog.text(drop)} Or, if "
+        f"nothing was written since it was dropped, make it again: {catalog.text(create)}",
+    )
+
+
+def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
     relations = catalog.relations()
     if faults := missing_tables(catalog, relations):
         raise SetupError(
@@ -165,10 +187,12 @@ def _ensure_publication(catalog: Catalog) -> None:
     wanted = catalog.wanted(relations)
     publication = catalog.publication()
     if publication is None:
+        if slot is not None:
+            raise publication_gone(catalog)
         try:
             _execute(catalog, create_publication(catalog, catalog.source.patterns))
         except psycopg.errors.DuplicateObject:
-            _ensure_publication(catalog)  # another process was first
+            _ensure_publication(catalog, slot)  # another process was first
         return
     if not publication.via_root and any(table.kind == "p" for table in wanted):
         _execute(catalog, set_via_root(catalog))
@@ -205,12 +229,7 @@ def _execute(catalog: Catalog, statement: sql.Composed) -> None:
         ) from None
 
 
-def _ensure_slot(catalog: Catalog) -> None:
-    slot = catalog.slot()
-    if slot is not None:
-        if fault := slot_fault(catalog, slot):
-            raise fault
-        return
+def _create_slot(catalog: Catalog) -> None:
     server = catalog.server
     if server.slots >= server.max_slots:
         raise slots_exhausted(catalog)
