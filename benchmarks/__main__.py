@@ -62,8 +62,16 @@ def main() -> int:
             f"no interpreter {options.peers_python!r}; `make bench` makes one with the peers,"
             f" or set {PYTHON_VARIABLE}"
         )
-    rates = tuple(int(rate) for rate in options.rates.split(","))
+    try:
+        rates = tuple(int(rate) for rate in options.rates.split(","))
+    except ValueError:
+        raise SystemExit(
+            f"--rates {options.rates}: not numbers; write them as 100,1000,10000"
+        ) from None
     shapes = tuple(options.shapes.split(","))
+    for shape in shapes:
+        if shape not in drain.SHAPES:
+            raise SystemExit(f"--shapes {shape}: unknown; choose from {', '.join(drain.SHAPES)}")
     rows, rounds, seconds = options.rows, options.rounds, options.seconds
     idle_s, long_rows = 30.0, 3_000_000
     if options.quick:
