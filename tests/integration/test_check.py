@@ -183,6 +183,18 @@ def test_group_by_outside_the_replica_identity(
     assert findings(path, "warning") == []
 
 
+def test_columns_of_the_subject(database: Database, nats: JetStream, write: Write) -> None:
+    stream(nats, database)
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, region text)")
+    path = write(sinks={"out": {"subject": "{source}.{record.regoin}"}})
+    error = only(findings(path, "error"), "has no column regoin")
+    assert error.message.endswith("did you mean region?")
+    path = write(sinks={"out": {"subject": "{source}.{record.region}"}})
+    warning = only(findings(path, "warning"), "its subject gets %null")
+    database.execute(warning.fix)
+    assert findings(path, "warning") == []
+
+
 def test_publication_that_falls_short(database: Database, nats: JetStream, write: Write) -> None:
     stream(nats, database)
     database.execute(

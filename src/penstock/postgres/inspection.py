@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import LiteralString
+from collections.abc import Iterator, Mapping, Sequence
 
 from psycopg import sql
 
 from penstock.finding import Finding
-from penstock.postgres.admin import Catalog, Identity, Publication, Relation, address, open_catalog
+from penstock.postgres.admin import Catalog, Publication, Relation, address, open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
 from penstock.postgres.publication import (
     add_to_publication,
@@ -18,8 +17,9 @@ from penstock.postgres.publication import (
     set_via_root,
 )
 from penstock.postgres.setup import publication_gone, server_fault, slot_fault, slots_exhausted
+from penstock.postgres.table_inspection import inspect_table
 from penstock.settings import NatsSinkSettings, PostgresSource, nearest
-from penstock.tables import TablePattern, matches_any
+from penstock.tables import TablePattern
 
 _MUCH_WAL = 1 << 30
 
@@ -73,7 +73,9 @@ def _findings(
     for table in wanted:
         subject = f"{what}: table {table}"
         of_table = identities[table.oid]
-        yield from _table(subject, catalog, publication, table, identities=of_table, sinks=sinks)
+        yield from inspect_table(
+            subject, catalog, publication, table, identities=of_table, sinks=sinks
+        )
 
 
 def _error(what: str, error: SetupError) -> Finding:
@@ -209,117 +211,3 @@ def _tables(
         if table.is_partition:
             message = f"{table} is a partition, whose changes come under the name {table.root}"
             yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
-
-
-def _table(
-    what: str,
-    catalog: Catalog,
-    publication: Publication | None,
-    table: Relation,
-    *,
-    identities: Sequence[Identity],
-    sinks: Mapping[str, NatsSinkSettings],
-) -> Iterator[Finding]:
-    yield from _identity(what, catalog, table, identities)
-    yield from _generated(what, catalog, publication, table, identities)
-    if not table.readable:
-        role, grant = sql.Identifier(catalog.server.role), sql.SQL("GRANT SELECT ON {} TO {}")
-        message = "the role may not SELECT from it; capturing changes works, reading rows will not"
-        fix = catalog.text(grant.format(sql.Identifier(table.schema, table.name), role))
-        yield Finding("warning", what, message, fix)
-    yield from _groups(what, catalog, table, identities, sinks)
-
-
-def _generated(
-    what: str,
-    catalog: Catalog,
-    publication: Publication | None,
-    table: Relation,
-    identities: Sequence[Identity],
-) -> Iterator[Finding]:
-    full = any(identity.identity == "f" for identity in identities)
-    if full and table.virtual:
-        yield Finding(
-            "error",
-            what,
-            "Postgres refuses its UPDATE and DELETE once it is published: its replica identity is "
-            "full and it has virtual generated columns",
-            _identity_sql(catalog, identities, "DEFAULT"),
-        )
-    elif full and table.stored and publication and publication.generated != "s":
-        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
-        if catalog.server.major >= 18:
-            fix = catalog.text(statement.format(sql.Identifier(catalog.source.publication)))
-            message = "Postgres refuses its UPDATE and DELETE: its replica identity is full, and "
-            yield Finding("error", what, f"{message}its generated columns are not published", fix)
-
-
-def _groups(
-    what: str,
-    catalog: Catalog,
-    table: Relation,
-    identities: Sequence[Identity],
-    sinks: Mapping[str, NatsSinkSettings],
-) -> Iterator[Finding]:
-    for name, sink in sinks.items():
-        patterns = sink.patterns
-        if not sink.group_by or not (
-            patterns is None or matches_any(patterns, table.schema, table.name)
-        ):
-            continue
-        unknown = [column for column in sink.group_by if column not in table.columns]
-        for column in unknown:
-            message = f"has no column {column}, which sink {name} groups by"
-            fix = f"correct `group_by`, or leave {table} out of the sink's `tables`"
-            yield Finding("error", what, message + nearest(column, table.columns), fix)
-        blind = [i for i in identities if i.identity != "f" and set(sink.group_by) - set(i.columns)]
-        if blind and not unknown:
-            message = (
-                f"sink {name} groups by {', '.join(sink.group_by)}, whose old values are not in "
-                "the WAL: a DELETE, and an UPDATE that moves a row, cannot be put in its old group"
-            )
-            yield Finding("warning", what, message, _identity_sql(catalog, blind, "FULL"))
-
-
-def _identity(
-    what: str, catalog: Catalog, table: Relation, identities: Sequence[Identity]
-) -> Iterator[Finding]:
-    if not identities:
-        yield Finding("ok", what, "is partitioned, and has no partition yet")
-        return
-    none = [i for i in identities if i.identity != "f" and not i.columns]
-    keyed = [i for i in identities if i.identity != "f" and i.columns]
-    if none:
-        why = "its replica identity is nothing" if none[0].identity == "n" else "it has no key"
-        if none[0].identity == "i":
-            why = "the index of its replica identity is gone"
-        message = f"{why}: once it is published, Postgres refuses UPDATE and DELETE on it"
-        names = _partitions(table, none)
-        yield Finding("error", what, message + names, _identity_sql(catalog, none, "FULL"))
-    if keyed:
-        columns = ", ".join(keyed[0].columns)
-        message = (
-            f"replica identity {'default' if keyed[0].identity == 'd' else 'using index'}: the WAL "
-            f"has old values of {columns} alone, so `changes` holds no others, and nor does the "
-            "`record` of a DELETE"
-        )
-        fix = _identity_sql(catalog, keyed, "FULL")
-        yield Finding("warning", what, message + _partitions(table, keyed), fix)
-    if not none and not keyed:
-        yield Finding("ok", what, "replica identity full: `changes` has every old value")
-
-
-def _partitions(table: Relation, identities: Sequence[Identity]) -> str:
-    return f" ({len(identities)} of its partitions)" if table.kind == "p" else ""
-
-
-def _identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
-    # Partitions do not inherit it, so each has a statement of its own.
-    return "\n".join(
-        catalog.text(
-            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(
-                sql.Identifier(i.schema, i.name), sql.SQL(identity)
-            )
-        )
-        for i in identities
-    )

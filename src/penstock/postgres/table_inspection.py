@@ -1,0 +1,135 @@
+"""Looks at one captured table: what its replica identity and its columns mean for the sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import LiteralString
+
+from psycopg import sql
+
+from penstock.finding import Finding
+from penstock.postgres.admin import Catalog, Identity, Publication, Relation
+from penstock.settings import NatsSinkSettings, nearest
+from penstock.tables import matches_any
+
+
+def inspect_table(
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    table: Relation,
+    *,
+    identities: Sequence[Identity],
+    sinks: Mapping[str, NatsSinkSettings],
+) -> Iterator[Finding]:
+    """Say what a table's replica identity, columns and rights mean for the sinks."""
+    yield from _identity(what, catalog, table, identities)
+    yield from _generated(what, catalog, publication, table, identities)
+    if not table.readable:
+        role, grant = sql.Identifier(catalog.server.role), sql.SQL("GRANT SELECT ON {} TO {}")
+        message = "the role may not SELECT from it; capturing changes works, reading rows will not"
+        fix = catalog.text(grant.format(sql.Identifier(table.schema, table.name), role))
+        yield Finding("warning", what, message, fix)
+    yield from _columns(what, catalog, table, identities, sinks)
+
+
+def _generated(
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    table: Relation,
+    identities: Sequence[Identity],
+) -> Iterator[Finding]:
+    full = any(identity.identity == "f" for identity in identities)
+    if full and table.virtual:
+        yield Finding(
+            "error",
+            what,
+            "Postgres refuses its UPDATE and DELETE once it is published: its replica identity is "
+            "full and it has virtual generated columns",
+            _identity_sql(catalog, identities, "DEFAULT"),
+        )
+    elif full and table.stored and publication and publication.generated != "s":
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
+        if catalog.server.major >= 18:
+            fix = catalog.text(statement.format(sql.Identifier(catalog.source.publication)))
+            message = "Postgres refuses its UPDATE and DELETE: its replica identity is full, and "
+            yield Finding("error", what, f"{message}its generated columns are not published", fix)
+
+
+def _columns(
+    what: str,
+    catalog: Catalog,
+    table: Relation,
+    identities: Sequence[Identity],
+    sinks: Mapping[str, NatsSinkSettings],
+) -> Iterator[Finding]:
+    """Look for the columns that sinks name, in the table and in the WAL's old values."""
+    for name, sink in sinks.items():
+        patterns = sink.patterns
+        if patterns is not None and not matches_any(patterns, table.schema, table.name):
+            continue
+        grouped, routed = sink.group_by or [], sink.template.record_columns
+        for key, columns in (("group_by", grouped), ("subject", routed)):
+            for column in columns:
+                if column not in table.columns:
+                    message = f"has no column {column}, which `{key}` of sink {name} names"
+                    fix = f"correct `{key}`, or leave {table} out of the sink's `tables`"
+                    yield Finding("error", what, message + nearest(column, table.columns), fix)
+        for columns, harm in (
+            (grouped, "cannot be put in its old group"),
+            (routed, "has no value there, and its subject gets %null"),
+        ):
+            blind = [i for i in identities if i.identity != "f" and set(columns) - set(i.columns)]
+            if blind and set(columns) <= set(table.columns):
+                verb = "groups by" if columns is grouped else "puts into its subject"
+                moves = ", and an UPDATE that moves a row," if columns is grouped else ""
+                message = (
+                    f"sink {name} {verb} {', '.join(columns)}, whose old values are not in "
+                    f"the WAL: a DELETE{moves} {harm}"
+                )
+                yield Finding("warning", what, message, _identity_sql(catalog, blind, "FULL"))
+
+
+def _identity(
+    what: str, catalog: Catalog, table: Relation, identities: Sequence[Identity]
+) -> Iterator[Finding]:
+    if not identities:
+        yield Finding("ok", what, "is partitioned, and has no partition yet")
+        return
+    none = [i for i in identities if i.identity != "f" and not i.columns]
+    keyed = [i for i in identities if i.identity != "f" and i.columns]
+    if none:
+        why = "its replica identity is nothing" if none[0].identity == "n" else "it has no key"
+        if none[0].identity == "i":
+            why = "the index of its replica identity is gone"
+        message = f"{why}: once it is published, Postgres refuses UPDATE and DELETE on it"
+        names = _partitions(table, none)
+        yield Finding("error", what, message + names, _identity_sql(catalog, none, "FULL"))
+    if keyed:
+        columns = ", ".join(keyed[0].columns)
+        message = (
+            f"replica identity {'default' if keyed[0].identity == 'd' else 'using index'}: the WAL "
+            f"has old values of {columns} alone, so `changes` holds no others, and nor does the "
+            "`record` of a DELETE"
+        )
+        fix = _identity_sql(catalog, keyed, "FULL")
+        yield Finding("warning", what, message + _partitions(table, keyed), fix)
+    if not none and not keyed:
+        yield Finding("ok", what, "replica identity full: `changes` has every old value")
+
+
+def _partitions(table: Relation, identities: Sequence[Identity]) -> str:
+    return f" ({len(identities)} of its partitions)" if table.kind == "p" else ""
+
+
+def _identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
+    # Partitions do not inherit it, so each has a statement of its own.
+    return "\n".join(
+        catalog.text(
+            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(
+                sql.Identifier(i.schema, i.name), sql.SQL(identity)
+            )
+        )
+        for i in identities
+    )
