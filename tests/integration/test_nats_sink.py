@@ -464,3 +464,52 @@ def test_inspect_when_nothing_listens() -> None:
     (finding,) = inspect(NatsSinkConfig(url="nats://127.0.0.1:1"))
     assert finding.level == "error"
     assert finding.fix
+
+
+def test_a_server_restarted_between_batches(own_server: EmbeddedNats, stream: str) -> None:
+    writer = Writer(NatsSinkConfig(url=own_server.url))
+    with JetStream(own_server.url) as nats:
+        nats.add_stream(stream, SUBJECTS)
+        assert writer.sink.write(batch([1])).delivered == 1
+        own_server.restart()
+        assert writer.sink.write(batch([2], first=2)).delivered == 1
+        writer.sink.close()
+        assert nats.info(stream).state.messages == 2
+
+
+def test_a_stream_that_takes_few_at_once(server_dir: Path, stream: str) -> None:
+    config = "jetstream { max_buffered_msgs: 20 }"
+    with (
+        EmbeddedNats(server_dir / "few", config) as server,
+        JetStream(server.url) as nats,
+    ):
+        nats.add_stream(stream, SUBJECTS)
+        writer = Writer(NatsSinkConfig(url=server.url))
+        assert writer.write(batch([n % 2000 for n in range(6000)]), 60).delivered == 6000
+        assert writer.codes == {"too_many_requests"}
+        assert_in_order(nats.messages(stream), 6000)
+
+
+def test_an_account_without_jetstream(server_dir: Path) -> None:
+    config = "accounts { A: { users: [ { user: a, password: a } ] } }"
+    with EmbeddedNats(server_dir / "account", config) as server:
+        stop: list[bool] = []
+        sink = NatsSinkConfig(url=server.url, user="a", password="a")
+        writer = Writer(sink, should_stop=lambda: bool(stop))
+        writer.start(batch([1]))
+        writer.until_retry("jetstream_not_enabled")
+        stop.append(True)
+        with pytest.raises(SinkError):
+            writer.result()
+        assert any("JetStream is not enabled" in f.message for f in inspect(sink))
+
+
+def test_acks_may_not_be_listened_for(server_dir: Path) -> None:
+    config = """
+    authorization { users: [ { user: a, password: a, permissions: { subscribe: "x.>" } } ] }
+    """
+    with EmbeddedNats(server_dir / "inbox", config) as server:
+        with pytest.raises(SinkError) as caught:
+            Writer(NatsSinkConfig(url=server.url, user="a", password="a")).write(batch([1]))
+        assert caught.value.code == "permission_denied"
+        assert "_INBOX.>" in caught.value.remedy
