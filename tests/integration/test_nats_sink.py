@@ -460,6 +460,16 @@ def test_inspect(nats_server: EmbeddedNats, nats: JetStream, stream: str) -> Non
     assert any("OTHER" in f.message for f in inspect(other, source="shop") if f.level == "error")
 
 
+def test_inspect_may_not_ask(server_dir: Path) -> None:
+    config = """
+    authorization { users: [ { user: a, password: a, permissions: { publish: "shop.>" } } ] }
+    """
+    with EmbeddedNats(server_dir / "ask", config) as server:
+        findings = inspect(NatsSinkConfig(url=server.url, user="a", password="a"))
+        assert [f.level for f in findings] == ["ok", "warning"]
+        assert "$JS.API.>" in findings[1].fix
+
+
 def test_inspect_when_nothing_listens() -> None:
     (finding,) = inspect(NatsSinkConfig(url="nats://127.0.0.1:1"))
     assert finding.level == "error"
