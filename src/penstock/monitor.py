@@ -40,7 +40,7 @@ class Monitor:
 
     def drain(self) -> None:
         """Ask every capture to hand out nothing more and to confirm what was delivered."""
-        for connection in self._captures:
+        for connection in list(self._captures):
             with contextlib.suppress(OSError):
                 connection.send_bytes(b'{"command":"drain"}')
 
@@ -63,7 +63,7 @@ class Monitor:
         try:
             while True:
                 report = orjson.loads(connection.recv_bytes())
-                if report.get("capture"):
+                if report.get("capture") and connection not in self._captures:
                     self._captures.append(connection)
                 answer = self._handler(report)
                 if report.get("answer"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socketserver
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Final
 
 import structlog
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,6 +23,8 @@ from penstock.config import Config
 from penstock.dead_letters import DeadLetters
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
+from penstock.postgres.errors import CaptureError
+from penstock.settings import PostgresSource
 from penstock.spark import session
 from penstock.spark.pipeline import Pipeline
 from penstock.state import State
@@ -27,6 +32,9 @@ from penstock.state import State
 DEAD_LETTERS: Final = Path(".penstock/dead-letters")
 _DRAIN_SECONDS: Final = 15.0
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
+# After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
+# by default, if the machine went with it.
+_SLOT_PATIENCE: Final = 75.0
 # Errors of a capture that trying again won't mend, and that mean that changes may be gone.
 _FATAL: Final = frozenset(
     {
@@ -50,8 +58,10 @@ class Run:
         self._config = config
         self._once = once
         self._dead_letters = DeadLetters(DEAD_LETTERS)
-        self.state = State(config.sources, config.sinks)
+        self._sources = [name for name in config.sources if config.sinks_of(name)]
+        self.state = State(self._sources, config.sinks)
         self._stopping = threading.Event()
+        self._expired = threading.Event()
         self._wake = threading.Event()
         self._failed: str | None = None
         self._held: dict[str, str] = {}
@@ -111,61 +121,110 @@ class Run:
         started = time.monotonic()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self.stop)
-        local = self._config.spark.master.startswith("local")
         server = None if self._once else Server(
             application(self.state, lambda: self.healthy, lambda: self.ready), listen
         )  # fmt: skip
-        for source in self._config.sources.values():
-            setup.ensure(source)
-        spark = session.create(self._config.spark.master, self._config.spark.conf)
-        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-        monitor = Monitor(self._handle, "127.0.0.1" if local else host)
-        threads = [
-            threading.Thread(target=self._supervise, args=(spark, name, monitor), name=name)
-            for name in self._config.sources
-            if self._config.sinks_of(name)
-        ]
-        for thread in threads:
-            thread.start()
-        said = False
-        while any(thread.is_alive() for thread in threads):
-            self._wake.wait(1.0)
-            self._wake.clear()
-            if self.ready and not said:
-                said = True
-                seconds = round(time.monotonic() - started, 1)
-                where = {} if server is None else {"listen": server.address}
-                log.info("ready", seconds=seconds, sources=list(self._config.sources), **where)
-            if self._stopping.is_set():
-                break
-        if self._stopping.is_set():
-            log.info("stopping: finishing the batch under way")
-            self._drain(monitor, threads)
-        for thread in threads:
-            thread.join()
-        with contextlib.suppress(Py4JError, OSError):
-            # Where a service manager ends every process at once, the JVM is gone already.
-            spark.stop()
-        monitor.close()
-        if server is not None:
-            server.close()
+        try:
+            for name in self._sources:
+                self._ensure(name, self._config.sources[name])
+            spark = None if self._stopping.is_set() else self._spark()
+            if spark is not None:
+                self._stream(spark, started, server)
+        finally:
+            if server is not None:
+                server.close()
         if self._failed is not None:
             return 1
         delivered = {name: sink.delivered for name, sink in self.state.sinks.items()}
         log.info("stopped", delivered=delivered)
         return 0
 
-    def _drain(self, monitor: Monitor, threads: list[threading.Thread]) -> None:
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        states = self.state.sources.values()
-        while time.monotonic() < deadline and any(thread.is_alive() for thread in threads):
-            monitor.drain()
-            if all(s.drained for s in states):
+    def _ensure(self, name: str, source: PostgresSource) -> None:
+        """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
+        deadline = time.monotonic() + _SLOT_PATIENCE
+        while not self._stopping.is_set():
+            try:
+                setup.ensure(source)
                 return
+            except CaptureError as error:
+                if error.code != "slot_in_use" or time.monotonic() > deadline:
+                    raise
+                log.warning("waiting for the slot", source=name, code=error.code, error=str(error))
+                self._stopping.wait(1.0)
+
+    def _spark(self) -> SparkSession | None:
+        """Return the session, or None where it can't start or the end was asked for meanwhile."""
+        # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
+        socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
+        try:
+            return session.create(self._config.spark.master, self._config.spark.conf)
+        except (PySparkException, Py4JError, OSError) as error:
+            # A service manager's SIGTERM may have met the JVM at its start.
+            if not self._stopping.wait(0.5):
+                self._fail(f"Spark can't start: {_reason(error)}. `penstock check` looks for Java.")
+            return None
+
+    def _fail(self, reason: str, **fields: str) -> None:
+        """Note why the run can't go on, and ask for its end."""
+        if self._failed is None:
+            self._failed = reason
+            log.error("run failed", **{"code": "spark", **fields}, error=reason)
+        self.stop()
+
+    def _stream(self, spark: SparkSession, started: float, server: Server | None) -> None:
+        """Run a query for each source until the end, and take everything down."""
+        local = self._config.spark.master.startswith("local")
+        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+        monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        threads = {
+            name: threading.Thread(
+                target=self._supervise, args=(spark, name, monitor), name=name, daemon=True
+            )
+            for name in self._sources
+        }
+        for thread in threads.values():
+            thread.start()
+        said = False
+        while not self._stopping.is_set() and any(t.is_alive() for t in threads.values()):
+            self._wake.wait(1.0)
+            self._wake.clear()
+            if self.ready and not said:
+                said = True
+                seconds = round(time.monotonic() - started, 1)
+                where = {} if server is None else {"listen": server.address}
+                log.info("ready", seconds=seconds, sources=self._sources, **where)
+            if (code := _jvm_exit_code()) is not None and not self._stopping.wait(0.5):
+                self._fail(
+                    f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
+                    " memory). What was not delivered is still in the slot: start penstock again."
+                )
+        if self._stopping.is_set():
+            if self._failed is None:
+                log.info("stopping: finishing the batch under way")
+            self._drain(monitor, threads)
+        self._expired.set()
+        for thread in threads.values():
+            thread.join(_DRAIN_SECONDS)
+        with contextlib.suppress(Py4JError, OSError):
+            # Where a service manager ends every process at once, the JVM is gone already.
+            spark.stop()
+        monitor.close()
+
+    def _drain(self, monitor: Monitor, threads: dict[str, threading.Thread]) -> None:
+        """Let every query finish its batch, which a sink that is down may keep it from."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        states = self.state.sources
+        while time.monotonic() < deadline:
+            monitor.drain()
+            if all(states[n].drained for n, thread in threads.items() if thread.is_alive()):
+                break
             self._wake.wait(0.1)
             self._wake.clear()
-        held = [n for n, s in self.state.sinks.items() if s.error is not None]
-        log.warning("stopped before the last batch was delivered; it stays in the slot", sinks=held)
+        if self._failed is None and not all(s.drained for s in states.values()):
+            held = [n for n, s in self.state.sinks.items() if s.error is not None]
+            log.warning(
+                "stopped before the last batch was delivered; it stays in the slot", sinks=held
+            )
 
     def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
         """Keep a source's query running until the end is asked for."""
@@ -175,18 +234,17 @@ class Run:
             started = time.monotonic()
             try:
                 query = pipeline.start(once=self._once)
-                self._await(query)
+                self._await(query, source)
                 query.stop()
                 return
             except Exception as error:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or _jvm_exit_code() is not None:
                     return
                 state = self.state.sources[source]
                 code, text = state.code or "query", state.error or _reason(error)
                 if code in _FATAL or self._once:
-                    self._failed = text
-                    log.error("source failed", source=source, code=code, error=text)
-                    self.stop()
+                    state.error, state.state = text, "error"
+                    self._fail(text, source=source, code=code)
                     return
                 state.restarts += 1
                 state.error, state.state = text, "error"
@@ -197,15 +255,31 @@ class Run:
                 self._stopping.wait(delay)
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
 
-    def _await(self, query: StreamingQuery) -> None:
-        """Return when the query has ended or the end was asked for and it is drained."""
+    def _await(self, query: StreamingQuery, source: str) -> None:
+        """Return when the query has ended, or the end was asked for and it is drained or overdue."""
+        state = self.state.sources[source]
         while query.isActive:
-            if self._stopping.is_set() and all(s.drained for s in self.state.sources.values()):
+            if not self._stopping.is_set():
+                self._stopping.wait(0.2 if self._once else 1.0)
+            elif state.drained or self._expired.wait(0.05):
                 return
-            query.awaitTermination(1)
         failure = query.exception()
         if failure is not None:
             raise failure
+
+
+def _say_nothing(*_: object) -> None:
+    """Stand in for `socketserver`'s printing of traces."""
+
+
+def _jvm_exit_code() -> int | None:
+    """Return how Spark's JVM ended, or None while it runs."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    try:
+        # A connection breaks a moment before its process can be waited for.
+        return None if process is None else process.poll()
+    except OSError:
+        return None
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,78 @@
+"""`python -m tests.chaos --duration 600 [--seed N] [--report path]`: the fault test at length."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from .faults import FAULTS
+from .session import Outcome, Session
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--duration", type=float, default=600, help="seconds of faults")
+    parser.add_argument("--seed", type=int, help="repeats the faults of an earlier run")
+    parser.add_argument("--rate", type=float, default=300, help="messages a second")
+    parser.add_argument("--keys", type=int, default=200)
+    parser.add_argument("--report", type=Path, help="write the outcome here, as JSON")
+    parser.add_argument(
+        "--fault", action="append", choices=list(FAULTS), help="only this one, once; repeatable"
+    )
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31)
+    console = Console(highlight=False, soft_wrap=True)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - started:6.1f} s  {text}", markup=False)
+
+    # An orderly end takes the servers and the folder with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    session = Session(
+        duration=arguments.duration, seed=seed, faults=arguments.fault, keys=arguments.keys,
+        rate=arguments.rate, say=say,
+    )  # fmt: skip
+    outcome = session.run()
+    show(outcome, console)
+    if arguments.report is not None:
+        arguments.report.write_text(json.dumps(outcome.as_dict(), indent=2) + "\n")
+    return 0 if outcome.passed else 1
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    verdict = outcome.verdict
+    table = Table("fault", "times", "recovered in, median", "max")
+    for name in sorted(outcome.faults):
+        times = outcome.recoveries.get(name, [])
+        cells = [f"{median(times):.1f} s", f"{max(times):.1f} s"] if times else ["-", "-"]
+        table.add_row(name, str(outcome.faults[name]), *cells)
+    console.print(table)
+    counts = ", ".join(f"{value} {name}" for name, value in outcome.writers.items())
+    console.print(f"writers: {verdict.keys} keys; {counts}")
+    console.print(f"pipeline: {outcome.starts} starts, exit codes {outcome.exits}", markup=False)
+    for example in verdict.examples:
+        console.print(f"✗ {example}", markup=False)
+    if not outcome.passed and outcome.log_tail:
+        console.print("the pipeline's log ends with:\n" + outcome.log_tail, markup=False)
+    kinds = ("lost", "duplicate", "out of order", "unexpected", "rolled back")
+    found = [f"{verdict.violations.get(kind, 0)} {kind}" for kind in kinds]
+    found += [f"{n} {k}" for k, n in verdict.violations.items() if k not in kinds]
+    console.print(
+        f"{'PASSED' if outcome.passed else 'FAILED'}: {verdict.committed} committed,"
+        f" {verdict.delivered} delivered, {', '.join(found)};"
+        f" {sum(outcome.faults.values())} faults in {outcome.seconds:.0f} s, seed {outcome.seed}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

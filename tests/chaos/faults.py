@@ -1,0 +1,155 @@
+"""What goes wrong: each fault by its name, done to a running `World`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+import psycopg
+
+from penstock.embedded.handles import Database
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+
+from ..pipeline import Penstock, kill
+
+_STALL_SECONDS = 7.0  # longer than a sink waits for an ack
+
+
+class Supervisor(threading.Thread):
+    """Starts the pipeline again whenever it has ended, as a service manager would."""
+
+    def __init__(self, pipeline: Penstock) -> None:
+        super().__init__(name="supervisor", daemon=True)
+        self.pipeline = pipeline
+        self.exits: list[int] = []
+        self.starts = 1
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(Exception):
+                code = self.pipeline.process.wait(0.2)
+                if self._stopping.wait(0.2):
+                    return
+                self.exits.append(code)
+                self.starts += 1
+                self.pipeline.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+@dataclass
+class World:
+    """All that a fault can be done to."""
+
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    database: Database
+    pipeline: Penstock
+    supervisor: Supervisor
+    random: random.Random
+    done: list[tuple[str, float]] = field(default_factory=list)
+
+
+def _kill_run(world: World) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(world.pipeline.process.pid, signal.SIGKILL)
+
+
+def _kill_tree(world: World) -> None:
+    kill(world.pipeline.tree())
+
+
+def _kill_one(world: World, wanted: Callable[[str], bool]) -> None:
+    """Kill one process below the pipeline's own, as soon as there is one of that kind."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = []
+        for process in world.pipeline.tree()[1:]:
+            with contextlib.suppress(psutil.Error):
+                if wanted(" ".join(process.cmdline())):
+                    found.append(process)
+        if found:
+            kill([world.random.choice(found)])
+            return
+        threading.Event().wait(0.2)
+    raise AssertionError("no such process below the pipeline's")
+
+
+def _kill_jvm(world: World) -> None:
+    _kill_one(world, lambda command: "org.apache.spark.deploy.SparkSubmit" in command)
+
+
+def _kill_worker(world: World) -> None:
+    _kill_one(world, lambda command: "penstock.spark.daemon" in command)
+
+
+def _kill_capture(world: World) -> None:
+    _kill_one(world, lambda command: "python_streaming_source_runner" in command)
+
+
+def _sigterm(world: World) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(world.pipeline.process.pid, signal.SIGTERM)
+
+
+def _postgres_kill(world: World) -> None:
+    world.postgres.kill()
+    world.postgres.start()
+
+
+def _walsenders(world: World) -> None:
+    """End every walsender; under a starting pipeline there may be none."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(psycopg.OperationalError),
+            psycopg.connect(world.postgres.url, autocommit=True) as admin,
+        ):
+            ended = admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+            if ended.fetchall():
+                return
+        threading.Event().wait(0.1)
+
+
+def _nats_kill(world: World) -> None:
+    world.nats.kill()
+    threading.Event().wait(world.random.uniform(0, 2))
+    world.nats.start()
+
+
+def _nats_stall(world: World) -> None:
+    """Stop the server's process for a while: messages are sent again, and must not arrive twice."""
+    assert world.nats.pid is not None
+    os.kill(world.nats.pid, signal.SIGSTOP)
+    try:
+        threading.Event().wait(_STALL_SECONDS)
+    finally:
+        os.kill(world.nats.pid, signal.SIGCONT)
+
+
+FAULTS: Final[dict[str, Callable[[World], None]]] = {
+    "pipeline: SIGKILL": _kill_run,
+    "pipeline: SIGKILL to the whole tree": _kill_tree,
+    "pipeline: SIGKILL to the JVM": _kill_jvm,
+    "pipeline: SIGKILL to a Python worker": _kill_worker,
+    "pipeline: SIGKILL to the capture": _kill_capture,
+    "pipeline: SIGTERM": _sigterm,
+    "Postgres: fast restart": lambda world: world.postgres.restart("fast"),
+    "Postgres: immediate restart": lambda world: world.postgres.restart("immediate"),
+    "Postgres: SIGKILL": _postgres_kill,
+    "Postgres: walsenders terminated": _walsenders,
+    "NATS: SIGKILL": _nats_kill,
+    "NATS: stalled": _nats_stall,
+}

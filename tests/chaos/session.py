@@ -1,0 +1,262 @@
+"""One run of the fault test: servers, writers and pipeline up, faults, catching up, verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+
+from ..pipeline import Penstock
+from .faults import FAULTS, Supervisor, World
+from .verdict import Verdict, compare, read_all
+from .writer import SCHEMA, TABLES, Writer
+
+STREAM = "CHAOS"
+CONFIG = """\
+sources:
+  chaos:
+    type: postgres
+    url: {postgres}
+    tables: ["public.*"]
+sinks:
+  jetstream:
+    type: nats
+    source: chaos
+    url: {nats}
+    subject: "chaos.{{table}}.{{action}}"
+spark:
+  master: local[2]
+"""
+_RECOVERY_SECONDS = 150.0
+_WRITERS = 2
+_PROOF = 20  # messages from after a fault that show that it was got over
+_OVERLAP = 0.25  # of the faults come before the last one is got over
+
+
+@dataclass
+class Outcome:
+    """What a run did and found."""
+
+    seed: int
+    verdict: Verdict
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    starts: int = 1
+    exits: list[int] = field(default_factory=list)
+    writers: dict[str, int] = field(default_factory=dict)
+    log_tail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.verdict.violations
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for a JSON report."""
+        return {
+            "seed": self.seed,
+            "passed": self.passed,
+            "seconds": round(self.seconds, 1),
+            "committed": self.verdict.committed,
+            "delivered": self.verdict.delivered,
+            "keys": self.verdict.keys,
+            "writers": self.writers,
+            "faults": dict(self.faults),
+            "recovery_seconds": {
+                name: {"median": round(median(times), 1), "max": round(max(times), 1)}
+                for name, times in self.recoveries.items()
+            },
+            "pipeline_starts": self.starts,
+            "pipeline_exit_codes": dict(Counter(map(str, self.exits))),
+            "violations": dict(self.verdict.violations),
+            "examples": self.verdict.examples,
+        }
+
+
+class Session:
+    """Runs until `duration` is over, or until each of `faults` was done once where that is given."""
+
+    def __init__(
+        self,
+        *,
+        duration: float,
+        seed: int,
+        faults: Sequence[str] | None = None,
+        keys: int = 200,
+        rate: float = 300,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._duration = duration
+        self._seed = seed
+        self._fixed = faults
+        self._keys = keys
+        self._rate = rate
+        self._say = say
+        self._random = random.Random(seed)
+        self._writers: list[Writer] = []
+        self._outcome = Outcome(seed, Verdict())
+
+    def run(self) -> Outcome:
+        started = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            folder = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(
+                        prefix="penstock-chaos-", ignore_cleanup_errors=True
+                    )
+                )
+            )
+            world = self._start(folder, stack)
+            self._stream = stack.enter_context(JetStream(world.nats.url, error_cb=_say_nothing))
+            # Longer than the run: nothing may be there twice.
+            window = self._duration + 3600
+            self._stream.add_stream(STREAM, "chaos.>", duplicate_window=window)
+            world.pipeline.start()
+            stack.callback(world.supervisor.stop)
+            world.supervisor.start()
+            world.pipeline.wait_ready()
+            self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
+            self._write_and_break(world)
+            self._end(world)
+        self._outcome.seconds = time.monotonic() - started
+        return self._outcome
+
+    def _start(self, folder: Path, stack: contextlib.ExitStack) -> World:
+        postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres"))
+        nats = stack.enter_context(EmbeddedNats(folder / "nats"))
+        database = Database("chaos", postgres.create_database("chaos"))
+        stack.callback(database.close)
+        database.execute(SCHEMA)
+        config = folder / "penstock.yaml"
+        config.write_text(CONFIG.format(postgres=database.url, nats=nats.url))
+        pipeline = stack.enter_context(Penstock(folder))
+        self._writers = [
+            Writer(database.url, number, self._keys // _WRITERS, self._rate / _WRITERS, self._seed)
+            for number in range(_WRITERS)
+        ]
+        return World(postgres, nats, database, pipeline, Supervisor(pipeline), self._random)
+
+    # -- faults
+
+    def _write_and_break(self, world: World) -> None:
+        deadline = time.monotonic() + self._duration
+        for writer in self._writers:
+            writer.start()
+        try:
+            names = list(self._fixed or ())
+            while names or (self._fixed is None and time.monotonic() < deadline):
+                if not names:
+                    names = self._random.sample(list(FAULTS), len(FAULTS))
+                self._pause(self._random.uniform(0.3, 3.0))
+                self._fault(world, names.pop(0))
+                if self._outcome.verdict.violations or any(w.error for w in self._writers):
+                    return
+        finally:
+            for writer in self._writers:
+                writer.stop()
+            for writer in self._writers:
+                writer.join(120)
+
+    def _fault(self, world: World, name: str) -> None:
+        outcome = self._outcome
+        outcome.faults[name] += 1
+        FAULTS[name](world)
+        ended = time.monotonic()
+        # What was committed before may have been on its way: some more has to arrive.
+        committed = self._committed() + _PROOF
+        if self._fixed is None and self._random.random() < _OVERLAP:
+            self._say(f"{name}; the next one follows at once")
+            return
+        if not self._caught_up(committed, _RECOVERY_SECONDS):
+            outcome.log_tail = world.pipeline.log()[-4000:]
+            outcome.verdict.blame(
+                "not recovered", f"{_RECOVERY_SECONDS:g} s after {name} rows were outstanding"
+            )
+            return
+        took = time.monotonic() - ended
+        outcome.recoveries.setdefault(name, []).append(took)
+        self._say(f"{name}: recovered in {took:.1f} s, {self._committed()} messages committed")
+
+    def _committed(self) -> int:
+        return sum(writer.committed for writer in self._writers)
+
+    def _caught_up(self, count: int, timeout: float) -> bool:
+        """Wait until the stream has as many messages as were committed."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # the server may be coming up
+                if self._stream.info(STREAM).state.last_seq >= count:
+                    return True
+            self._pause(0.1)
+        return False
+
+    @staticmethod
+    def _pause(seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    # -- the end
+
+    def _end(self, world: World) -> None:
+        outcome, blame = self._outcome, self._outcome.verdict.blame
+        caught_up = self._caught_up(self._committed(), _RECOVERY_SECONDS)
+        if not caught_up:
+            blame("not caught up", f"{_RECOVERY_SECONDS:g} s after the last fault")
+            outcome.log_tail = outcome.log_tail or world.pipeline.log()[-4000:]
+        world.supervisor.stop()
+        outcome.starts, outcome.exits = world.supervisor.starts, world.supervisor.exits
+        if world.pipeline.running:
+            # It may have come up this moment: what it still delivers is judged too.
+            code = world.pipeline.stop()
+            if code != 0:
+                blame("exit code", f"{code} after SIGTERM")
+        histories = {key: steps for w in self._writers for key, steps in w.histories.items()}
+        found = compare(histories, read_all(world.nats.url, STREAM))
+        found.violations += outcome.verdict.violations
+        found.examples = outcome.verdict.examples + found.examples
+        outcome.verdict = found
+        if found.violations and not outcome.log_tail:
+            outcome.log_tail = world.pipeline.log()[-4000:]
+        for writer in self._writers:
+            if writer.error is not None:
+                found.blame("writer", f"{type(writer.error).__name__}: {writer.error}")
+            if writer.is_alive():
+                found.blame("writer", f"{writer.name} did not end")
+            for name in ("transactions", "rolled_back", "unknown", "reconnects"):
+                outcome.writers[name] = outcome.writers.get(name, 0) + getattr(writer, name)
+        self._check_model(world)
+
+    def _check_model(self, world: World) -> None:
+        """See that the writers' idea of the tables is the database's: else they can't be trusted."""
+        world.database.close()  # a restart of the server broke it
+        believed = {
+            (key.table, key.id): row.version
+            for writer in self._writers
+            for key, row in writer.rows.items()
+            if row.exists
+        }
+        there = {
+            (table, row[0]): row[1]
+            for table in TABLES
+            for row in world.database.execute(f"SELECT id, version FROM public.{table}")
+        }
+        for key in sorted({*believed, *there}):
+            if believed.get(key) != there.get(key):
+                self._outcome.verdict.blame(
+                    "model", f"{key}: believed {believed.get(key)}, there {there.get(key)}"
+                )
+
+
+async def _say_nothing(_: Exception) -> None:
+    """Stand in for nats-py's logging of every try to connect to a server that we killed."""

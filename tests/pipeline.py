@@ -1,0 +1,194 @@
+"""`penstock run` as a process of its own, as a user starts it: started, asked, ended, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.embedded.process import free_port
+
+READY_SECONDS = 120.0
+COMMAND = (sys.executable, "-m", "penstock")
+
+
+def penstock(
+    *arguments: str, cwd: Path, timeout: float = 120, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, standard input closed, output taken as text."""
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+class Penstock:
+    """One `penstock run` in a session of its own, so that its group is its own too.
+
+    `folder` is where it runs and where `penstock.yaml` stands; what it says is appended to
+    `stdout.log` and `stderr.log` there. Leaving the context kills what is left of it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        listen: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.listen = listen or f"127.0.0.1:{free_port()}"
+        self._options = options
+        self._environment = {
+            **os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark"), **(environment or {})
+        }  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self._offset = 0
+
+    def start(self) -> Penstock:
+        """Start it; `wait_ready` waits until it is."""
+        assert self._process is None or self._process.poll() is not None, "it runs already"
+        if self.stderr_path.exists():
+            self._offset = self.stderr_path.stat().st_size
+        with (
+            (self.folder / "stdout.log").open("ab") as out,
+            self.stderr_path.open("ab") as err,
+        ):
+            self._process = subprocess.Popen(
+                [*COMMAND, "run", "--listen", self.listen, *self._options],
+                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                start_new_session=True,
+                env=self._environment,
+            )  # fmt: skip
+        return self
+
+    @property
+    def stderr_path(self) -> Path:
+        return self.folder / "stderr.log"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it was never started"
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """What this start has written to standard error so far."""
+        with self.stderr_path.open("rb") as file:
+            file.seek(self._offset)
+            return file.read().decode(errors="replace")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log as objects; fails where a line is none."""
+        return [json.loads(line) for line in self.log().splitlines() if line.strip()]
+
+    # -- asking
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status code and the body of a request; 0 where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.listen}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def status(self) -> dict[str, Any]:
+        code, body = self.get("/status")
+        return json.loads(body) if code == 200 else {}
+
+    def wait_ready(self, timeout: float = READY_SECONDS) -> Penstock:
+        self.wait_for(lambda: self.get("/readyz")[0] == 200, timeout, "ready")
+        return self
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Poll until `condition` holds; fails with the log's end if the process ends before."""
+        deadline = time.monotonic() + timeout
+        pause = threading.Event()
+        while not condition():
+            if not self.running:
+                code = self.process.returncode
+                raise AssertionError(f"not {what}: ended with {code}\n{self.log()[-3000:]}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not {what} after {timeout:g} s\n{self.log()[-3000:]}")
+            pause.wait(0.05)
+
+    # -- ending
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and all that descend from it: the JVM, Python daemons, workers."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        return []
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Send a signal, wait for the end, and return the exit code."""
+        self.process.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 60) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"still running after {timeout:g} s\n{self.log()[-3000:]}"
+            ) from None
+
+    def kill_tree(self) -> None:
+        """SIGKILL to every process of it at once."""
+        kill(self.tree())
+        if self._process is not None:
+            self._process.wait(30)
+
+    def __enter__(self) -> Penstock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            family = self.tree()
+            kill(family)
+            self._process.wait(30)
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """SIGKILL to each, the gone ones passed by."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def left_of(family: list[psutil.Process], timeout: float = 20) -> list[str]:
+    """Wait for processes to end, and name those that don't."""
+    _, alive = psutil.wait_procs(family, timeout)
+    return [_command(process) for process in alive]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:200]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid} (gone)"
+
+
+@contextlib.contextmanager
+def started(folder: Path, *options: str) -> Iterator[Penstock]:
+    """A pipeline that is ready; whatever is left of it is killed at the end."""
+    with Penstock(folder, *options) as pipeline:
+        yield pipeline.start().wait_ready()
