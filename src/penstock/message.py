@@ -82,8 +82,3 @@ WIRE_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of a message on its way from the source to the sinks."""
-
-WIRE_DDL: Final = ", ".join(
-    f"{f.name} {'bigint' if pa.types.is_int64(f.type) else 'string'}" for f in WIRE_SCHEMA
-)
-"""`WIRE_SCHEMA` as Spark SQL declares it."""

@@ -1,7 +1,8 @@
-"""Spark's Python daemon, with what every worker of a pipeline imports already in memory.
+"""Spark's Python daemon, with what a pipeline's workers import already in memory.
 
-Spark forks its workers from this process; set by `spark.python.daemon.module`. None of the imports
-starts a thread, which a fork would lose.
+Spark starts one for each kind of worker (`spark.python.daemon.module`) and forks the workers from it.
+Only the kind that runs tasks is given the modules: the others plan a query once, and then idle. None
+of the imports starts a Python thread, which a fork would lose.
 """
 
 from __future__ import annotations
@@ -11,11 +12,6 @@ import sys
 from typing import Any
 
 import pyspark.daemon
-import pyspark.worker
-
-import penstock.sinks.nats
-import penstock.spark.source
-import penstock.spark.writer  # noqa: F401
 
 
 def _print(*values: Any, **options: Any) -> None:
@@ -26,8 +22,13 @@ def _print(*values: Any, **options: Any) -> None:
 
 if __name__ == "__main__":
     pyspark.daemon.print = _print  # type: ignore[attr-defined]
+    if sys.argv[1:] == ["pyspark.worker"]:
+        import pyarrow.flight  # noqa: F401
+        import pyspark.worker
+
+        import penstock.spark.source
+        import penstock.spark.writer  # noqa: F401
     # A worker collects garbage after every task: all that is imported would be walked each time.
     gc.collect()
     gc.freeze()
     pyspark.daemon.manager()
-    sys.exit()

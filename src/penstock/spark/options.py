@@ -39,7 +39,7 @@ class SourceOptions(BaseModel):
     host: str = "127.0.0.1"
     """Address under which executors reach the driver; the loopback for `local[…]` masters."""
     # What follows is set by `penstock run` alone.
-    wire: bool = False
+    blocks: bool = False
     truncates: bool = True
     groupings: list[Grouping] = Field(default_factory=list)
     monitor: str | None = None
@@ -104,4 +104,4 @@ class SourceOptions(BaseModel):
         return None, sorted(shared)
 
 
-_INTERNAL = {"wire", "truncates", "groupings", "monitor", "name"}
+_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name"}

@@ -86,7 +86,7 @@ class Pipeline:
             "publication": source.publication,
             "splits": str(self._spark.sparkContext.defaultParallelism),
             "host": conf.get("spark.driver.host") or "127.0.0.1",
-            "wire": "true",
+            "blocks": "true",
             "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
             "groupings": orjson.dumps(groupings).decode(),
             "monitor": self._monitor,

@@ -31,7 +31,7 @@ SETTINGS: Final[dict[str, str]] = {
     # Its plan never changes, and re-planning costs milliseconds in every batch.
     "spark.sql.adaptive.enabled": "false",
     # A batch from Arrow to Arrow in as few pieces as possible.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -26,14 +26,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock import log as logging
 from penstock.config import PostgresSource
-from penstock.message import WIRE_DDL, WIRE_SCHEMA, Position, format_lsn
+from penstock.message import WIRE_SCHEMA, Position, format_lsn
 from penstock.monitor import Report, Reporter
 from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
 from penstock.postgres.errors import CaptureError
+from penstock.spark.blocks import BLOCK_DDL, pack
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions
@@ -62,7 +64,7 @@ class PostgresChanges(DataSource):
 
     def schema(self) -> str:
         """Return the message's columns as DDL."""
-        return WIRE_DDL if SourceOptions.parse(self.options).wire else MESSAGE_DDL
+        return BLOCK_DDL if SourceOptions.parse(self.options).blocks else MESSAGE_DDL
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Return the reader; its `read` runs in the executors."""
@@ -89,18 +91,19 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wire = options.wire
+        self._blocks = options.blocks
         self._capture: Capture | None = None
         self._server: BatchServer | None = None
         self._reporter: Reporter | None = None
+        self._ends = False
         self._until_lsn: int | None = None
         self._initial: Offset | None = None
-        self._warmed = False
+        self._warmed = self._warm = False
         self._draining = False
 
     def __getstate__(self) -> dict[str, Any]:
         # What travels to the executors needs no secret, only the shape of what `read` returns.
-        return {"_wire": self._wire}
+        return {"_blocks": self._blocks}
 
     # -- beside the driver
 
@@ -129,11 +132,12 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         position = Position.from_offset(start)
         capture = self._running(position)
         capture.confirm(position)
-        if self._wire and not self._warmed and self._until_lsn is None:
+        if self._blocks and not self._warmed and not self._ends:
             # An empty batch first: it loads, forks and compiles all that the first message would
             # otherwise wait for, seconds on a small machine.
             self._warmed = True
             return {**start, "warm": 1}
+        self._warm = True
         self._report(capture.stats)
         if self._draining:
             capture.settle(5.0)
@@ -152,10 +156,9 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return end.to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note where the WAL ends now: the query ends when all before it is delivered."""
-        self._until_lsn = self._slot()[1]
-        if self._capture is not None:
-            self._capture.hurry()
+        """Note that the query ends when all that is committed when it starts is delivered."""
+        # Spark asks this before `initialOffset`, when there may be no slot yet.
+        self._ends = True
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of a batch; a group's messages are all in one of them, in order."""
@@ -170,6 +173,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [self._partition(batch) for batch in batches]
 
     def _partition(self, batch: pa.RecordBatch) -> InputPartition:
+        if self._blocks:
+            batch = pack(batch)
         if batch.nbytes <= _INLINE_BYTES:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -225,6 +230,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 " slot. Otherwise something else reads the slot: give it one of its own, and"
                 " backfill.",
             )
+        logging.configure()
         self._reporter = Reporter(options.monitor)
         self._reporter.listen(self._command)
         self._capture = Capture(
@@ -240,7 +246,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             start,
             self._report,
         )
-        if self._until_lsn is not None:
+        if self._ends:
+            self._until_lsn = written
             self._capture.hurry()
         return self._capture
 
@@ -265,17 +272,17 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "received_lsn": stats.received_lsn,
                 "confirmed_lsn": stats.confirmed_lsn,
                 "unread_bytes": stats.unread_bytes,
-                "warm": self._warmed,
+                "warm": self._warm,
             }
         )
 
     # -- in the executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a partition's batches, in `WIRE_SCHEMA` or as messages with nested metadata."""
+        """Yield a partition's messages, or blocks of them."""
         if isinstance(partition, Inline):
             batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(partition.data))
         else:
             assert isinstance(partition, Remote)  # noqa: S101
             batches = fetch(partition.location, partition.ticket)
-        return batches if self._wire else map(to_messages, batches)
+        return batches if self._blocks else map(to_messages, batches)

@@ -18,6 +18,7 @@ from penstock.monitor import Reporter
 from penstock.settings import NatsSinkSettings
 from penstock.sinks.base import Sink, SinkError, Written
 from penstock.sinks.nats import NatsSink
+from penstock.spark.blocks import unpack
 from penstock.tables import TablePattern, matches_any
 
 COUNT_DDL = "delivered bigint"
@@ -53,7 +54,7 @@ class Route:
 
 
 class FanOut:
-    """Writes each batch to all routes at once; what Spark's `mapInArrow` calls in a task."""
+    """Writes blocks of messages to all routes at once; what Spark's `mapInArrow` calls in a task."""
 
     def __init__(self, source: str, routes: list[Route], monitor: str | None) -> None:
         self.source = source
@@ -61,9 +62,9 @@ class FanOut:
         self.monitor = monitor
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: how many messages were delivered; the first batch may be empty (`warm_up`)."""
+        """Yield one row: how many messages were delivered."""
         worker = _worker(self)
-        total = sum(worker.write(batch) for batch in batches)
+        total = sum(worker.write(batch) for batch in unpack(batches))
         yield pa.record_batch([pa.array([total], pa.int64())], schema=_COUNT_SCHEMA)
 
 

@@ -1,0 +1,171 @@
+"""The data sources in a PySpark job of one's own, and pipelines on a Spark cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.embedded.handles import Database, JetStream, Msg
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.process import GuardedProcess, free_port
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env={**ENVIRONMENT, **environment},
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_example_delivers_what_its_filter_lets_through(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    nats.add_stream("EXAMPLE", ["shop.>"])
+    try:
+        database.execute("CREATE TABLE orders (id int PRIMARY KEY, status text)")
+        database.execute("CREATE TABLE customers (id int PRIMARY KEY, name text)")
+        script = str(ROOT / "examples/changes_to_jetstream.py")
+        urls = {"DATABASE_URL": database.url, "NATS_URL": nats_server.url}
+        run(script, "--once", cwd=tmp_path, **urls)  # makes publication and slot
+        database.execute("INSERT INTO orders SELECT i, 'new' FROM generate_series(1, 5000) i")
+        database.execute("UPDATE orders SET status = 'paid' WHERE id <= 3000")
+        database.execute("INSERT INTO customers VALUES (1, 'Ada')")
+
+        run(script, "--once", cwd=tmp_path, **urls)
+
+        messages = nats.messages("EXAMPLE")
+        assert sorted(m.subject for m in messages) == (
+            ["shop.customers.insert"] + ["shop.orders.update"] * 3000
+        )
+        orders = [json.loads(m.data) for m in messages if "orders" in m.subject]
+        assert {o["record"]["id"] for o in orders} == set(range(1, 3001))
+        first = min(orders, key=lambda o: o["metadata"]["commit_idx"])
+        assert first["record"] == {"id": 1, "status": "paid"}
+        assert first["metadata"]["record_pks"] == [1]
+        assert first["metadata"]["consumer"] == {"id": "jetstream", "name": "jetstream"}
+
+        run(script, "--once", cwd=tmp_path, **urls)  # nothing new, nothing again
+        assert nats.info("EXAMPLE").state.messages == 3001
+    finally:
+        nats.delete_stream("EXAMPLE")
+
+
+FRAME = """
+import sys, json
+from penstock.spark import PostgresChanges
+from penstock.spark.session import create
+spark = create("local[2]")
+spark.dataSource.register(PostgresChanges)
+rows = []
+frame = spark.readStream.format("postgres-changes").options(
+    url=sys.argv[1], tables="public.things", slot=sys.argv[2], maxRowsPerBatch="1000"
+).load()
+print(frame.schema.simpleString())
+def collect(batch, _):
+    rows.extend(batch.selectExpr(
+        "get_json_object(record, '$.id') AS id", "action", "metadata.commit_timestamp AS at",
+        "metadata.record_pks AS pks", "metadata.unavailable AS unavailable",
+    ).collect())
+frame.writeStream.foreachBatch(collect).option("checkpointLocation", sys.argv[3]).trigger(
+    availableNow=True).start().awaitTermination()
+print(json.dumps([len(rows), len({r.id for r in rows}), rows[0].at.year > 2000, rows[0].pks]))
+"""
+
+
+def test_a_frame_of_changes_in_a_job_of_ones_own(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE things (id int PRIMARY KEY)")
+    command = ["-c", FRAME, database.url, f"slot_{database.name}", str(tmp_path / "checkpoint")]
+    with pytest.raises(AssertionError, match="IndexError"):
+        run(*command, cwd=tmp_path)  # no rows yet; publication and slot are there now
+    database.execute("INSERT INTO things SELECT generate_series(1, 12000)")
+    schema, result = run(*command, cwd=tmp_path).splitlines()
+    assert schema.startswith("struct<record:string,changes:string,action:string,metadata:struct<")
+    assert json.loads(result) == [12000, 12000, True, "[1]"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A Spark standalone master and two workers, each a process of its own on loopback."""
+    import pyspark  # noqa: PLC0415
+
+    home = Path(next(iter(pyspark.__path__)))
+    submit = str(home / "bin" / "spark-class")
+    port, ui = free_port(), free_port()
+    environment = {
+        **ENVIRONMENT,
+        "SPARK_HOME": str(home),
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    master = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    processes = [
+        GuardedProcess(
+            [submit, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
+             "--webui-port", str(ui)],
+            log=tmp_path / "master.log", env=environment,
+        )
+    ]  # fmt: skip
+    processes += [
+        GuardedProcess(
+            [submit, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "1",
+             "--memory", "1g", "--webui-port", "0", master],
+            log=tmp_path / f"worker-{n}.log", env=environment,
+        )
+        for n in (1, 2)
+    ]  # fmt: skip
+    try:
+        yield master
+    finally:
+        for process in reversed(processes):
+            process.stop()
+
+
+def test_a_pipeline_on_a_cluster_of_two_workers(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, cluster: str, tmp_path: Path
+) -> None:
+    nats.add_stream("CLUSTER", ["cluster.>"])
+    database.execute("CREATE TABLE things (id int PRIMARY KEY, version int)")
+    (tmp_path / "penstock.yaml").write_text(
+        f"""
+sources:
+  cluster: {{type: postgres, url: "{database.url}", slot: slot_{database.name}}}
+sinks:
+  things: {{type: nats, source: cluster, url: "{nats_server.url}"}}
+spark:
+  master: {cluster}
+  conf: {{spark.executor.memory: 512m, spark.cores.max: 2, spark.driver.host: 127.0.0.1}}
+"""
+    )
+    command = ["-m", "penstock", "run", "-c", "penstock.yaml", "--once"]
+    try:
+        run(*command, cwd=tmp_path)
+        database.execute("INSERT INTO things SELECT i, 1 FROM generate_series(1, 30000) i")
+        database.execute("UPDATE things SET version = 2")
+
+        run(*command, cwd=tmp_path)
+
+        assert _versions(nats.messages("CLUSTER")) == {i: [1, 2] for i in range(1, 30001)}
+        logs = [log.read_text(errors="replace") for log in (tmp_path / "work").glob("*/*/stderr")]
+        assert len([log for log in logs if "executor" in log]) >= 2
+    finally:
+        nats.delete_stream("CLUSTER")
+
+
+def _versions(messages: list[Msg]) -> dict[int, list[int]]:
+    versions: dict[int, list[int]] = defaultdict(list)
+    for message in messages:
+        record = json.loads(message.data)["record"]
+        versions[record["id"]].append(record["version"])
+    return versions
