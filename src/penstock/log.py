@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from typing import Final
 
 import structlog
 
+# What the run decided, for the processes that Spark starts below it: their standard error is a pipe.
+_FORMAT: Final = "_PENSTOCK_LOG_FORMAT"
+
 
 def configure() -> None:
-    """Set structlog up for this process."""
-    terminal = sys.stderr.isatty()
+    """Set structlog up for this process, and send what libraries log the same way."""
+    form = os.environ.setdefault(_FORMAT, "text" if sys.stderr.isatty() else "json")
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer() if form == "text" else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[
@@ -23,3 +29,17 @@ def configure() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    logging.captureWarnings(True)
+    logging.getLogger().handlers = [_Forward(logging.WARNING)]
+    # A broken connection to the JVM is told by whoever needed it; py4j adds nothing but traces.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+class _Forward(logging.Handler):
+    """Hands what a library logs to structlog; traces stay out, their last line is the message."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        fields = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), logger=record.name, **fields)

@@ -17,6 +17,8 @@ from typing import Any
 
 import orjson
 
+from penstock import log as logging
+
 Report = dict[str, Any]
 Handler = Callable[[Report], Report | None]
 
@@ -83,6 +85,7 @@ class Reporter:
         self._connection: Connection[Any, Any] | None = None
         self._lock = threading.Lock()
         if address:
+            logging.configure()  # a process of a run, so it logs as the run does
             host, port, key = address.rsplit(":", 2)
             self._connection = Client((host, int(port)), authkey=key.encode())
 

@@ -119,8 +119,7 @@ class Run:
     def main(self, listen: str) -> int:
         """Run to the end and return the exit code."""
         started = time.monotonic()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self.stop)
+        self._take_signals()
         server = None if self._once else Server(
             application(self.state, lambda: self.healthy, lambda: self.ready), listen
         )  # fmt: skip
@@ -139,9 +138,13 @@ class Run:
         log.info("stopped", delivered=delivered)
         return 0
 
+    def _take_signals(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self.stop)
+
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
-        deadline = time.monotonic() + _SLOT_PATIENCE
+        deadline, told = time.monotonic() + _SLOT_PATIENCE, False
         while not self._stopping.is_set():
             try:
                 setup.ensure(source)
@@ -149,7 +152,11 @@ class Run:
             except CaptureError as error:
                 if error.code != "slot_in_use" or time.monotonic() > deadline:
                     raise
-                log.warning("waiting for the slot", source=name, code=error.code, error=str(error))
+                if not told:
+                    told = True
+                    log.warning(
+                        "waiting for the slot", source=name, code=error.code, error=str(error)
+                    )
                 self._stopping.wait(1.0)
 
     def _spark(self) -> SparkSession | None:
@@ -157,7 +164,9 @@ class Run:
         # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
         socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
         try:
-            return session.create(self._config.spark.master, self._config.spark.conf)
+            spark = session.create(self._config.spark.master, self._config.spark.conf)
+            self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
+            return spark
         except (PySparkException, Py4JError, OSError) as error:
             # A service manager's SIGTERM may have met the JVM at its start.
             if not self._stopping.wait(0.5):
@@ -258,14 +267,10 @@ class Run:
     def _await(self, query: StreamingQuery, source: str) -> None:
         """Return when the query has ended, or the end was asked for and it is drained or overdue."""
         state = self.state.sources[source]
-        while query.isActive:
-            if not self._stopping.is_set():
-                self._stopping.wait(0.2 if self._once else 1.0)
-            elif state.drained or self._expired.wait(0.05):
+        # Not `isActive`: a failure under asynchronous progress tracking can leave that true for ever.
+        while not query.awaitTermination(0.05 if self._stopping.is_set() else 0.5):  # type: ignore[arg-type]
+            if self._stopping.is_set() and (state.drained or self._expired.is_set()):
                 return
-        failure = query.exception()
-        if failure is not None:
-            raise failure
 
 
 def _say_nothing(*_: object) -> None:

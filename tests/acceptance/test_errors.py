@@ -1,0 +1,148 @@
+"""What keeps `penstock run` from starting: a message, an exit code, and never a traceback."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.embedded.process import free_port
+
+from ..pipeline import penstock
+
+CONFIG = """\
+sources:
+  shop:
+    type: postgres
+    url: ${{DATABASE_URL}}
+    tables: [{tables}]
+sinks:
+  jetstream:
+    type: nats
+    source: shop
+    url: {nats}
+"""
+SECRET = "hunter6"
+
+
+def write(folder: Path, *, tables: str = "public.orders", nats: str = "nats://localhost") -> None:
+    (folder / "penstock.yaml").write_text(CONFIG.format(tables=tables, nats=nats))
+
+
+def fails(folder: Path, code: int, *options: str, **environment: str) -> str:
+    """Run it, expect `code`, and return what it said."""
+    done = penstock("run", *options, cwd=folder, environment=environment)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert "Traceback" not in said
+    assert SECRET not in said
+    assert said.strip()
+    return said
+
+
+def with_password(url: str) -> str:
+    return url.replace("postgres@", f"postgres:{SECRET}@")
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    said = fails(tmp_path, 2, "-c", "nowhere.yaml")
+    assert "nowhere.yaml: no such file" in said
+    assert "penstock init" in said
+
+
+def test_a_file_with_mistakes(tmp_path: Path) -> None:
+    write(tmp_path, nats="nats://user:hunter6@localhost:port")
+    said = fails(tmp_path, 2)
+    assert "penstock.yaml:4: sources.shop.url" in said
+    assert "DATABASE_URL is not set" in said
+    assert "sinks.jetstream.url" in said
+
+
+def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
+    assert "cannot be read" in fails(tmp_path, 2, "-c", ".")
+
+
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "203.0.113.1:7380"])
+def test_an_address_that_cannot_be_listened_on(
+    tmp_path: Path, database: Database, listen: str
+) -> None:
+    write(tmp_path)
+    said = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
+    assert listen in said
+    assert "--listen" in said
+
+
+def test_a_port_in_use(tmp_path: Path, database: Database) -> None:
+    write(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
+    assert listen in said
+    assert "already in use" in said
+    # Nothing was made in the database by a run that could not start.
+    assert database.execute("SELECT slot_name FROM pg_replication_slots"
+                            " WHERE database = current_database()") == []  # fmt: skip
+
+
+def test_no_postgres(tmp_path: Path) -> None:
+    write(tmp_path)
+    port = free_port()
+    url = f"postgresql://postgres:{SECRET}@127.0.0.1:{port}/shop"
+    assert str(port) in fails(tmp_path, 1, "--once", DATABASE_URL=url)
+
+
+def test_no_such_database(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
+    write(tmp_path)
+    url = with_password(postgres.database_url("nowhere"))
+    assert '"nowhere" does not exist' in fails(tmp_path, 1, "--once", DATABASE_URL=url)
+
+
+def test_no_such_table(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE order_items (id int PRIMARY KEY)")
+    write(tmp_path, tables="public.order_item")
+    said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    assert "order_item" in said
+    assert "order_items" in said
+
+
+def test_a_role_that_may_not(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    database.execute(f"CREATE ROLE timid LOGIN PASSWORD '{SECRET}'")
+    try:
+        write(tmp_path)
+        url = database.url.replace("postgres@", f"timid:{SECRET}@")
+        assert "ALTER ROLE" in fails(tmp_path, 1, "--once", DATABASE_URL=url)
+    finally:
+        database.execute("DROP ROLE timid")
+
+
+def test_a_slot_of_another_kind(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    database.execute("SELECT pg_create_physical_replication_slot('penstock_shop')")
+    try:
+        write(tmp_path)
+        said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    finally:
+        database.execute("SELECT pg_drop_replication_slot('penstock_shop')")
+    assert "type physical" in said
+    assert "pg_drop_replication_slot" in said
+
+
+def test_no_java(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    write(tmp_path)
+    url = with_password(database.url)
+    said = fails(tmp_path, 1, "--once", DATABASE_URL=url, JAVA_HOME=str(tmp_path / "no-java"))
+    assert "Java" in said
+    assert "penstock check" in said
+
+
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_other_commands_without_a_file(tmp_path: Path, command: str) -> None:
+    done = penstock(command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no such file" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,204 @@
+"""What ends `penstock run`: signals, `--once`; and that nothing is lost or there twice after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+
+from ..pipeline import Penstock, left_of, penstock
+
+CONFIG = """\
+sources:
+  shop:
+    type: postgres
+    url: ${DATABASE_URL}
+sinks:
+  jetstream:
+    type: nats
+    source: shop
+    url: ${NATS_URL}
+spark:
+  master: local[2]
+"""
+
+
+class Load(threading.Thread):
+    """Commits one row after the other until it is stopped, and counts them."""
+
+    def __init__(self, database: Database, first: int) -> None:
+        super().__init__()
+        self.next = first
+        self._database = database
+        self._stopping = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self._database.connect(autocommit=True) as connection:
+            while not self._stopping.wait(0.002):
+                connection.execute("INSERT INTO orders VALUES (%s)", [self.next])
+                self.next += 1
+
+    def stop(self) -> int:
+        """Return the first number that was not written."""
+        self._stopping.set()
+        self.join()
+        return self.next
+
+
+@pytest.fixture
+def own_nats(server_dir: Path) -> Iterator[EmbeddedNats]:
+    with EmbeddedNats(server_dir / "nats-to-stop") as server:
+        yield server
+
+
+async def _say_nothing(_: Exception) -> None:
+    """Stand in for nats-py's logging of every try to connect to a server that is down."""
+
+
+def test_however_it_ends_nothing_is_lost_or_there_twice(
+    database: Database, own_nats: EmbeddedNats, tmp_path: Path
+) -> None:
+    """One story, because each start of Spark takes seconds."""
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    environment = {"DATABASE_URL": database.url, "NATS_URL": own_nats.url}
+    (tmp_path / "penstock.yaml").write_text(CONFIG)
+    slot = "SELECT confirmed_flush_lsn, active FROM pg_replication_slots"
+    slot += " WHERE slot_name = 'penstock_shop'"
+    with (
+        JetStream(own_nats.url, error_cb=_say_nothing) as stream,
+        Penstock(tmp_path, environment=environment) as pipeline,
+    ):
+        stream.add_stream("SHOP", "shop.>", duplicate_window=3600)
+
+        def delivered() -> list[str]:
+            return [message.headers["Nats-Msg-Id"] for message in stream.messages("SHOP")]
+
+        def arrived(count: int) -> None:
+            pipeline.wait_for(
+                lambda: stream.info("SHOP").state.messages >= count, 60, f"at {count} messages"
+            )
+
+        # SIGINT in the middle of it: the batch is finished, and the slot is told.
+        pipeline.start().wait_ready()
+        load = Load(database, 1)
+        arrived(300)
+        family = pipeline.tree()
+        assert len(family) > 3
+        assert pipeline.stop(signal.SIGINT) == 0
+        committed = load.stop() - 1
+        assert left_of(family) == []
+        first = stopped(pipeline)
+        assert first == len(delivered()) < committed
+        ((_, active),) = database.execute(slot)
+        assert not active
+
+        # All that was not delivered, and nothing of what was, because the slot had been told.
+        assert once(tmp_path, environment) == committed - first
+        assert len(delivered()) == committed
+        assert once(tmp_path, environment) == 0
+        ((confirmed, _),) = database.execute(slot)
+        assert database.execute("SELECT pg_current_wal_lsn() - %s::pg_lsn < 4096", [confirmed]) == [
+            (True,)
+        ]
+
+        # SIGTERM to every process at once, as a service manager sends it.
+        pipeline.start().wait_ready()
+        load = Load(database, committed + 1)
+        arrived(committed + 300)
+        family = pipeline.tree()
+        for process in family:
+            process.send_signal(signal.SIGTERM)
+        assert pipeline.wait() == 0
+        committed = load.stop() - 1
+        assert left_of(family) == []
+        assert "Traceback" not in pipeline.log()
+
+        # SIGTERM while the sink is down: it ends, and what waits in the slot comes later.
+        pipeline.start().wait_ready()
+        arrived(committed)
+        own_nats.kill()
+        database.execute("INSERT INTO orders SELECT generate_series(%s::int, %s)",
+                         [committed + 1, committed + 3000])  # fmt: skip
+        committed += 3000
+        pipeline.wait_for(
+            lambda: pipeline.status()["sinks"]["jetstream"]["error"] is not None, 60, "held up"
+        )
+        family = pipeline.tree()
+        assert pipeline.stop(signal.SIGTERM, timeout=60) == 0
+        assert left_of(family) == []
+        assert "it stays in the slot" in pipeline.log()
+        assert "Traceback" not in pipeline.log()
+
+        # The checkpoint is a convenience: without it nothing is lost, and nothing is there twice.
+        own_nats.start()
+        shutil.rmtree(tmp_path / ".penstock/checkpoints")
+        assert once(tmp_path, environment) == 3000
+        names = delivered()
+        assert len(names) == committed
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def stopped(pipeline: Penstock) -> int:
+    """What the run said at its end that it had delivered."""
+    return int(pipeline.events()[-1]["delivered"]["jetstream"])
+
+
+def once(folder: Path, environment: dict[str, str]) -> int:
+    """Run `--once`, which has to end well, and return how many messages it delivered."""
+    done = penstock("run", "--once", cwd=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert events[-1]["event"] == "stopped"
+    return int(events[-1]["delivered"]["jetstream"])
+
+
+def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_path: Path) -> None:
+    """It is told with its remedy, no password is, and SIGTERM still ends it."""
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    server = 'authorization { user: penstock, password: "right-hunter4" }'
+    config = CONFIG.replace(
+        "url: ${NATS_URL}\n", "url: ${NATS_URL}\n    user: penstock\n    password: ${SECRET}\n"
+    )
+    (tmp_path / "penstock.yaml").write_text(config)
+    with EmbeddedNats(server_dir / "nats-refusing", server) as nats:
+        environment = {
+            "DATABASE_URL": database.url, "NATS_URL": nats.url, "SECRET": "wrong-hunter5"
+        }  # fmt: skip
+        with Penstock(tmp_path, environment=environment) as pipeline:
+            pipeline.start().wait_ready()
+            database.execute("INSERT INTO orders VALUES (1)")
+
+            def told() -> bool:
+                status = pipeline.status()
+                errors = [part["error"] or "" for kind in status.values() for part in kind.values()]
+                return any("refuses the login" in error for error in errors)
+
+            pipeline.wait_for(told, 60, "telling of the login")
+            text = pipeline.get("/status")[1] + pipeline.get("/metrics")[1]
+            status = penstock("status", "--listen", pipeline.listen, cwd=tmp_path,
+                              environment=environment)  # fmt: skip
+            assert status.returncode == 1
+            assert "refuses the login" in status.stdout
+            family = pipeline.tree()
+            assert pipeline.stop() == 0
+            assert left_of(family) == []
+            text += pipeline.log() + status.stdout + status.stderr
+            assert "Traceback" not in text
+            assert "hunter5" not in text
+    with psycopg.connect(database.url) as connection:
+        waiting = connection.execute(
+            "SELECT pg_current_wal_lsn() > confirmed_flush_lsn FROM pg_replication_slots"
+        ).fetchall()
+    assert (True,) in waiting  # the row is still in the slot
