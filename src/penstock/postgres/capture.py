@@ -10,6 +10,8 @@ server back. Chunks that were handed out stay until they are confirmed, so that 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 import time
@@ -20,18 +22,20 @@ from typing import Final
 
 import structlog
 
-from penstock.message import Position, format_lsn, source_tag
-from penstock.postgres import pgoutput
+from penstock.message import Position, source_tag
 from penstock.postgres.catalog import Catalog
-from penstock.postgres.chunk import Chunk, ChunkBuilder
+from penstock.postgres.chunk import Chunk
+from penstock.postgres.decoder import Decoder, Grouping, Wants
 from penstock.postgres.errors import CaptureError
-from penstock.postgres.replication import Keepalive, ReplicationStream
-from penstock.postgres.table import Table, Transaction
+from penstock.postgres.pgoutput import ProtocolError, Relation
+from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 
-MAX_UNREAD: Final = 48 << 20  # bytes of WAL; in memory a message takes about four times that
-CHUNK_ROWS: Final = 4_000
+MAX_UNREAD: Final = 16 << 20  # bytes of WAL; in memory a message takes about four times that
 _ROUND: Final = 500  # messages decoded before the lock is given up
+_ROUND_BYTES: Final = 1 << 20
 _STATUS_SECONDS: Final = 10.0
+_HURRIED_SECONDS: Final = 1.0
+_CONFIRM_SECONDS: Final = 0.2
 _BACKOFF_SECONDS: Final = (0.1, 10.0)
 
 log = structlog.get_logger("penstock.capture")
@@ -49,8 +53,8 @@ class CaptureOptions:
     slot: str
     publication: str
     splits: int
-    wants: Callable[[str, str], bool]
-    grouping: Callable[[str, str], tuple[list[str] | None, list[str] | None]]
+    wants: Wants
+    grouping: Grouping
     truncates: bool = True
 
 
@@ -85,26 +89,24 @@ class Capture:
     ) -> None:
         self._options = options
         self._on_change = on_change
-        self._catalog = Catalog(options.url)
         self._condition = threading.Condition()
         self._chunks: deque[Chunk] = deque()
-        self._handed = start
-        self._unread = 0
-        self._builder = ChunkBuilder(start, options.splits)
-        # Where each transaction that has messages ends: its last position, and what to confirm then.
-        self._ends: deque[tuple[Position, int]] = deque()
-        self._confirmed = start
-        self._flush_lsn = 0
-        self._closing = False
-        self._flushed = threading.Event()
-        self._tables: dict[int, Table | None] = {}
-        self._transaction: Transaction | None = None
-        self._next_idx = 0
-        self._skip_idx = -1
-        self._last = start
-        self._tag = b""
+        self._decoder = Decoder(
+            start, splits=options.splits, wants=options.wants, grouping=options.grouping,
+            truncates=options.truncates, emit=self._emit,
+        )  # fmt: skip
+        self._progress = self._decoder.progress
+        self._catalog = Catalog(options.url, lambda: self._decoder.lsn)
+        self._handed = self._wanted = start
+        self._sealed = 0  # bytes in chunks that were not handed out
+        self._told = -1
+        self._urgent = self._hurried = self._closing = False
+        self._relation: Relation | None = None
         self._system = ""
         self.stats = CaptureStats()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
@@ -122,24 +124,27 @@ class Capture:
         deadline = time.monotonic() + wait
         with self._condition:
             while True:
-                if self.stats.error is not None and not self.stats.error.transient:
-                    raise self.stats.error
+                self._raise_if_ended()
                 end = self._fitting(after, max_rows)
                 if end > after or self._closing:
                     return end
                 if until_lsn is not None:
-                    if self.stats.received_lsn >= until_lsn:
+                    if self._progress.received_lsn >= until_lsn:
                         return after
-                    self._condition.wait(0.1)
+                    self._condition.wait(1.0)
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return after
                 self._condition.wait(left)
 
+    def _raise_if_ended(self) -> None:
+        error = self.stats.error
+        if error is not None and not error.transient:
+            raise error
+
     def _fitting(self, after: Position, max_rows: int) -> Position:
-        if self._builder.rows:
-            self._seal()
+        self._decoder.seal()
         end, rows, size = after, 0, 0
         for chunk in self._chunks:
             if chunk.end <= after:
@@ -157,12 +162,15 @@ class Capture:
         Raises the capture's `CaptureError` if it ended before.
         """
         with self._condition:
-            while self._builder.end < end and self.stats.received_lsn <= end.lsn:
-                if self.stats.error is not None and not self.stats.error.transient:
-                    raise self.stats.error
+            # However large, what is waited for has to be read.
+            self._wanted = max(self._wanted, end)
+            self._condition.notify_all()
+            while self._decoder.read < end and self._progress.received_lsn <= end.lsn:
+                self._raise_if_ended()
+                if self._closing:
+                    return []
                 self._condition.wait(1.0)
-            if self._builder.rows:
-                self._seal()
+            self._decoder.seal()
             taken = []
             for chunk in self._chunks:
                 if chunk.end <= start or chunk.start >= end:
@@ -171,250 +179,205 @@ class Capture:
                 taken.append(part if part.end <= end else part.until(end))
             if end > self._handed:
                 self._handed = end
-                self._unread = sum(c.bytes for c in self._chunks if c.end > end)
+                self._sealed = sum(c.bytes for c in self._chunks if c.end > end)
                 self._condition.notify_all()
             return taken
 
     def confirm(self, position: Position) -> None:
         """Note that every message up to and with `position` is durable in every sink."""
         with self._condition:
-            if position <= self._confirmed:
-                return
-            self._confirmed = position
+            self._progress.confirm(position)
             while self._chunks and self._chunks[0].end <= position:
+                self._sealed -= self._chunks[0].bytes if self._chunks[0].end > self._handed else 0
                 self._chunks.popleft()
-            while self._ends and self._ends[0][0] <= position:
-                self._flush_lsn = self._ends.popleft()[1]
-            self._flushed.clear()
 
     def settle(self, timeout: float) -> bool:
         """Wait until what is confirmed has been told to the server; False if that took too long."""
-        return self._flushed.wait(timeout)
+        with self._condition:
+            target = self._progress.flush_lsn
+            if self._told >= target or timeout <= 0:
+                return self._told >= target
+            self._urgent = True
+            self._wake()
+            return self._condition.wait_for(
+                lambda: self._told >= target or self.stats.state == "stopped", timeout
+            )
+
+    def hurry(self) -> None:
+        """Ask the server from now on to tell how far it is, for a run that ends when all is read."""
+        with self._condition:
+            self._hurried = self._urgent = True
+            self._wake()
 
     def close(self) -> None:
         """Tell the server what is confirmed, and end the thread."""
         with self._condition:
+            if self._closing:
+                return
             self._closing = True
-            self._condition.notify_all()
-        self._thread.join(timeout=10)
-        self._catalog.close()
+            self._wake()
+        self._thread.join(timeout=15)
+        if not self._thread.is_alive():  # else it is stuck in a connection attempt, and a daemon
+            self._catalog.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+        self._condition.notify_all()
 
     # -- the capture's thread
 
     def _run(self) -> None:
         delay = _BACKOFF_SECONDS[0]
         while not self._closing:
+            started, received = time.monotonic(), self._progress.received_lsn
             try:
-                started = time.monotonic()
                 stream = self._connect()
                 try:
                     self._set_state("streaming", None)
                     self._stream(stream)
                 finally:
                     stream.close()
-            except CaptureError as error:
-                self._set_state("error", error)
-                if not error.transient:
-                    log.error("capture ended", code=error.code, error=str(error))
+            except Exception as error:
+                known = _known_error(error)
+                self._set_state("error", known)
+                if not known.transient:
+                    log.error("capture ended", code=known.code, error=str(known))
                     return
-                if time.monotonic() - started > 60:
+                if time.monotonic() - started > 60 or self._progress.received_lsn > received:
                     delay = _BACKOFF_SECONDS[0]
                 pause = delay * random.uniform(0.5, 1.0)  # noqa: S311
                 log.warning(
-                    "capture interrupted",
-                    code=error.code,
-                    error=str(error),
+                    "capture interrupted", code=known.code, error=str(known),
                     retry_in=round(pause, 1),
-                )
+                )  # fmt: skip
                 with self._condition:
                     self._condition.wait_for(lambda: self._closing, pause)
+                    self.stats.reconnects += 1
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
-                self.stats.reconnects += 1
-            except Exception as error:
-                log.exception("capture failed")
-                self._set_state(
-                    "error",
-                    CaptureError(
-                        "internal", f"The capture failed: {type(error).__name__}: {error}"
-                    ),
-                )
-                return
         self._set_state("stopped", None)
 
     def _set_state(self, state: str, error: CaptureError | None) -> None:
         with self._condition:
             self.stats.state, self.stats.error = state, error
             self._condition.notify_all()
-        self._on_change(self.stats)
+        try:
+            self._on_change(self.stats)
+        except Exception:  # whoever listens must not end the capture
+            log.exception("the capture's state could not be reported")
 
     def _connect(self) -> ReplicationStream:
-        options = self._options
-        stream = ReplicationStream(options.url, options.slot, options.publication, self._flush_lsn)
-        if self._system and stream.system_identifier != self._system:
-            stream.close()
-            raise CaptureError(
-                "other_server",
-                f"The server behind the source's url is another cluster now (system identifier"
-                f" {stream.system_identifier}, before {self._system}).",
-                remedy="Its positions mean nothing here. Point the url back, or start anew.",
-            )
+        options, decoder = self._options, self._decoder
+        known = None
+        if self._system:
+            read = max(self._progress.received_lsn, decoder.read.lsn)
+            known = Known(self._system, self._progress.flush_lsn, read)
+        stream = ReplicationStream(options.url, options.slot, options.publication, known)
         self._system = stream.system_identifier
-        self._tag = source_tag(self._system, stream.database, options.slot).encode()
-        self._tables.clear()
-        self._transaction = None
-        self._database = stream.database
+        with self._condition:
+            tag = source_tag(self._system, stream.database, options.slot)
+            decoder.connected(stream.database, tag)
+            if known is None:
+                self._progress.received(stream.confirmed_lsn)
+        self._relation = None
         return stream
 
     def _stream(self, stream: ReplicationStream) -> None:
-        interval = min(_STATUS_SECONDS, stream.timeout / 3) if stream.timeout else _STATUS_SECONDS
-        told, told_at = -1, 0.0
+        told_at = 0.0
+        limit = min(_STATUS_SECONDS, stream.timeout / 3) if stream.timeout else _STATUS_SECONDS
         while True:
             with self._condition:
-                full = self._unread > MAX_UNREAD
+                full = self._is_full()
                 idle = False if full else self._round(stream)
-                closing = self._closing
-                if not self._ends and self._transaction is None:
-                    # Nothing is under way: WAL without messages of ours may go too.
-                    self._flush_lsn = max(self._flush_lsn, self.stats.received_lsn)
-                flush = self._flush_lsn
-                self.stats.confirmed_lsn, self.stats.unread_bytes = flush, self._unread
+                closing, urgent, hurried = self._closing, self._urgent, self._hurried
+                self._urgent = False
+                flush = self._progress.flush_lsn
+                self._count()
                 self._condition.notify_all()
-            now = time.monotonic()
-            if now - told_at >= (0.2 if flush != told else interval) or closing:
-                stream.confirm(flush, request_reply=self._asks_reply)
-                told, told_at = flush, now
+            if self._relation is not None:
+                self._learn(self._relation)
+                continue
+            interval = min(limit, _HURRIED_SECONDS) if hurried else limit
+            due = told_at + (min(_CONFIRM_SECONDS, interval) if flush != self._told else interval)
+            if time.monotonic() >= due or urgent or closing:
+                stream.confirm(flush, request_reply=hurried)
+                told_at = time.monotonic()
+                due = told_at + interval
                 with self._condition:
-                    if flush == self._flush_lsn:
-                        self._flushed.set()
+                    self._told = flush
+                    self._condition.notify_all()
             if closing:
                 return
+            pause = min(max(due - time.monotonic(), 0.0), 1.0)
             if full:
                 with self._condition:
-                    self._condition.wait(min(1.0, interval))
+                    self._condition.wait_for(lambda: self._closing or not self._is_full(), pause)
             elif idle:
-                stream.wait(min(0.2 if flush != told else 1.0, interval))
+                stream.wait(pause, self._wake_read)
 
-    _asks_reply = False
-
-    def hurry(self) -> None:
-        """Ask the server from now on to tell how far it is, for a run that ends when all is read."""
-        self._asks_reply = True
+    def _is_full(self) -> bool:
+        unread = self._sealed + self._decoder.unsealed
+        return unread > MAX_UNREAD and self._decoder.read >= self._wanted
 
     def _round(self, stream: ReplicationStream) -> bool:
         """Decode some messages; return whether the server has sent no more."""
-        read = stream.read
+        read, handle = stream.read, self._decoder.handle
+        size = 0
         for _ in range(_ROUND):
             data = read()
             if data is None:
-                return True
-            if isinstance(data, Keepalive):
-                if self._transaction is None:
-                    self.stats.received_lsn = max(self.stats.received_lsn, data.wal_end)
-                if data.reply_requested:
-                    stream.confirm(self._flush_lsn)
+                stream.receive()
+                data = read()
+                if data is None:
+                    return True
+            if type(data) is bytes:
+                self._relation = handle(data)
+                size += len(data)
+                if self._relation is not None or size > _ROUND_BYTES:
+                    return False
             else:
-                self._handle(data)
+                assert isinstance(data, Keepalive)  # noqa: S101
+                self._progress.received(data.wal_end)
+                if data.reply_requested:
+                    stream.confirm(self._progress.flush_lsn)
         return False
 
-    def _handle(self, data: bytes) -> None:
-        event = pgoutput.parse(data)
-        if isinstance(event, pgoutput.Insert | pgoutput.Update | pgoutput.Delete):
-            self._change(event, len(data))
-        elif isinstance(event, pgoutput.Begin):
-            lsn = event.final_lsn
-            self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag)
-            self._next_idx = 0
-            # After a reconnect the server starts at the last transaction that it knows confirmed.
-            last = self._last
-            self._skip_idx = last.idx if lsn == last.lsn else -1 if lsn > last.lsn else 1 << 62
-        elif isinstance(event, pgoutput.Commit):
-            self._commit(event)
-        elif isinstance(event, pgoutput.Relation):
-            self._relation(event)
-        elif isinstance(event, pgoutput.Truncate):
-            self._truncate(event)
-        # Origin, Type and Message say nothing that a message of ours would carry.
+    def _learn(self, relation: Relation) -> None:
+        """Look a relation up, without the lock: nobody shall wait for the catalog."""
+        self._relation = None
+        shape = self._catalog.shape(relation)
+        for column in relation.columns:
+            self._catalog.converter(column.type_oid)
+        with self._condition:
+            self._decoder.learn(relation, shape, self._catalog.converter)
 
-    def _change(
-        self, event: pgoutput.Insert | pgoutput.Update | pgoutput.Delete, size: int
-    ) -> None:
-        idx = self._next_idx
-        self._next_idx = idx + 1
-        table = self._tables[event.relation]
-        if table is None or idx <= self._skip_idx:
-            return
-        transaction = self._transaction
-        assert transaction is not None  # noqa: S101 - a change stands between Begin and Commit
-        if isinstance(event, pgoutput.Insert):
-            row, old_split, split = table.insert(event, transaction, idx)
-        elif isinstance(event, pgoutput.Update):
-            row, old_split, split = table.update(event, transaction, idx)
-        else:
-            row, old_split, split = table.delete(event, transaction, idx)
-        builder = self._builder
-        builder.add(row, size, old_split, split)
-        self._unread += size
-        self._last = builder.end = Position(transaction.lsn, idx)
-        self.stats.captured += 1
-        if builder.rows >= CHUNK_ROWS:
-            self._seal()
+    def _emit(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._sealed += chunk.bytes
+        self.stats.captured += chunk.rows
 
-    def _seal(self, *, barrier: bool = False) -> None:
-        self._chunks.append(self._builder.take(self._last, barrier=barrier))
+    def _count(self) -> None:
+        stats, progress = self.stats, self._progress
+        stats.received_lsn, stats.confirmed_lsn = progress.received_lsn, progress.flush_lsn
+        stats.unread_bytes = self._sealed + self._decoder.unsealed
+        stats.truncates_skipped = self._decoder.truncates_skipped
 
-    def _commit(self, event: pgoutput.Commit) -> None:
-        transaction = self._transaction
-        self._transaction = None
-        if transaction is not None and self._last.lsn == transaction.lsn:
-            if self._last > self._confirmed:
-                self._ends.append((self._last, event.end_lsn))
-            elif not self._ends:
-                self._flush_lsn = max(self._flush_lsn, event.end_lsn)
-        self.stats.received_lsn = max(self.stats.received_lsn, event.end_lsn)
 
-    def _relation(self, event: pgoutput.Relation) -> None:
-        # The server repeats a shape when its cache was reset, most often without any change.
-        known = self._tables.get(event.oid)
-        if known is not None and known.relation == event:
-            return
-        options = self._options
-        if not options.wants(event.schema, event.name):
-            self._tables[event.oid] = None
-            return
-        group_by, split_by = options.grouping(event.schema, event.name)
-        self._tables[event.oid] = Table(
-            event,
-            primary_key=self._catalog.primary_key(event),
-            converter=self._catalog.converter,
-            database=self._database,
-            tag=self._tag.decode(),
-            group_by=group_by,
-            split_by=split_by,
+def _known_error(error: Exception) -> CaptureError:
+    """Return an error as a capture reports it."""
+    if isinstance(error, CaptureError):
+        return error
+    if isinstance(error, ProtocolError):
+        return CaptureError(
+            "protocol",
+            f"The server sent what is no pgoutput of protocol 1: {error}.",
+            remedy="Look for a proxy in between that changes what passes; else report this.",
         )
-
-    def _truncate(self, event: pgoutput.Truncate) -> None:
-        transaction = self._transaction
-        assert transaction is not None  # noqa: S101
-        for oid in event.relations:
-            idx = self._next_idx
-            self._next_idx += 1
-            table = self._tables[oid]
-            if table is None or idx <= self._skip_idx:
-                continue
-            if not self._options.truncates:
-                self.stats.truncates_skipped += 1
-                log.warning(
-                    "truncate not delivered: no sink lists the action",
-                    table=f"{table.schema}.{table.name}",
-                    lsn=format_lsn(transaction.lsn),
-                )
-                continue
-            # A truncate concerns every row of its table, so nothing may overtake it.
-            if self._builder.rows:
-                self._seal()
-            row = table.truncate(transaction, idx)
-            self._builder.add(row, 100, row[9], row[9])
-            self._last = self._builder.end = Position(transaction.lsn, idx)
-            self._unread += 100
-            self.stats.captured += 1
-            self._seal(barrier=True)
+    log.exception("capture failed")
+    return CaptureError(
+        "internal",
+        f"The capture failed: {type(error).__name__}: {error}.",
+        remedy="This is a defect of penstock; the log has its trace. Nothing was confirmed wrongly.",
+    )

@@ -1,66 +1,77 @@
-"""What a capture must ask the catalog, for the WAL does not tell it: primary keys, types, the slot."""
+"""What a capture must ask the catalog, for the WAL does not tell it: keys, types, the slot.
+
+The catalog is the one of now, while the WAL may be older; what does not fit is left to the WAL.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 
 from penstock.message import parse_lsn
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.pgoutput import Relation
-from penstock.postgres.replication import capture_error
+from penstock.postgres.replication import capture_error, connect, slot_missing
+from penstock.postgres.table import Shape
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Converter, Types
 from penstock.queries import load
 
 _SQL = load("penstock.postgres", "catalog.sql")
+_BUILT_IN = Types()
 
 
 class Catalog:
     """Looks things up over a connection of its own, made when first needed and again when lost.
 
-    Every method raises `CaptureError` where Postgres can't be asked.
+    Every method raises `CaptureError` where Postgres can't be asked. `lsn` tells the commit LSN of
+    the transaction whose values are converted.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, lsn: Callable[[], int] = lambda: 0) -> None:
         self._url = url
-        self._connection: psycopg.Connection | None = None
-        self._types = Types()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._types = _LiveTypes(self._load_types, lsn)
 
-    def primary_key(self, relation: Relation) -> list[str]:
-        """Return the names of the primary key's columns, in key order."""
-        if relation.replica_identity == "d":
-            # The default identity is the primary key, as it was when the row was written.
-            flagged = [c.name for c in relation.columns if c.is_key]
-            if len(flagged) <= 1:
-                return flagged
+    def shape(self, relation: Relation) -> Shape:
+        """Return a relation's primary key and what its old tuples tell; learns its types anew."""
+        types = {oid for c in relation.columns for oid in _BUILT_IN.unknown(c.type_oid)}
+        if types:
+            self._types.renew(types)
         with self._asking() as connection:
-            rows = connection.execute(_SQL["primary_key"], {"oid": relation.oid}).fetchall()
-        names = [row[0] for row in rows]
-        known = {c.name for c in relation.columns}
-        return names if set(names) <= known else []
+            row = connection.execute(_SQL["shape"], {"oid": relation.oid}).fetchone()
+        primary_key, identities = row or ([], None)
+        flagged = [c.name for c in relation.columns if c.is_key]
+        if relation.replica_identity == "d" and set(primary_key) != set(flagged):
+            primary_key = flagged  # the default identity is the primary key, as it was then
+        elif not set(primary_key) <= {c.name for c in relation.columns}:
+            primary_key = []
+        told = None
+        if identities is not None and not _root_tells(relation, identities):
+            # Only the primary key is the same in every partition.
+            told = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
+        return Shape(tuple(primary_key), told)
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""
-        unknown = self._types.unknown(oid)
-        if unknown:
-            with self._asking() as connection:
-                self._types.add(load_types(connection, unknown))
+        if unknown := self._types.unknown(oid):
+            self._types.renew(unknown)
         return self._types.converter(oid)
+
+    def _load_types(self, oids: set[int]) -> tuple[int, list[Any]]:
+        with self._asking() as connection:
+            row = connection.execute(_SQL["position"]).fetchone()
+            assert row is not None  # noqa: S101 - a SELECT without FROM
+            return parse_lsn(row[0]), load_types(connection, oids)
 
     def slot(self, name: str) -> tuple[int, int]:
         """Return a slot's confirmed LSN, and the LSN up to which the server's WAL is on disk."""
         with self._asking() as connection:
             row = connection.execute(_SQL["slot"], {"slot": name}).fetchone()
         if row is None or row[0] is None:
-            raise CaptureError(
-                "slot_missing",
-                f"Logical replication slot {name} does not exist.",
-                remedy="Create it: SELECT pg_create_logical_replication_slot("
-                f"'{name.replace(chr(39), chr(39) * 2)}', 'pgoutput').",
-            )
+            raise slot_missing(name)
         return parse_lsn(row[0]), parse_lsn(row[1])
 
     def close(self) -> None:
@@ -70,13 +81,64 @@ class Catalog:
             self._connection = None
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[psycopg.Connection]:
+    def _asking(self) -> Iterator[psycopg.Connection[Any]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, application_name="penstock")
+            # A look-up that hangs would keep the server from hearing of the capture.
+            self._connection.execute("SET statement_timeout = '10s'")
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = psycopg.connect(
-                    self._url, autocommit=True, connect_timeout=10, application_name="penstock"
-                )
             yield self._connection
         except psycopg.Error as error:
             self.close()
-            raise capture_error(error, "", "") from None
+            raise capture_error(error, "catalog look-up") from None
+
+
+def _root_tells(relation: Relation, identities: list[str]) -> bool:
+    """Tell whether each partition's old tuples are as the Relation message of the root says."""
+    return relation.replica_identity in ("d", "f") and set(identities) <= {
+        relation.replica_identity,
+        "n",
+    }
+
+
+class _LiveTypes(Types):
+    """Types that may change while their values come in.
+
+    No message says that a composite type was altered, only its values do: they have more or fewer
+    fields than it had. Then it is looked up again, unless it already was after that transaction.
+    """
+
+    def __init__(
+        self, load: Callable[[set[int]], tuple[int, list[Any]]], lsn: Callable[[], int]
+    ) -> None:
+        super().__init__()
+        self._load = load
+        self._lsn = lsn
+        self._looked_up: dict[int, int] = {}
+
+    def renew(self, oids: set[int]) -> None:
+        """Look types up (again)."""
+        at, infos = self._load(oids)
+        self._looked_up.update((info.oid, at) for info in infos)
+        self.add(infos)
+
+    def _build(self, oid: int) -> Converter | None:
+        convert = super()._build(oid)
+        info = self._infos.get(oid)
+        if convert is None or info is None or info.kind != "c":
+            return convert
+        return self._renewing(oid, convert)
+
+    def _renewing(self, oid: int, convert: Converter) -> Converter:
+        def row(value: bytes) -> bytes:
+            nonlocal convert
+            converted = convert(value)
+            if converted[:1] != b"{" and self._lsn() > self._looked_up.get(oid, 0):
+                self.renew({oid})
+                fresh = super(_LiveTypes, self)._build(oid)
+                if fresh is not None:
+                    convert = fresh
+                    converted = convert(value)
+            return converted
+
+        return row

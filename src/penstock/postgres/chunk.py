@@ -67,19 +67,20 @@ class ChunkBuilder:
 
     def __init__(self, start: Position, splits: int) -> None:
         self.start = start
-        self.end = start
         self.rows = 0
         self.bytes = 0
+        self._count = splits
         self._splits: tuple[list[WireRow], ...] = tuple([] for _ in range(splits))
         self._links: set[tuple[int, int]] = set()
 
-    def add(self, row: WireRow, size: int, old_split: int, split: int) -> None:
+    def add(self, row: WireRow, size: int) -> None:
         """Append a row to its split; `size` is what it took in the WAL, a measure of its memory."""
-        count = len(self._splits)
+        old_split, split = row[-2:]
+        count = self._count
         to = split % count
         self._splits[to].append(row)
-        if old_split != split and old_split % count != to:
-            self._links.add((old_split % count, to))
+        if old_split != split and (left := old_split % count) != to:
+            self._links.add((left, to))
         self.rows += 1
         self.bytes += size
 
@@ -90,15 +91,14 @@ class ChunkBuilder:
             tuple(_batch(rows) if rows else None for rows in self._splits),
             frozenset(self._links), barrier,
         )  # fmt: skip
-        self.__init__(end, len(self._splits))  # type: ignore[misc]
+        self.__init__(end, self._count)  # type: ignore[misc]
         return chunk
 
 
 def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(c, f.type) for c, f in zip(columns, _FIELDS, strict=True)], schema=WIRE_SCHEMA
-    )
+    # The rows' last two items, the splits, have no column.
+    columns = zip(zip(*rows, strict=True), _FIELDS, strict=False)
+    return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in columns], schema=WIRE_SCHEMA)
 
 
 def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:

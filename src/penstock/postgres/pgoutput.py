@@ -140,7 +140,6 @@ _COMMIT: Final = Struct(">BQQq").unpack_from
 _U64: Final = Struct(">Q").unpack_from
 
 _NEW, _OLD, _KEY = ord("N"), ord("O"), ord("K")
-_TEXT, _NULL, _TOAST = ord("t"), ord("n"), ord("u")
 
 
 def parse(data: bytes) -> Event:
@@ -164,14 +163,15 @@ def _row(data: bytes, at: int) -> tuple[Row, int]:
     unpack = _U32
     for _ in range(count):
         kind = data[at]
-        if kind == _TEXT:
-            start = at + 5
-            at = start + unpack(data, at + 1)[0]
-            append(data[start:at])
-        elif kind == _NULL:
+        if kind == 0x74:  # t: text
+            (size,) = unpack(data, at + 1)
+            at += 5
+            append(data[at : at + size])
+            at += size
+        elif kind == 0x6E:  # n: NULL
             append(None)
             at += 1
-        elif kind == _TOAST:
+        elif kind == 0x75:  # u: unchanged TOAST
             append(UNCHANGED)
             at += 1
         else:
@@ -195,7 +195,8 @@ def _insert(data: bytes) -> Insert:
     if data[5] != _NEW:
         raise ProtocolError(f"Insert has tuple {data[5]:#04x} where N was expected")
     row, at = _row(data, 6)
-    _end(data, at)
+    if at != len(data):
+        _end(data, at)
     return Insert(_U32(data, 1)[0], row)
 
 

@@ -1,38 +1,32 @@
 """A replication connection: start a slot's stream, take its messages, confirm positions.
 
 "Streaming Replication Protocol" in the PostgreSQL manual. psycopg carries the bytes. Nothing here
-blocks but `start` and `wait`, so one thread can answer keepalives whatever else is slow.
+blocks but the constructor and `wait`, so one thread can answer keepalives whatever else is slow.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import time
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
 
-from penstock.message import format_lsn
+from penstock.message import format_lsn, parse_lsn
+from penstock.postgres.admin import connection_error
 from penstock.postgres.errors import CaptureError
+from penstock.queries import load
 
-# Values must not depend on how the server or the role is configured.
-_SETTINGS: Final = (
-    "SET timezone = 'UTC'",
-    "SET datestyle = 'ISO'",
-    "SET intervalstyle = 'iso_8601'",
-    "SET extra_float_digits = 3",
-    "SET bytea_output = 'hex'",
-    "SET client_encoding = 'UTF8'",
-    "SET search_path = ''",
-    "SET statement_timeout = 0",
-    "SET idle_session_timeout = 0",
-)
-
+_SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from
 _STATUS: Final = Struct(">cQQQqB").pack
 _EPOCH: Final = 946_684_800_000_000  # 2000-01-01 in microseconds of Unix time
+_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
 
 
 class Keepalive(NamedTuple):
@@ -42,6 +36,14 @@ class Keepalive(NamedTuple):
     reply_requested: bool
 
 
+class Known(NamedTuple):
+    """What a capture knows of its server when it connects again."""
+
+    system_identifier: str
+    flush_lsn: int
+    read_lsn: int
+
+
 class ReplicationStream:
     """One `START_REPLICATION` of a logical slot.
 
@@ -49,53 +51,92 @@ class ReplicationStream:
         url: A libpq connection string or URI.
         slot: The slot's name; the plugin must be pgoutput.
         publication: The publication's name.
-        start: The LSN from which on changes are wanted; the slot's own position where that is later.
+        known: Where an earlier stream ended, None for the first one, which starts where the slot is.
 
     Raises:
         CaptureError: With a code that tells what to do; `transient` where a retry may help.
     """
 
-    def __init__(self, url: str, slot: str, publication: str, start: int = 0) -> None:
+    def __init__(self, url: str, slot: str, publication: str, known: Known | None = None) -> None:
         self.slot = slot
         self.publication = publication
-        try:
-            self._connection = psycopg.connect(
-                url, autocommit=True, replication="database", connect_timeout=10,
-                application_name=f"penstock:{slot}",
-                keepalives_idle=20, keepalives_interval=5, keepalives_count=4,
-            )  # fmt: skip
-        except psycopg.OperationalError as error:
-            raise capture_error(error, slot, publication) from None
+        self._streams = False
+        self._unpublished = False
+        self._connection = connect(
+            url, replication="database", application_name=f"penstock:{slot}", **_TCP
+        )
         try:
             self._pgconn = self._connection.pgconn
-            for setting in _SETTINGS:
-                self._execute(setting.encode())
-            identity = self._execute(b"IDENTIFY_SYSTEM")
-            self.system_identifier = (identity.get_value(0, 0) or b"").decode()
-            self.database = (identity.get_value(0, 3) or b"").decode()
-            timeout = self._execute(
-                b"SELECT setting::int FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
-            )
-            self.timeout = int(timeout.get_value(0, 0) or b"0") / 1000
-            # Replication commands have a grammar of their own, without parameters or E'' strings;
-            # the publication's name goes through two quotings: an identifier inside a literal.
-            name = _quoted(publication).replace("'", "''")
-            command = (
-                f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {format_lsn(start)}"
-                f" (proto_version '1', publication_names '{name}')"
-            )
-            self._execute(command.encode(), pq.ExecStatus.COPY_BOTH)
+            self._prepare(known)
+            self._connection.add_notice_handler(self._notice)
+            self._start(0 if known is None else known.flush_lsn)
+        except psycopg.Error as error:
+            self._connection.close()
+            raise self._error(error) from None
         except BaseException:
             self._connection.close()
             raise
 
+    def _prepare(self, known: Known | None) -> None:
+        """Fix the session's settings, and see that the stream goes on where it should."""
+        slot, publication = self.slot, self.publication
+        identity = self._execute(b"IDENTIFY_SYSTEM")
+        self.system_identifier = (identity.get_value(0, 0) or b"").decode()
+        self.database = (identity.get_value(0, 3) or b"").decode()
+        # A replication connection has the simple protocol alone: the client fills parameters in.
+        cursor = psycopg.ClientCursor[tuple[Any, ...]](self._connection)
+        cursor.execute(_SQL["settings"])
+        names = {"slot": slot, "publication": publication}
+        (row,) = cursor.execute(_SQL["stream"], names)
+        plugin, slot_type, database, lost, confirmed, published, written, timeout = row
+        self.timeout = timeout / 1000
+        """Seconds after which the server gives up on a silent client; 0 if it never does."""
+        if known is not None and self.system_identifier != known.system_identifier:
+            raise CaptureError(
+                "other_server",
+                "The server behind the source's url is another cluster now (system identifier"
+                f" {self.system_identifier}, before {known.system_identifier}).",
+                remedy="Its positions mean nothing here. Point the url back, or start anew.",
+            )
+        if slot_type is None:
+            raise slot_missing(slot)
+        if slot_type != "logical" or plugin != "pgoutput" or database != self.database:
+            raise CaptureError(
+                "slot_unusable",
+                f"Replication slot {slot} is {slot_type}, with plugin {plugin}, for database"
+                f" {database}; it must be logical, with pgoutput, for {self.database}.",
+                remedy="Give this source a slot of its own (`slot`).",
+            )
+        if lost:
+            raise slot_invalidated(slot)
+        if not published:
+            raise publication_missing(slot, publication)
+        self.confirmed_lsn = parse_lsn(confirmed)
+        """What the server knew to be confirmed before this stream."""
+        if known is not None:
+            _check_positions(slot, known, self.confirmed_lsn, parse_lsn(written))
+
+    def _start(self, lsn: int) -> None:
+        # Replication commands have a grammar of their own, without parameters or E'' strings; the
+        # publication's name goes through two quotings: an identifier inside a literal.
+        name = _quoted(self.publication).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {_quoted(self.slot)} LOGICAL {format_lsn(lsn)}"
+            f" (proto_version '1', publication_names '{name}')"
+        )
+        self._execute(command.encode(), pq.ExecStatus.COPY_BOTH)
+        self._streams = True
+
     def _execute(self, command: bytes, *also: pq.ExecStatus) -> pq.abc.PGresult:
         result = self._pgconn.exec_(command)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, *also):
-            raise capture_error(
-                psycopg.errors.error_from_result(result), self.slot, self.publication
-            )
+            raise self._error(psycopg.errors.error_from_result(result))
         return result
+
+    def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        # Since Postgres 18 a publication that is gone is but a warning, and its changes are left out.
+        if notice.sqlstate == "55000" and notice.source_function == "LoadPublications":
+            self._unpublished = True
 
     def read(self) -> bytes | Keepalive | None:
         """Return the next XLogData payload or keepalive, or None if there is none yet.
@@ -103,27 +144,44 @@ class ReplicationStream:
         Raises:
             CaptureError: The server ended the stream, or the connection is lost.
         """
-        size, data = self._pgconn.get_copy_data(1)
+        try:
+            size, data = self._pgconn.get_copy_data(1)
+        except psycopg.Error as error:
+            raise self._error(error) from None
+        if self._unpublished:
+            raise publication_missing(self.slot, self.publication)
         if size > 0:
             if data[0] == 0x77:  # w: XLogData, behind a header of 25 bytes
                 return bytes(data[25:])
-            if data[0] == 0x6B:  # k
+            if data[0] == 0x6B and len(data) == 18:  # k
                 _, wal_end, _, reply = _KEEPALIVE(data)
                 return Keepalive(wal_end, bool(reply))
             raise CaptureError("protocol", f"Unknown replication message {bytes(data[:1])!r}.")
         if size == 0:
             return None
-        self._fail()
-        return None
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise self._error(psycopg.errors.error_from_result(result))
+        raise CaptureError(
+            "connection_lost", "Postgres ended the replication stream.", transient=True
+        )
 
-    def wait(self, seconds: float) -> None:
-        """Return when the server has sent something, or after `seconds`."""
+    def receive(self) -> None:
+        """Take what has arrived off the socket, for `read`; does not wait."""
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise self._error(error) from None
+
+    def wait(self, seconds: float, wake: int) -> None:
+        """Return when the server has sent something or `wake` can be read, or after `seconds`."""
         # The blocking form of get_copy_data holds the GIL: the process would stop while WAL is quiet.
-        if select.select([self._pgconn.socket], [], [], seconds)[0]:
-            try:
-                self._pgconn.consume_input()
-            except psycopg.OperationalError as error:
-                raise capture_error(error, self.slot, self.publication) from None
+        ready, _, _ = select.select([self._pgconn.socket, wake], [], [], seconds)
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 1024)
+        if ready and ready != [wake]:
+            self.receive()
 
     def confirm(self, lsn: int, *, request_reply: bool = False) -> None:
         """Tell the server that all up to `lsn` is durable elsewhere (a standby status update)."""
@@ -131,21 +189,89 @@ class ReplicationStream:
         try:
             self._pgconn.put_copy_data(_STATUS(b"r", lsn, lsn, lsn, now, request_reply))
             self._pgconn.flush()
-        except psycopg.OperationalError as error:
-            raise capture_error(error, self.slot, self.publication) from None
+        except psycopg.Error as error:
+            raise self._error(error) from None
 
     def close(self) -> None:
         """Close the connection; what was not confirmed will be sent again."""
         self._connection.close()
 
-    def _fail(self) -> None:
-        result = self._pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise capture_error(
-                psycopg.errors.error_from_result(result), self.slot, self.publication
+    def _error(self, error: psycopg.Error) -> CaptureError:
+        state = error.sqlstate
+        if state == "42704":
+            # A stream that has its slot looks up nothing else by name than its publication.
+            if self._streams:
+                return publication_missing(self.slot, self.publication)
+            return slot_missing(self.slot)
+        if state == "55006":
+            return CaptureError(
+                "slot_in_use",
+                f"Replication slot {self.slot} is in use by another process ({_said(error)}).",
+                remedy="Stop the other reader, or give this source a slot of its own; active_pid in"
+                " pg_replication_slots names its process.",
+                transient=True,
             )
+        return capture_error(error, "replication connection")
+
+
+def connect(url: str, **defaults: str) -> psycopg.Connection[Any]:
+    """Return a connection; `defaults` are libpq's parameters where the URL does not set them.
+
+    Raises:
+        CaptureError: With no more of the URL in it than host, port, user and database.
+    """
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.Error:
+        # libpq's own words would show the string, and with it the password.
         raise CaptureError(
-            "connection_lost", "Postgres ended the replication stream.", transient=True
+            "url_invalid",
+            "The source's url is no connection string that libpq understands (it is not shown, as"
+            " it may hold a password).",
+            remedy="Write it as postgresql://user:password@host:5432/database, with special"
+            " characters of the password percent-encoded.",
+        ) from None
+    options = {"connect_timeout": "10", "client_encoding": "UTF8"} | defaults
+    for name in given.keys() & (options.keys() - {"replication", "client_encoding"}):
+        del options[name]
+    try:
+        return psycopg.connect(url, autocommit=True, **options)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise _connect_error(error, url) from None
+
+
+def _connect_error(error: psycopg.Error, url: str) -> CaptureError:
+    text = str(error)
+    # These names stand in the message in whatever language the server speaks.
+    if "max_wal_senders" in text:
+        return CaptureError(
+            "walsenders_exhausted",
+            "The server has no replication connection left (max_wal_senders).",
+            remedy="Raise max_wal_senders, or end a connection of pg_stat_replication.",
+            transient=True,
+        )
+    if "REPLICATION" in text or "walsender" in text:
+        user = conninfo_to_dict(url).get("user") or "of this system"
+        return _no_privilege(f"Role {user} may not replicate.")
+    return connection_error(error, url)
+
+
+def _check_positions(slot: str, known: Known, confirmed: int, written: int) -> None:
+    if confirmed > known.flush_lsn:
+        raise CaptureError(
+            "position_behind_slot",
+            f"Replication slot {slot} was confirmed up to {format_lsn(confirmed)} by something"
+            f" else; this capture had confirmed {format_lsn(known.flush_lsn)}, and what lies between"
+            " can't be read.",
+            remedy="Give each reader a slot of its own, and backfill what is missing.",
+        )
+    if written < max(known.read_lsn, known.flush_lsn):
+        raise CaptureError(
+            "position_ahead_of_server",
+            f"The server's WAL ends at {format_lsn(written)}, but changes up to"
+            f" {format_lsn(max(known.read_lsn, known.flush_lsn))} were read: it was restored from"
+            " a backup, or lost what it had written.",
+            remedy="Start penstock anew, so that it goes on from the slot, and backfill.",
         )
 
 
@@ -153,55 +279,68 @@ def _quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
-def capture_error(error: psycopg.Error, slot: str, publication: str) -> CaptureError:
-    """Return what a server's error means for a capture, and what to do about it."""
+def _said(error: psycopg.Error) -> str:
+    """Return the server's own words."""
+    text = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return text or type(error).__name__
+
+
+def publication_missing(slot: str, publication: str) -> CaptureError:
+    """Return the error of a publication that is not there."""
+    literal = slot.replace("'", "''")
+    return CaptureError(
+        "publication_missing",
+        f"Publication {publication} does not exist, so slot {slot} gives no changes.",
+        remedy=f"What was committed without it can't be read. Create it (CREATE PUBLICATION"
+        f" {_quoted(publication)} FOR TABLES IN SCHEMA public WITH (publish_via_partition_root ="
+        f" true)), drop the slot (SELECT pg_drop_replication_slot('{literal}')), start again, and"
+        " backfill what is missing.",
+    )
+
+
+def slot_missing(slot: str) -> CaptureError:
+    """Return the error of a slot that is not there."""
+    return CaptureError(
+        "slot_missing",
+        f"Logical replication slot {slot} does not exist.",
+        remedy="It was dropped, and what it had not delivered is gone with it. Start penstock again"
+        " to make a new one, and backfill what is missing.",
+    )
+
+
+def slot_invalidated(slot: str) -> CaptureError:
+    """Return the error of a slot that the server gave up."""
+    literal = slot.replace("'", "''")
+    return CaptureError(
+        "slot_invalidated",
+        f"Replication slot {slot} was invalidated: the server has dropped WAL that it still needed"
+        " (max_slot_wal_keep_size, idle_replication_slot_timeout).",
+        remedy=f"Drop it: SELECT pg_drop_replication_slot('{literal}'), start again, and backfill"
+        " what is missing.",
+    )
+
+
+def _no_privilege(message: str) -> CaptureError:
+    return CaptureError("no_privilege", message, remedy="ALTER ROLE <role> REPLICATION.")
+
+
+def capture_error(error: psycopg.Error, what: str) -> CaptureError:
+    """Return what a server's error means for a capture, and what to do about it.
+
+    By SQLSTATE, as the text is in the server's language; an error without one is a lost connection.
+    """
     state = error.sqlstate or ""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    quoted = slot.replace("'", "''")
-    if state == "42704" and "publication" in text:
-        return CaptureError(
-            "publication_missing",
-            f"Publication {publication} does not exist ({text}).",
-            remedy=f'Create it: CREATE PUBLICATION "{publication}" FOR TABLES IN SCHEMA public'
-            " WITH (publish_via_partition_root = true); if changes were written before it existed,"
-            f" the slot must be made anew: SELECT pg_drop_replication_slot('{quoted}').",
-        )
-    if state == "42704":
-        return CaptureError(
-            "slot_missing",
-            f"Replication slot {slot} does not exist ({text}).",
-            remedy="It was dropped, and what it had not delivered is gone with it. Start penstock"
-            " again to make a new one, and backfill what is missing.",
-        )
-    if state == "55006":
-        return CaptureError(
-            "slot_in_use",
-            f"Replication slot {slot} is in use by another process ({text}).",
-            remedy="Stop the other reader, or give this source a slot of its own; active_pid in"
-            " pg_replication_slots names its process.",
-            transient=True,
-        )
-    if state == "55000" and "slot" in text:
-        return CaptureError(
-            "slot_invalidated",
-            f"Replication slot {slot} can no longer be read ({text}).",
-            remedy="The server dropped WAL that the slot still needed (max_slot_wal_keep_size,"
-            f" idle_replication_slot_timeout). Drop it: SELECT pg_drop_replication_slot('{quoted}'),"
-            " start again, and backfill what is missing.",
-        )
+    said = _said(error)
     if state.startswith("28"):
-        return CaptureError("authentication_failed", f"Postgres refused the login ({text}).")
+        return CaptureError("authentication_failed", f"Postgres refused the login ({said}).")
     if state == "42501":
-        return CaptureError(
-            "no_privilege",
-            f"The role may not replicate ({text}).",
-            remedy="ALTER ROLE <role> REPLICATION.",
-        )
+        return _no_privilege(f"The role may not replicate ({said}).")
     if state == "3D000":
-        return CaptureError("database_missing", f"The database does not exist ({text}).")
+        return CaptureError("database_missing", f"The database does not exist ({said}).")
     lost = not state or state[:2] in ("08", "57", "53", "58")
     return CaptureError(
         "connection_lost" if lost else "postgres",
-        f"The replication connection to Postgres failed ({text}).",
+        f"The {what} to Postgres failed ({said})." if lost else f"Postgres said: {said}.",
+        remedy="" if lost else f"SQLSTATE {state}; the server's log has the details.",
         transient=lost,
     )

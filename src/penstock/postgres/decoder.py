@@ -1,0 +1,214 @@
+"""pgoutput messages into chunks: positions, tables, barriers. No I/O and no lock of its own.
+
+The catalog has to be asked about each Relation message, which may take a while, so `handle` hands
+it back, and `learn` takes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from penstock.message import Position, format_lsn
+from penstock.postgres import pgoutput
+from penstock.postgres.chunk import Chunk, ChunkBuilder
+from penstock.postgres.pgoutput import Delete, Insert, ProtocolError, Relation, Update
+from penstock.postgres.progress import Progress
+from penstock.postgres.table import Shape, Table, Transaction
+from penstock.postgres.values import Converter
+
+CHUNK_ROWS: Final = 4_000
+CHUNK_BYTES: Final = 2 << 20
+_MOVED: Final = 10_000  # rows with a new key that are remembered under their old one
+_ALL: Final = 1 << 62
+_ENCODE: Final[dict[type, Callable[..., Any]]] = {
+    Insert: Table.insert, Update: Table.update, Delete: Table.delete,
+}  # fmt: skip
+
+Wants = Callable[[str, str], bool]
+Grouping = Callable[[str, str], tuple[list[str] | None, list[str] | None]]
+
+log = structlog.get_logger("penstock.capture")
+
+
+class Decoder:
+    """Turns one slot's messages into chunks.
+
+    Args:
+        start: Messages up to and with this position are passed by.
+        splits: The number of splits of a chunk.
+        wants: Tells whether a table is captured.
+        grouping: Gives a table's `group_by` and `split_by` (see `Table`).
+        truncates: Whether a truncate becomes a message.
+        emit: Takes each chunk.
+    """
+
+    def __init__(
+        self,
+        start: Position,
+        *,
+        splits: int,
+        wants: Wants,
+        grouping: Grouping,
+        truncates: bool,
+        emit: Callable[[Chunk], None],
+    ) -> None:
+        self.progress = Progress(start)
+        self.truncates_skipped = 0
+        self._wants = wants
+        self._grouping = grouping
+        self._truncates = truncates
+        self._emit = emit
+        self._builder = ChunkBuilder(start, splits)
+        self._database = self._tag = ""
+        self._tables: dict[int, Table | None] = {}
+        self._before: dict[int, Table] = {}
+        self._moved: dict[int, int] = {}
+        self._transaction: Transaction | None = None
+        self._lsn, self._idx = start  # of the newest message read
+        self._next_idx = 0
+        self._skip_idx = -1
+        self._barrier = False
+
+    @property
+    def read(self) -> Position:
+        """The position of the newest message that was read."""
+        return Position(self._lsn, self._idx)
+
+    @property
+    def lsn(self) -> int:
+        """The commit LSN of the transaction under way, 0 between two."""
+        return 0 if self._transaction is None else self._transaction.lsn
+
+    @property
+    def unsealed(self) -> int:
+        """The bytes of WAL that are not in a chunk yet."""
+        return self._builder.bytes
+
+    def connected(self, database: str, tag: str) -> None:
+        """Start anew on a new connection, which tells every relation again."""
+        self.progress.interrupted(self.read)
+        self._database, self._tag = database, tag
+        self._tables.clear()
+        self._transaction = None
+
+    def handle(self, data: bytes) -> Relation | None:
+        """Take one message; returns the relation to look up and `learn` before the next one.
+
+        Raises:
+            ProtocolError: The message can't be one, or not at this place.
+        """
+        event = pgoutput.parse(data)
+        encode = _ENCODE.get(type(event))
+        if encode is not None:
+            self._change(encode, event, len(data))  # type: ignore[arg-type]
+        elif isinstance(event, pgoutput.Begin):
+            self._begin(event)
+        elif isinstance(event, pgoutput.Commit):
+            if self._transaction is None:
+                raise ProtocolError("Commit without Begin")
+            self._transaction = None
+            self.progress.commit(self.read, event.end_lsn)
+        elif isinstance(event, pgoutput.Relation):
+            if self._wants(event.schema, event.name):
+                return event
+            self._tables[event.oid] = None
+        elif isinstance(event, pgoutput.Truncate):
+            self._truncate(event)
+        # Origin, Type and Message say nothing that a message of ours would carry.
+        return None
+
+    def learn(
+        self, relation: Relation, shape: Shape, converter: Callable[[int], Converter | None]
+    ) -> None:
+        """Take what the catalog says about the relation that `handle` returned."""
+        group_by, split_by = self._grouping(relation.schema, relation.name)
+        table = Table(
+            relation, shape=shape, converter=converter, database=self._database, tag=self._tag,
+            group_by=group_by, split_by=split_by, moved=self._moved,
+        )  # fmt: skip
+        before = self._before.get(relation.oid)
+        if before is not None and not table.same_grouping(before):
+            self._fence()
+        if table.missing and (before is None or before.missing != table.missing):
+            log.warning(
+                "table has not the columns to group by; its own key takes their place",
+                table=f"{relation.schema}.{relation.name}",
+                columns=table.missing,
+                lsn=format_lsn(self.lsn),
+            )
+        self._tables[relation.oid] = self._before[relation.oid] = table
+
+    def seal(self) -> None:
+        """Make a chunk of what was read since the last one, if anything was."""
+        builder = self._builder
+        if builder.rows:
+            barrier, self._barrier = self._barrier, False
+            self._emit(builder.take(self.read, barrier=barrier))
+            if len(self._moved) > _MOVED:
+                self._moved.clear()
+                self._barrier = True
+
+    def _fence(self) -> None:
+        """Keep what follows out of the batch of what came before: their hashes don't compare."""
+        self.seal()
+        self._barrier = True
+
+    def _begin(self, event: pgoutput.Begin) -> None:
+        if self._transaction is not None:
+            raise ProtocolError("Begin inside a transaction")
+        lsn = event.final_lsn
+        self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag.encode())
+        self._next_idx = 0
+        # After a reconnect the server starts at the last transaction that it knows confirmed.
+        self._skip_idx = -1 if lsn > self._lsn else self._idx if lsn == self._lsn else _ALL
+        self.progress.begin(lsn)
+
+    def _table(self, oid: int) -> Table | None:
+        try:
+            return self._tables[oid]
+        except KeyError:
+            raise ProtocolError(f"a change of relation {oid}, which was never described") from None
+
+    def _change(
+        self, encode: Callable[..., Any], event: Insert | Update | Delete, size: int
+    ) -> None:
+        idx = self._next_idx
+        self._next_idx = idx + 1
+        table = self._table(event.relation)
+        if table is None or idx <= self._skip_idx:
+            return
+        transaction = self._transaction
+        if transaction is None:
+            raise ProtocolError("a change outside of a transaction")
+        builder = self._builder
+        builder.add(encode(table, event, transaction, idx), size)
+        self._lsn, self._idx = transaction.lsn, idx
+        if builder.rows >= CHUNK_ROWS or builder.bytes >= CHUNK_BYTES:
+            self.seal()
+
+    def _truncate(self, event: pgoutput.Truncate) -> None:
+        transaction = self._transaction
+        if transaction is None:
+            raise ProtocolError("Truncate outside of a transaction")
+        for oid in event.relations:
+            idx = self._next_idx
+            self._next_idx += 1
+            table = self._table(oid)
+            if table is None or idx <= self._skip_idx:
+                continue
+            if not self._truncates:
+                self.truncates_skipped += 1
+                log.warning(
+                    "truncate not delivered: no sink lists the action",
+                    table=f"{table.schema}.{table.name}",
+                    lsn=format_lsn(transaction.lsn),
+                )
+                continue
+            # A truncate concerns every row of its table, so nothing may overtake it.
+            self._fence()
+            self._builder.add(table.truncate(transaction, idx), 100)
+            self._lsn, self._idx = transaction.lsn, idx
+            self.seal()

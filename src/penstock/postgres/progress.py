@@ -1,0 +1,69 @@
+"""How far a slot may be confirmed: invariant 1 in one place. No I/O, no lock.
+
+A slot can only be confirmed at the end of a transaction, while messages become durable one after the
+other, so this remembers where each transaction that has messages ends. WAL without messages of ours
+may go as soon as nothing before it is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.message import Position
+
+
+class Progress:
+    """What was read and what is durable, and the LSN that follows from it.
+
+    Args:
+        start: Messages up to and with this position are durable already.
+    """
+
+    def __init__(self, start: Position) -> None:
+        self.confirmed = start
+        """Messages up to and with this position are durable."""
+        self.received_lsn = 0
+        """All that was committed before this LSN has been read."""
+        self.flush_lsn = 0
+        """The server may forget the WAL before this LSN."""
+        self._read = start
+        # The last message of each transaction, and what may be confirmed when it is durable.
+        self._ends: deque[tuple[Position, int]] = deque()
+        self._open: int | None = None
+
+    def begin(self, lsn: int) -> None:
+        """Note that the transaction with this commit LSN starts."""
+        self._open = lsn
+
+    def commit(self, read: Position, end_lsn: int) -> None:
+        """Note the transaction's end; `read` is the newest message read, its own or an earlier."""
+        own = read.lsn == self._open and read > self.confirmed
+        # After a reconnect the server sends again what it does not know to be durable.
+        if own and not (self._ends and self._ends[-1][0] >= read):
+            self._ends.append((read, end_lsn))
+        self._read, self._open = read, None
+        self.received(end_lsn)
+
+    def received(self, lsn: int) -> None:
+        """Note that the server has sent all before `lsn`; inside a transaction that says nothing."""
+        if self._open is None:
+            self.received_lsn = max(self.received_lsn, lsn)
+            self._advance()
+
+    def interrupted(self, read: Position) -> None:
+        """Note that the connection was lost when `read` was the newest message read."""
+        # It may belong to a transaction whose end is still to be read.
+        self._read, self._open = read, None
+
+    def confirm(self, position: Position) -> None:
+        """Note that all messages up to and with `position` are durable."""
+        if position <= self.confirmed:
+            return
+        self.confirmed = position
+        while self._ends and self._ends[0][0] <= position:
+            self.flush_lsn = max(self.flush_lsn, self._ends.popleft()[1])
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._open is None and not self._ends and self._read <= self.confirmed:
+            self.flush_lsn = max(self.flush_lsn, self.received_lsn)
