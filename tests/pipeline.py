@@ -94,8 +94,13 @@ class Penstock:
             return file.read().decode(errors="replace")
 
     def events(self) -> list[dict[str, Any]]:
-        """The log as objects; fails where a line is none."""
-        return [json.loads(line) for line in self.log().splitlines() if line.strip()]
+        """The log's objects; what else is in it, `stray` gives."""
+        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+
+    def stray(self) -> list[str]:
+        """The lines of all that it ever wrote that are no JSON object of the log's form."""
+        out = (self.folder / "stdout.log").read_text(errors="replace").splitlines()
+        return out + strays(self.stderr_path.read_text(errors="replace"))
 
     # -- asking
 
@@ -192,3 +197,16 @@ def started(folder: Path, *options: str) -> Iterator[Penstock]:
     """A pipeline that is ready; whatever is left of it is killed at the end."""
     with Penstock(folder, *options) as pipeline:
         yield pipeline.start().wait_ready()
+
+
+def strays(log: str) -> list[str]:
+    """Return the lines of a log that are no JSON object of its form."""
+    found = []
+    for line in log.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or not {"event", "level", "timestamp"} <= set(event):
+            found.append(line)
+    return found

@@ -31,14 +31,14 @@ def configure() -> None:
     )
     logging.captureWarnings(True)
     logging.getLogger().handlers = [_Forward(logging.WARNING)]
-    # A broken connection to the JVM is told by whoever needed it; py4j adds nothing but traces.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 class _Forward(logging.Handler):
     """Hands what a library logs to structlog; traces stay out, their last line is the message."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if "py4j" in record.pathname:
+            return  # a connection to the JVM that broke is told by whoever needed it
         error = record.exc_info[1] if record.exc_info else None
         fields = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
         log = structlog.get_logger(record.name)

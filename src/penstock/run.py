@@ -31,6 +31,7 @@ from penstock.state import State
 
 DEAD_LETTERS: Final = Path(".penstock/dead-letters")
 _DRAIN_SECONDS: Final = 15.0
+_HELD_SECONDS: Final = 3.0  # of these, where a sink is down and the batch can hardly be finished
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
 # by default, if the machine went with it.
@@ -221,9 +222,12 @@ class Run:
 
     def _drain(self, monitor: Monitor, threads: dict[str, threading.Thread]) -> None:
         """Let every query finish its batch, which a sink that is down may keep it from."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        started = time.monotonic()
         states = self.state.sources
-        while time.monotonic() < deadline:
+        while True:
+            waits = any(sink.error is not None for sink in self.state.sinks.values())
+            if time.monotonic() - started > (_HELD_SECONDS if waits else _DRAIN_SECONDS):
+                break
             monitor.drain()
             if all(states[n].drained for n, thread in threads.items() if thread.is_alive()):
                 break

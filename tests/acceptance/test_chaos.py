@@ -1,0 +1,27 @@
+"""The fault test, briefly: each kind of fault once. `make chaos` runs it for ten minutes."""
+
+from __future__ import annotations
+
+from ..chaos.session import Session
+
+# In an order in which a start of Spark is waited for as seldom as may be.
+FAULTS = [
+    "NATS: SIGKILL",
+    "Postgres: fast restart",
+    "Postgres: walsenders terminated",
+    "pipeline: SIGKILL to a Python worker",
+    "Postgres: immediate restart",
+    "pipeline: SIGKILL to the capture",
+    "Postgres: SIGKILL",
+    "NATS: stalled",
+    "pipeline: SIGKILL to the JVM",
+    "pipeline: SIGKILL to the whole tree",
+]
+
+
+def test_nothing_is_lost_twice_or_out_of_order_whatever_is_killed() -> None:
+    outcome = Session(duration=60, seed=20, faults=FAULTS).run()
+    assert outcome.passed, f"{outcome.verdict.examples}\n{outcome.log_tail}"
+    assert set(outcome.recoveries) == set(FAULTS)
+    assert outcome.verdict.committed == outcome.verdict.delivered > 1000
+    assert outcome.starts >= 3
