@@ -30,7 +30,7 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Its plan never changes, and re-planning costs milliseconds in every batch.
     "spark.sql.adaptive.enabled": "false",
-    # A batch from Arrow to Arrow in as few pieces as possible.
+    # A row is a block of messages, and goes on to the sink's worker as soon as it is read.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",

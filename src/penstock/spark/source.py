@@ -13,6 +13,7 @@ up to `start` is in the sink; that, not the later `commit`, is what confirms the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -231,6 +232,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 " backfill.",
             )
         logging.configure()
+        # Spark's calls must not wait for the capture's thread for the 5 ms that are Python's default.
+        sys.setswitchinterval(0.0005)
         self._reporter = Reporter(options.monitor)
         self._reporter.listen(self._command)
         self._capture = Capture(
