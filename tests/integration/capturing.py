@@ -16,7 +16,10 @@ from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk, partition
 
-PUBLICATION = "CREATE PUBLICATION p FOR TABLES IN SCHEMA public WITH (publish_via_partition_root, publish_generated_columns = stored)"
+PUBLICATION = (
+    "CREATE PUBLICATION p FOR TABLES IN SCHEMA public"
+    " WITH (publish_via_partition_root, publish_generated_columns = stored)"
+)
 PATIENCE = 20.0
 
 
@@ -127,7 +130,7 @@ class Reader:
         with psycopg.connect(self.url, autocommit=True) as connection:
             # Flushes what background writers left, so that the walsender can reach it.
             row = connection.execute(
-                "SELECT pg_logical_emit_message(true, 'penstock_test', ''), pg_current_wal_insert_lsn()::text"
+                "SELECT pg_logical_emit_message(true, 'test', ''), pg_current_wal_insert_lsn()::text"
             ).fetchone()
         assert row is not None
         return parse_lsn(row[1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.integration.capturing import Reader, capturing, of, prepare
 
 from penstock.embedded.handles import Database
-from tests.integration.capturing import Reader, capturing, of, prepare
 
 
 def test_insert_update_delete(database: Database) -> None:

@@ -342,6 +342,8 @@ class Capture:
                 self._progress.received(data.wal_end)
                 if data.reply_requested:
                     stream.confirm(self._progress.flush_lsn)
+                    if self._progress.flush_lsn < data.wal_end:
+                        stream.acknowledge(data.wal_end)
         return False
 
     def _learn(self, relation: Relation) -> None:

@@ -185,9 +185,20 @@ class ReplicationStream:
 
     def confirm(self, lsn: int, *, request_reply: bool = False) -> None:
         """Tell the server that all up to `lsn` is durable elsewhere (a standby status update)."""
+        self._status(lsn, lsn, request_reply)
+
+    def acknowledge(self, lsn: int) -> None:
+        """Tell the server that all up to `lsn` has arrived, and nothing about what is durable.
+
+        A server that shuts down waits until its client has all, and would wait for as long as a
+        sink is down; it takes this where an update names no durable position. The slot stays.
+        """
+        self._status(lsn, 0, False)
+
+    def _status(self, written: int, flushed: int, request_reply: bool) -> None:
         now = int(time.time() * 1_000_000) - _EPOCH
         try:
-            self._pgconn.put_copy_data(_STATUS(b"r", lsn, lsn, lsn, now, request_reply))
+            self._pgconn.put_copy_data(_STATUS(b"r", written, flushed, flushed, now, request_reply))
             self._pgconn.flush()
         except psycopg.Error as error:
             raise self._error(error) from None
