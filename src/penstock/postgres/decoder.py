@@ -184,7 +184,11 @@ class Decoder:
         if transaction is None:
             raise ProtocolError("a change outside of a transaction")
         builder = self._builder
-        builder.add(encode(table, event, transaction, idx), size)
+        try:
+            row = encode(table, event, transaction, idx)
+        except ValueError as error:
+            raise ProtocolError(f"a row that does not fit {table.name}: {error}") from error
+        builder.add(row, size)
         self._lsn, self._idx = transaction.lsn, idx
         if builder.rows >= CHUNK_ROWS or builder.bytes >= CHUNK_BYTES:
             self.seal()
