@@ -24,7 +24,7 @@ PATIENCE = 20.0
 
 
 class Message(NamedTuple):
-    """A wire row, its JSON parsed."""
+    """A wire row, its JSON parsed; `raw` is the record as text."""
 
     action: str
     table: str
@@ -35,6 +35,7 @@ class Message(NamedTuple):
     position: Position
     group: int
     old_group: int | None
+    raw: str
 
     @property
     def groups(self) -> set[int]:
@@ -54,6 +55,7 @@ def messages(batches: Sequence[Any]) -> list[Message]:
             Position(row["commit_lsn"], row["commit_idx"]),
             row["group_hash"],
             row["old_group_hash"],
+            row["record"],
         )
         for batch in batches
         for row in batch.to_pylist()

@@ -27,13 +27,14 @@ from penstock.postgres.pgoutput import (
 from penstock.postgres.table import Shape
 from penstock.postgres.values import Types
 
+START = Position(0, -1)
 T = Relation(1, "public", "t", "d", (Column("id", 23, -1, True), Column("a", 25, -1, False)))
 
 
 class Fed(Decoder):
     """A decoder with a catalog of one answer, that keeps its chunks."""
 
-    def __init__(self, start: Position = Position(0, -1), **options: Any) -> None:
+    def __init__(self, start: Position = START, **options: Any) -> None:
         self.chunks: list[Chunk] = []
         defaults: dict[str, Any] = {
             "splits": 1, "wants": lambda *_: True, "grouping": lambda *_: (None, None),

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,6 +90,8 @@ class Capture:
         self._options = options
         self._on_change = on_change
         self._condition = threading.Condition()
+        self._turn = threading.Lock()
+        self._changed = threading.Event()
         self._chunks: deque[Chunk] = deque()
         self._decoder = Decoder(
             start, splits=options.splits, wants=options.wants, grouping=options.grouping,
@@ -122,7 +124,7 @@ class Capture:
         Raises the capture's `CaptureError` if it has ended.
         """
         deadline = time.monotonic() + wait
-        with self._condition:
+        with self._entered():
             while True:
                 self._raise_if_ended()
                 end = self._fitting(after, max_rows)
@@ -131,12 +133,12 @@ class Capture:
                 if until_lsn is not None:
                     if self._progress.received_lsn >= until_lsn:
                         return after
-                    self._condition.wait(1.0)
+                    self._pause(1.0)
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return after
-                self._condition.wait(left)
+                self._pause(left)
 
     def _raise_if_ended(self) -> None:
         error = self.stats.error
@@ -161,15 +163,15 @@ class Capture:
 
         Raises the capture's `CaptureError` if it ended before.
         """
-        with self._condition:
+        with self._entered():
             # However large, what is waited for has to be read.
             self._wanted = max(self._wanted, end)
-            self._condition.notify_all()
+            self._notify()
             while self._decoder.read < end and self._progress.received_lsn <= end.lsn:
                 self._raise_if_ended()
                 if self._closing:
                     return []
-                self._condition.wait(1.0)
+                self._pause(1.0)
             self._decoder.seal()
             taken = []
             for chunk in self._chunks:
@@ -180,12 +182,12 @@ class Capture:
             if end > self._handed:
                 self._handed = end
                 self._sealed = sum(c.bytes for c in self._chunks if c.end > end)
-                self._condition.notify_all()
+                self._notify()
             return taken
 
     def confirm(self, position: Position) -> None:
         """Note that every message up to and with `position` is durable in every sink."""
-        with self._condition:
+        with self._entered():
             self._progress.confirm(position)
             while self._chunks and self._chunks[0].end <= position:
                 self._sealed -= self._chunks[0].bytes if self._chunks[0].end > self._handed else 0
@@ -225,6 +227,33 @@ class Capture:
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")
+        self._notify()
+
+    # Python's locks are not fair: a thread that releases one and takes it again at once, as the
+    # capture's does between rounds, keeps others out until it has nothing left to read. So Spark's
+    # thread holds `_turn` while it waits for the lock, and the capture's lets it pass.
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._turn:
+            self._condition.acquire()
+        try:
+            yield
+        finally:
+            self._condition.release()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, outside the lock, until something has changed or `seconds` have passed."""
+        self._changed.clear()
+        self._condition.release()
+        try:
+            self._changed.wait(seconds)
+        finally:
+            with self._turn:
+                self._condition.acquire()
+
+    def _notify(self) -> None:
+        self._changed.set()
         self._condition.notify_all()
 
     # -- the capture's thread
@@ -246,6 +275,7 @@ class Capture:
                 if not known.transient:
                     log.error("capture ended", code=known.code, error=str(known))
                     return
+                self._catalog.close()  # what ended the one connection most often ended both
                 if time.monotonic() - started > 60 or self._progress.received_lsn > received:
                     delay = _BACKOFF_SECONDS[0]
                 pause = delay * random.uniform(0.5, 1.0)  # noqa: S311
@@ -262,7 +292,7 @@ class Capture:
     def _set_state(self, state: str, error: CaptureError | None) -> None:
         with self._condition:
             self.stats.state, self.stats.error = state, error
-            self._condition.notify_all()
+            self._notify()
         try:
             self._on_change(self.stats)
         except Exception:  # whoever listens must not end the capture
@@ -288,6 +318,8 @@ class Capture:
         told_at = 0.0
         limit = min(_STATUS_SECONDS, stream.timeout / 3) if stream.timeout else _STATUS_SECONDS
         while True:
+            with self._turn:
+                pass  # whoever asked while the lock was held goes first
             with self._condition:
                 full = self._is_full()
                 idle = False if full else self._round(stream)
@@ -295,7 +327,7 @@ class Capture:
                 self._urgent = False
                 flush = self._progress.flush_lsn
                 self._count()
-                self._condition.notify_all()
+                self._notify()
             if self._relation is not None:
                 self._learn(self._relation)
                 continue
@@ -307,7 +339,7 @@ class Capture:
                 due = told_at + interval
                 with self._condition:
                     self._told = flush
-                    self._condition.notify_all()
+                    self._notify()
             if closing:
                 return
             pause = min(max(due - time.monotonic(), 0.0), 1.0)

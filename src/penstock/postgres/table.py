@@ -240,7 +240,8 @@ class Table:
             old_group = group if before is new else self._hash(before, self._group)
             return group, None if old_group == group else old_group
         tie = self._tie(before)
-        if before is not new and (key := self._hash(new, self._own)) != tie:
+        key = self._hash(new, self._own)
+        if before is not new and key != self._hash(before, self._own):
             # Two hashes can't tie a message to its group, its key and its old key: the row goes on
             # under the key that it was known by first.
             self._moved[key] = tie
