@@ -325,7 +325,6 @@ def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path)
     assert shop.pipeline.status()["sources"]["shop"]["state"] == "streaming"
 
 
-@pytest.mark.xfail(strict=True, reason="Postgres 18 only warns, and the warning is not heard")
 def test_a_dropped_publication_is_told_of(shop: Shop) -> None:
     """Postgres 18 passes over what is written meanwhile, with a WARNING and no error."""
     shop.stock.execute("DROP PUBLICATION penstock_stock")

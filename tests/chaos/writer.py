@@ -84,7 +84,8 @@ class Writer(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping.is_set():
-                done = self._transaction()
+                # A big transaction must not be followed by a long silence.
+                done = min(self._transaction(), 20)
                 self._stopping.wait(done / self._rate * self._random.uniform(0.5, 1.5))
         except BaseException as error:
             self.error = error
