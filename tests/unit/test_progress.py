@@ -42,7 +42,7 @@ class Server:
             self.at = index + 1, 0
 
     def reconnect(self) -> None:
-        self.progress.interrupted(self.read)
+        self.progress.interrupted()
         flush = self.progress.flush_lsn
         self.at = sum(lsn < flush for lsn, _ in self.begins), 0
 

@@ -89,7 +89,7 @@ class Decoder:
 
     def connected(self, database: str, tag: str) -> None:
         """Start anew on a new connection, which tells every relation again."""
-        self.progress.interrupted(self.read)
+        self.progress.interrupted()
         self._database, self._tag = database, tag
         self._tables.clear()
         self._transaction = None
@@ -177,7 +177,10 @@ class Decoder:
     ) -> None:
         idx = self._next_idx
         self._next_idx = idx + 1
-        table = self._table(event.relation)
+        try:
+            table = self._tables[event.relation]
+        except KeyError:
+            table = self._table(event.relation)  # says what is wrong
         if table is None or idx <= self._skip_idx:
             return
         transaction = self._transaction

@@ -145,10 +145,9 @@ _NEW, _OLD, _KEY = ord("N"), ord("O"), ord("K")
 def parse(data: bytes) -> Event:
     """Return the event that one XLogData payload holds; raises `ProtocolError` on anything else."""
     try:
-        kind = data[:1]
-        parser = _PARSERS.get(kind)
+        parser = _PARSERS.get(data[0] if data else -1)
         if parser is None:
-            raise ProtocolError(f"unknown pgoutput message {kind!r}")
+            raise ProtocolError(f"unknown pgoutput message {data[:1]!r}")
         return parser(data)
     except (struct_error, IndexError, UnicodeDecodeError, ValueError) as error:
         raise ProtocolError(f"malformed pgoutput message {data[:1]!r}: {error}") from error
@@ -282,15 +281,15 @@ def _message(data: bytes) -> Message:
     return Message(bool(data[1] & 1), _U64(data, 2)[0], prefix, data[at:])
 
 
-_PARSERS: Final[dict[bytes, Callable[[bytes], Event]]] = {
-    b"I": _insert,
-    b"U": _update,
-    b"D": _delete,
-    b"B": _begin,
-    b"C": _commit,
-    b"O": _origin,
-    b"R": _relation,
-    b"Y": _type,
-    b"T": _truncate,
-    b"M": _message,
+_PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
+    ord("I"): _insert,
+    ord("U"): _update,
+    ord("D"): _delete,
+    ord("B"): _begin,
+    ord("C"): _commit,
+    ord("O"): _origin,
+    ord("R"): _relation,
+    ord("Y"): _type,
+    ord("T"): _truncate,
+    ord("M"): _message,
 }

@@ -26,7 +26,6 @@ class Progress:
         """All that was committed before this LSN has been read."""
         self.flush_lsn = 0
         """The server may forget the WAL before this LSN."""
-        self._read = start
         # The last message of each transaction, and what may be confirmed when it is durable.
         self._ends: deque[tuple[Position, int]] = deque()
         self._open: int | None = None
@@ -41,7 +40,7 @@ class Progress:
         # After a reconnect the server sends again what it does not know to be durable.
         if own and not (self._ends and self._ends[-1][0] >= read):
             self._ends.append((read, end_lsn))
-        self._read, self._open = read, None
+        self._open = None
         self.received(end_lsn)
 
     def received(self, lsn: int) -> None:
@@ -50,10 +49,9 @@ class Progress:
             self.received_lsn = max(self.received_lsn, lsn)
             self._advance()
 
-    def interrupted(self, read: Position) -> None:
-        """Note that the connection was lost when `read` was the newest message read."""
-        # It may belong to a transaction whose end is still to be read.
-        self._read, self._open = read, None
+    def interrupted(self) -> None:
+        """Note that the connection was lost; what was read of a transaction will come again."""
+        self._open = None
 
     def confirm(self, position: Position) -> None:
         """Note that all messages up to and with `position` are durable."""
@@ -65,5 +63,6 @@ class Progress:
         self._advance()
 
     def _advance(self) -> None:
-        if self._open is None and not self._ends and self._read <= self.confirmed:
+        # What was read of a transaction without its end commits behind `received_lsn`.
+        if self._open is None and not self._ends:
             self.flush_lsn = max(self.flush_lsn, self.received_lsn)
