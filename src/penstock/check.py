@@ -97,7 +97,7 @@ def inspect_config(config: Config) -> Iterator[Finding]:
                     finding.message,
                     finding.fix,
                 )
-        yield from _shared_streams(name, sinks)
+        yield from shared_streams(name, sinks)
 
 
 def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
@@ -124,7 +124,7 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
     return list(dict.fromkeys(found))
 
 
-def _shared_streams(source: str, sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
+def shared_streams(source: str, sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
     """Find sinks that put the same messages into one stream, which takes each message once."""
     from penstock.sinks import nats_check  # noqa: PLC0415
     from penstock.sinks.base import SinkError  # noqa: PLC0415

@@ -12,14 +12,23 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
+from typing import Any, Final
 
 import orjson
 
 from penstock import log as logging
 
 Report = dict[str, Any]
+_HANDSHAKE_SECONDS: Final = 10.0
+
 Handler = Callable[[Report], Report | None]
 
 
@@ -29,7 +38,9 @@ class Monitor:
     def __init__(self, handler: Handler, host: str = "127.0.0.1") -> None:
         self._handler = handler
         self._key = secrets.token_hex(16)
-        self._listener = Listener((host, 0), authkey=self._key.encode())
+        # The challenge is made in each connection's own thread: a stranger that says nothing must
+        # not keep the others waiting.
+        self._listener = Listener((host, 0), backlog=128)
         self._captures: list[Connection[Any, Any]] = []
         self._closed = False
         threading.Thread(target=self._accept, name="monitor", daemon=True).start()
@@ -62,7 +73,13 @@ class Monitor:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
+        stranger = threading.Timer(_HANDSHAKE_SECONDS, connection.close)
+        stranger.start()
         try:
+            key = self._key.encode()
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            stranger.cancel()
             while True:
                 report = orjson.loads(connection.recv_bytes())
                 if report.get("capture") and connection not in self._captures:
@@ -70,9 +87,10 @@ class Monitor:
                 answer = self._handler(report)
                 if report.get("answer"):
                     connection.send_bytes(orjson.dumps(answer or {}))
-        except (EOFError, OSError):
-            pass
+        except (EOFError, OSError, AuthenticationError, TypeError):
+            pass  # gone, or a stranger; TypeError: closed in the middle of a read
         finally:
+            stranger.cancel()
             if connection in self._captures:
                 self._captures.remove(connection)
             connection.close()

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import log as logging
 from penstock.api.health import Server, application
+from penstock.check import shared_streams
 from penstock.config import Config
 from penstock.dead_letters import DeadLetters
 from penstock.monitor import Monitor, Report
@@ -26,7 +27,7 @@ from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
 from penstock.settings import PostgresSource
 from penstock.spark import session
-from penstock.spark.pipeline import Pipeline
+from penstock.spark.pipeline import Pipeline, checkpoint_folder
 from penstock.state import State
 
 DEAD_LETTERS: Final = Path(".penstock/dead-letters")
@@ -66,6 +67,7 @@ class Run:
         self._wake = threading.Event()
         self._failed: str | None = None
         self._held: dict[str, str] = {}
+        self._ask_streams = False
 
     # -- reports
 
@@ -98,6 +100,7 @@ class Run:
                         error=report["error"])  # fmt: skip
         elif code is None and self._held.pop(name, None) is not None:
             log.info("sink delivers again", sink=name)
+            self._ask_streams = True
 
     @property
     def ready(self) -> bool:
@@ -127,6 +130,7 @@ class Run:
         try:
             for name in self._sources:
                 self._ensure(name, self._config.sources[name])
+            self._refuse_shared_streams()
             spark = None if self._stopping.is_set() else self._spark()
             if spark is not None:
                 self._stream(spark, started, server)
@@ -146,6 +150,7 @@ class Run:
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
         deadline, told = time.monotonic() + _SLOT_PATIENCE, False
+        self._refuse_lost_slot(name, source)
         while not self._stopping.is_set():
             try:
                 setup.ensure(source)
@@ -160,12 +165,44 @@ class Run:
                     )
                 self._stopping.wait(1.0)
 
+    def _refuse_shared_streams(self) -> None:
+        """End the run where two sinks' messages would be each other's duplicates.
+
+        Sinks that can't be asked now are asked when they deliver again.
+        """
+        self._ask_streams = False
+        for name in self._sources:
+            sinks = self._config.sinks_of(name)
+            for finding in shared_streams(name, sinks) if len(sinks) > 1 else ():
+                self._fail(
+                    f"{finding.subject}: {finding.message}; {finding.fix}.", code="shared_stream"
+                )
+
+    def _refuse_lost_slot(self, name: str, source: PostgresSource) -> None:
+        """Raise where a source that has run before has lost its slot: a new one would hide a gap."""
+        folder = checkpoint_folder(self._config, name)
+        if not folder.is_dir():
+            return
+        try:
+            setup.slot_status(source)
+        except CaptureError as error:
+            if error.code != "slot_missing":
+                return  # `ensure` tells
+            raise CaptureError(
+                "slot_missing",
+                f"Source {name} has run before, but its slot {source.slot} is gone: what was"
+                " committed since then can't be read.",
+                remedy=f"To start anew from now on, delete {folder} and run again; then backfill"
+                " what is missing.",
+            ) from None
+
     def _spark(self) -> SparkSession | None:
         """Return the session, or None where it can't start or the end was asked for meanwhile."""
         # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
         socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
         try:
-            spark = session.create(self._config.spark.master, self._config.spark.conf)
+            master = session.local_master(self._config.spark.master, len(self._sources))
+            spark = session.create(master, self._config.spark.conf)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
             return spark
         except (PySparkException, Py4JError, OSError) as error:
@@ -198,6 +235,8 @@ class Run:
         while not self._stopping.is_set() and any(t.is_alive() for t in threads.values()):
             self._wake.wait(1.0)
             self._wake.clear()
+            if self._ask_streams:
+                self._refuse_shared_streams()
             if self.ready and not said:
                 said = True
                 seconds = round(time.monotonic() - started, 1)
@@ -245,10 +284,11 @@ class Run:
         while not self._stopping.is_set():
             pipeline = Pipeline(spark, self._config, source, monitor.address)
             started = time.monotonic()
+            # What a former try met says nothing of this one.
+            self.state.sources[source].error = self.state.sources[source].code = None
             try:
-                query = pipeline.start(once=self._once)
-                self._await(query, source)
-                query.stop()
+                self._await(pipeline.start(once=self._once), source)
+                pipeline.stop()
                 return
             except Exception as error:
                 if self._stopping.is_set() or _jvm_exit_code() is not None:
@@ -263,6 +303,8 @@ class Run:
                 state.error, state.state = text, "error"
                 if time.monotonic() - started > 60:
                     delay = _BACKOFF_SECONDS[0]
+                with contextlib.suppress(Exception):
+                    pipeline.stop()
                 log.error("query ended; starting it again", source=source, code=code, error=text,
                           retry_in=delay)  # fmt: skip
                 self._stopping.wait(delay)

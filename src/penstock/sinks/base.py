@@ -73,5 +73,8 @@ class Sink(Protocol):
         raises `SinkError` only for what needs an operator.
         """
 
+    def connect(self) -> None:
+        """Connect now rather than at the first write; waits and raises as `write` does."""
+
     def close(self) -> None:
         """Close connections; the sink is not used again."""

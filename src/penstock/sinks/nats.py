@@ -423,6 +423,10 @@ class NatsSink:
             raise
         return task.written
 
+    def connect(self) -> None:
+        """Connect to one of the servers."""
+        self._connected()
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:

@@ -18,8 +18,7 @@ class BatchServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves batches by number for as long as they are kept."""
 
     def __init__(self, host: str) -> None:
-        bind = "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"  # noqa: S104
-        super().__init__(f"grpc://{bind}:0")
+        super().__init__(f"grpc://{host}:0")
         self.location = f"grpc://{host}:{self.port}"
         self._secret = secrets.token_hex(16)
         self._batches: dict[int, pa.RecordBatch] = {}

@@ -9,6 +9,7 @@ group_hash BIGINT  64-bit hash of table and group key, to keep order by it withi
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any, Final
 
 import orjson
@@ -110,6 +111,7 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _json(metadata: dict[str, Any]) -> dict[str, Any]:
     at = metadata["commit_timestamp"]
-    stamp = None if at is None else at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Spark gives timestamps in the session's zone.
+    stamp = None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     keys = orjson.Fragment(metadata["record_pks"] or "[]")
     return {**metadata, "commit_timestamp": stamp, "record_pks": keys}

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from penstock.settings import check_postgres_url
 from penstock.tables import TablePattern, matches_any
 
 
@@ -53,6 +54,12 @@ class SourceOptions(BaseModel):
         if value.startswith("["):
             return orjson.loads(value)
         return [part.strip() for part in value.split(",") if part.strip()]
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: SecretStr) -> SecretStr:
+        check_postgres_url(value.get_secret_value())
+        return value
 
     @field_validator("groupings", mode="before")
     @classmethod

@@ -35,6 +35,8 @@ class Pipeline:
     def start(self, *, once: bool) -> StreamingQuery:
         """Start the query; with `once` it ends when all that is committed now is delivered."""
         spark = self._spark
+        # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
         spark.dataSource.register(PostgresChanges)
         messages = spark.readStream.format("postgres-changes").options(**self._options()).load()
         routes = [Route(name, sink) for name, sink in self._sinks().items()]
@@ -69,6 +71,9 @@ class Pipeline:
             return {n: s.model_copy(update={"group_by": None}) for n, s in sinks.items()}
         return sinks
 
+    def _sources(self) -> int:
+        return len({sink.source for sink in self._config.sinks.values()})
+
     def _options(self) -> dict[str, str]:
         source = self._config.sources[self._source]
         sinks = self._config.sinks_of(self._source)
@@ -84,7 +89,8 @@ class Pipeline:
             "tables": orjson.dumps(sorted({t for tables in wanted for t in tables})).decode(),
             "slot": source.slot,
             "publication": source.publication,
-            "splits": str(self._spark.sparkContext.defaultParallelism),
+            # A sink that is down keeps its tasks waiting; they must not take every slot.
+            "splits": str(max(1, self._spark.sparkContext.defaultParallelism // self._sources())),
             "host": conf.get("spark.driver.host") or "127.0.0.1",
             "blocks": "true",
             "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
@@ -97,10 +103,18 @@ class Pipeline:
         base = self._config.spark.checkpoint
         if "://" in base:
             return f"{base.rstrip('/')}/{self._source}/{time.time_ns()}"
-        folder = Path(base).absolute() / self._source
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder = checkpoint_folder(self._config, self._source)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            # Only what an earlier start made: a number for a name, with Spark's own file in it.
+            if old.name.isdigit() and (old / "metadata").is_file():
+                shutil.rmtree(old, ignore_errors=True)
         return str(folder / str(time.time_ns()))
+
+
+def checkpoint_folder(config: Config, source: str) -> Path:
+    """Return the local folder of a source's checkpoints; it is there once the source has run."""
+    return Path(config.spark.checkpoint).absolute() / source
 
 
 def map_in_arrow(frame: DataFrame, function: Any, ddl: str) -> DataFrame:

@@ -6,6 +6,7 @@ The figures were measured on two cores with pyspark 4.3.0; see docs/performance.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -30,8 +31,6 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Its plan never changes, and re-planning costs milliseconds in every batch.
     "spark.sql.adaptive.enabled": "false",
-    # A row is a block of messages, and goes on to the sink's worker as soon as it is read.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -50,6 +49,18 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.python.daemon.killWorkerOnFlushFailure": "false",
     "spark.sql.execution.pyspark.udf.daemonKillWorkerOnFlushFailure": "false",
 }
+
+
+def local_master(master: str, sources: int) -> str:
+    """Return a `local[n]` master with n slots for each source; any other master as it is.
+
+    A sink that is down keeps its source's tasks waiting, and these must leave room for the others.
+    """
+    match = re.fullmatch(r"local(?:\[(\*|\d+)\])?", master)
+    if match is None or sources <= 1:
+        return master
+    cores = (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+    return f"local[{cores * sources}]"
 
 
 def create(
@@ -75,6 +86,7 @@ def create(
     return SparkSession.builder.config(conf=spark_conf).getOrCreate()
 
 
+_LAUNCH: Final = ("spark.driver.", "spark.jars")
 _BANNER: Final = (
     b"WARNING: Using incubator modules",
     b"Setting default log level",
@@ -92,8 +104,12 @@ def _launch(conf: SparkConf) -> None:
     and under asynchronous progress tracking an orderly stop ends in a trace too (`commit` after
     `stop`).
     """
+    # Settings of the JVM itself alone: what is given at the launch stands on its command line, for
+    # every user of the machine to read.
+    launch = SparkConf(loadDefaults=False)
+    launch.setAll([pair for pair in conf.getAll() if pair[0].startswith(_LAUNCH)])
     gateway = launch_gateway(  # type: ignore[no-untyped-call]
-        conf, popen_kwargs={"stderr": subprocess.PIPE}
+        launch, popen_kwargs={"stderr": subprocess.PIPE}
     )
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
 

@@ -10,12 +10,14 @@ group hashes where they were kept), and publishes as the NATS sink of `penstock 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import structlog
 from pydantic import Field, ValidationError
 from pyspark.sql.datasource import (
     DataSource,
@@ -25,14 +27,27 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock import log as logging
 from penstock.dead_letters import DeadLetters
 from penstock.message import WIRE_SCHEMA
-from penstock.sinks.base import DeadLetter
+from penstock.sinks.base import DeadLetter, SinkError
 from penstock.sinks.nats import NatsSink
 from penstock.sinks.nats_config import NatsSinkConfig
 from penstock.spark.message_schema import to_wire
 
+_SPARKS_OWN: Final = frozenset(
+    {
+        "path",
+        "checkpointlocation",
+        "queryname",
+        "asyncprogresstrackingenabled",
+        "asyncprogresstrackingcheckpointintervalms",
+        "_asyncprogresstrackingoverridesinksupportcheck",
+    }
+)
 _REQUIRED: Final = ("record", "changes", "action", "metadata")
+
+log = structlog.get_logger("penstock.jetstream")
 
 
 class SinkOptions(NatsSinkConfig):
@@ -44,6 +59,8 @@ class SinkOptions(NatsSinkConfig):
     """The sink's name, in `metadata.consumer` and the dead letters' file."""
     deadletters: Path = Field(Path(".penstock/dead-letters"))
     """Folder, on the driver, for messages that no server would take."""
+    retry_timeout: float | None = Field(None, gt=0)
+    """Seconds of an error that lasts after which the batch fails with it; never if unset."""
 
 
 class JetStream(DataSource):
@@ -84,10 +101,11 @@ class JetStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish; runs in an executor."""
-        sink = _sink(self._options)
+        sink, patience = _sink(self._options)
         published = Published()
         for batch in iterator:
             wire = batch if batch.schema.names == WIRE_SCHEMA.names else to_wire(batch)
+            patience.rest()
             published.dead.extend(sink.write(wire).dead)
         return published
 
@@ -111,7 +129,7 @@ def _options(options: Mapping[str, str]) -> SinkOptions:
         key.lower(): value
         for key, value in options.items()
         # Spark's own options reach the sink too.
-        if key.lower() not in ("path", "checkpointlocation", "queryname")
+        if key.lower() not in _SPARKS_OWN
     }
     if isinstance(given.get("group_by"), str):
         given["group_by"] = [part.strip() for part in given["group_by"].split(",")]
@@ -127,12 +145,46 @@ def _options(options: Mapping[str, str]) -> SinkOptions:
         ) from None
 
 
-_sinks: dict[bytes, NatsSink] = {}
+class _Patience:
+    """Warns of each kind of error once, and gives up when `retry_timeout` asks for it."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._timeout = options.retry_timeout
+        self._name = options.name
+        self.since: float | None = None
+        self.told: set[str] = set()
+
+    def on_retry(self, error: SinkError, seconds: float) -> None:
+        if self.since is None:
+            self.since = time.monotonic()
+        if error.code not in self.told:
+            self.told.add(error.code)
+            log.warning("sink held up", sink=self._name, code=error.code, error=str(error),
+                        retry_in=round(seconds, 1))  # fmt: skip
+
+    def is_over(self) -> bool:
+        since = self.since
+        if self._timeout is None or since is None:
+            return False
+        return time.monotonic() - since > self._timeout
+
+    def rest(self) -> None:
+        self.since = None
+        self.told.clear()
 
 
-def _sink(options: SinkOptions) -> NatsSink:
+_sinks: dict[bytes, tuple[NatsSink, _Patience]] = {}
+
+
+def _sink(options: SinkOptions) -> tuple[NatsSink, _Patience]:
     # A worker process serves every query of its driver, and keeps a sink for each set of options.
     key = pickle.dumps(options)
     if key not in _sinks:
-        _sinks[key] = NatsSink(options, name=options.name, source=options.source)
+        logging.configure()
+        patience = _Patience(options)
+        sink = NatsSink(
+            options, name=options.name, source=options.source,
+            on_retry=patience.on_retry, should_stop=patience.is_over,
+        )  # fmt: skip
+        _sinks[key] = sink, patience
     return _sinks[key]

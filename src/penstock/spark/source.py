@@ -13,6 +13,7 @@ up to `start` is in the sink; that, not the later `commit`, is what confirms the
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._until_lsn: int | None = None
         self._initial: Offset | None = None
         self._warmed = self._warm = False
+        self._planned: tuple[tuple[Offset, Offset], Sequence[InputPartition]] | None = None
         self._draining = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,13 +116,15 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._initial is not None:
             return self._initial
         options = self._options
-        setup.ensure(
-            PostgresSource(
-                type="postgres", url=options.url, tables=options.tables, slot=options.slot,
-                publication=options.publication,
-            )
-        )  # fmt: skip
-        confirmed, _ = self._slot()
+        with self._telling():
+            if options.monitor is None:  # else the run has seen to it, and a lost slot is an error
+                setup.ensure(
+                    PostgresSource(
+                        type="postgres", url=options.url, tables=options.tables,
+                        slot=options.slot, publication=options.publication,
+                    )
+                )  # fmt: skip
+            confirmed, _ = self._slot()
         self._initial = Position(confirmed, -1).to_offset()
         return self._initial
 
@@ -163,6 +167,14 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of a batch; a group's messages are all in one of them, in order."""
+        # A query that uses the stream twice plans each batch twice.
+        if self._planned is not None and self._planned[0] == (start, end):
+            return self._planned[1]
+        planned = self._plan(start, end)
+        self._planned = (start, end), planned
+        return planned
+
+    def _plan(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         first, last = Position.from_offset(start), Position.from_offset(end)
         if last <= first:
             return [self._partition(_EMPTY)] * (self._options.splits if "warm" in end else 0)
@@ -212,6 +224,11 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         if self._capture is not None:
             return self._capture
+        with self._telling():
+            self._capture = self._start(start, end)
+        return self._capture
+
+    def _start(self, start: Position, end: Position | None) -> Capture:
         options = self._options
         confirmed, written = self._slot()
         if start.lsn > written:
@@ -227,16 +244,13 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "position_behind_slot",
                 f"The checkpoint has a batch up to {format_lsn(end.lsn)} to run again, but slot"
                 f" {options.slot} was confirmed up to {format_lsn(confirmed)}: it can't be read.",
-                remedy="If this checkpoint is an older copy, delete its folder and start from the"
-                " slot. Otherwise something else reads the slot: give it one of its own, and"
-                " backfill.",
+                remedy="If this query itself delivered it (the checkpoint is an older copy, or lost"
+                " its end in a power cut), delete the checkpoint's folder and start from the slot."
+                " If something else reads the slot, give it one of its own, and backfill.",
             )
-        logging.configure()
         # Spark's calls must not wait for the capture's thread for the 5 ms that are Python's default.
         sys.setswitchinterval(0.0005)
-        self._reporter = Reporter(options.monitor)
-        self._reporter.listen(self._command)
-        self._capture = Capture(
+        capture = Capture(
             CaptureOptions(
                 url=options.url.get_secret_value(),
                 slot=options.slot,
@@ -251,12 +265,25 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
         if self._ends:
             self._until_lsn = written
-            self._capture.hurry()
-        return self._capture
+            capture.hurry()
+        return capture
 
     def _command(self, command: Report) -> None:
         if command.get("command") == "drain":
             self._draining = True
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell the run of a `CaptureError` before Spark wraps it in traces."""
+        if self._reporter is None:
+            logging.configure()
+            self._reporter = Reporter(self._options.monitor)
+            self._reporter.listen(self._command)
+        try:
+            yield
+        except CaptureError as error:
+            self._send({"state": "error", "error": str(error), "code": error.code})
+            raise
 
     def _send(self, report: Report) -> None:
         if self._reporter is not None:

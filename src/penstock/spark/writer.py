@@ -83,12 +83,12 @@ class _Worker:
         self._pool = ThreadPoolExecutor(len(self._sinks), "sink") if len(self._sinks) > 1 else None
 
     def _retry(self, route: Route) -> Callable[[SinkError, float], None]:
-        def report(error: SinkError, seconds: float) -> None:
-            self._reporter.send(
-                {"sink": route.name, "error": str(error), "code": error.code, "retry_in": seconds}
-            )
+        return lambda error, seconds: self._report(route.name, error, seconds)
 
-        return report
+    def _report(self, sink: str, error: SinkError, seconds: float) -> None:
+        self._reporter.send(
+            {"sink": sink, "error": str(error), "code": error.code, "retry_in": seconds}
+        )
 
     def write(self, batch: pa.RecordBatch) -> int:
         """Write a batch to every sink, and return how many messages were delivered in all."""
@@ -101,10 +101,20 @@ class _Worker:
 
     def _write(self, index: int, batch: pa.RecordBatch) -> int:
         route = self._routes[index]
-        wanted = route.wanted(batch)
-        if not wanted.num_rows:
-            return 0
-        written = self._sinks[index].write(wanted)
+        sink = self._sinks[index]
+        try:
+            if not batch.num_rows:
+                # The first batch of a query is empty: it shows whether the sink can be reached.
+                sink.connect()
+                written = Written()
+            else:
+                wanted = route.wanted(batch)
+                if not wanted.num_rows:
+                    return 0
+                written = sink.write(wanted)
+        except SinkError as error:
+            self._report(route.name, error, 0)
+            raise
         self._tell(route.name, written)
         return written.delivered
 
