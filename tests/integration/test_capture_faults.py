@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,6 +25,7 @@ from tests.integration.capturing import (
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
 from penstock.message import Position
+from penstock.postgres import capture
 from penstock.postgres.capture import MAX_UNREAD
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.errors import CaptureError
@@ -363,6 +365,20 @@ def test_another_server_and_other_positions(database: Database, own: Database) -
         assert caught.value.code == code
         assert not caught.value.transient
         assert caught.value.remedy
+
+
+def test_a_log_that_fails_does_not_leave_spark_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def __getattr__(self, _: str) -> Any:
+            raise BrokenPipeError("no log")
+
+    with capturing(database, TABLE) as reader:
+        reader.await_state("streaming")
+        monkeypatch.setattr(capture, "log", Broken())
+        database.execute("SELECT pg_terminate_backend(%s)", [walsender(database)])
+        assert code_of(reader).code == "internal"
 
 
 # -- connections

@@ -109,7 +109,7 @@ class Capture:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="capture", daemon=True)
         self._thread.start()
 
     # -- Spark's side
@@ -257,6 +257,12 @@ class Capture:
         self._condition.notify_all()
 
     # -- the capture's thread
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # the log itself, say: Spark must not wait for a dead thread
+            self._set_state("error", _internal(error))
 
     def _run(self) -> None:
         delay = _BACKOFF_SECONDS[0]
@@ -410,6 +416,10 @@ def _known_error(error: Exception) -> CaptureError:
             remedy="Look for a proxy in between that changes what passes; else report this.",
         )
     log.exception("capture failed")
+    return _internal(error)
+
+
+def _internal(error: Exception) -> CaptureError:
     return CaptureError(
         "internal",
         f"The capture failed: {type(error).__name__}: {error}.",
