@@ -364,7 +364,6 @@ def test_no_password_was_shown_anywhere(shop: Shop) -> None:
     assert NATS_PASSWORD not in everything
 
 
-@pytest.mark.xfail(strict=False, reason="Spark's JVM and its daemons write traces of their own")
 def test_the_log_is_one_json_object_a_line(shop: Shop) -> None:
     assert shop.pipeline.stray() == []
 

@@ -180,15 +180,16 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
             "DATABASE_URL": database.url, "NATS_URL": nats.url, "SECRET": "wrong-hunter5"
         }  # fmt: skip
         with Penstock(tmp_path, environment=environment) as pipeline:
-            pipeline.start().wait_ready()
-            database.execute("INSERT INTO orders VALUES (1)")
+            pipeline.start()
 
             def told() -> bool:
                 status = pipeline.status()
                 errors = [part["error"] or "" for kind in status.values() for part in kind.values()]
                 return any("refuses the login" in error for error in errors)
 
-            pipeline.wait_for(told, 60, "telling of the login")
+            pipeline.wait_for(told, 120, "telling of the login")
+            assert pipeline.get("/readyz")[0] == 503
+            database.execute("INSERT INTO orders VALUES (1)")
             text = pipeline.get("/status")[1] + pipeline.get("/metrics")[1]
             status = penstock("status", "--listen", pipeline.listen, cwd=tmp_path,
                               environment=environment)  # fmt: skip

@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+
+from penstock.spark.stderr import forward
 
 SETTINGS: Final[dict[str, str]] = {
     # A Python task costs 40 ms less over Unix sockets than over TCP (delayed ACK).
@@ -87,23 +89,10 @@ def create(
 
 
 _LAUNCH: Final = ("spark.driver.", "spark.jars")
-_BANNER: Final = (
-    b"WARNING: Using incubator modules",
-    b"Setting default log level",
-    b"To adjust logging level",
-    b"Using Spark's default log4j",
-)
-_TRACE: Final = b'Exception in thread "stream execution thread'
-_TRACE_GOES_ON: Final = (b"\t", b"Caused by:")
 
 
 def _launch(conf: SparkConf) -> None:
-    """Start the JVM as pyspark does, but keep from standard error what says nothing.
-
-    That is its banner, and the trace with which a query's thread ends: a failure is raised in Python,
-    and under asynchronous progress tracking an orderly stop ends in a trace too (`commit` after
-    `stop`).
-    """
+    """Start the JVM as pyspark does, but for its command line and its standard error."""
     # Settings of the JVM itself alone: what is given at the launch stands on its command line, for
     # every user of the machine to read.
     launch = SparkConf(loadDefaults=False)
@@ -112,14 +101,6 @@ def _launch(conf: SparkConf) -> None:
         launch, popen_kwargs={"stderr": subprocess.PIPE}
     )
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-
-    def forward(stream: IO[bytes]) -> None:
-        in_trace = False
-        for line in stream:
-            in_trace = line.startswith(_TRACE) or (in_trace and line.startswith(_TRACE_GOES_ON))
-            if not in_trace and not line.startswith(_BANNER):
-                sys.stderr.buffer.write(line)
-                sys.stderr.flush()
 
     threading.Thread(
         target=forward, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True

@@ -1,0 +1,124 @@
+"""The parts of the Spark side that need no Spark: blocks, messages as columns, options, masters."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+
+from penstock.message import WIRE_SCHEMA
+from penstock.spark.blocks import pack, unpack
+from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
+from penstock.spark.options import SourceOptions
+from penstock.spark.session import local_master
+
+
+def wire(rows: int) -> pa.RecordBatch:
+    metadata = {
+        "table_schema": "public", "table_name": "t", "database": "d",
+        "commit_timestamp": "2026-07-01T12:00:00.000001Z", "commit_lsn": 9, "transaction_id": 7,
+        "record_pks": [1, "a"], "unavailable": ["big"],
+    }  # fmt: skip
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "record": json.dumps({"id": i}), "changes": None, "action": "insert",
+                "table_schema": "public", "table_name": "t", "commit_lsn": 9, "commit_idx": i,
+                "metadata": json.dumps({**metadata, "commit_idx": i, "idempotency_key": f"x-9-{i}"}),
+                "idempotency_key": f"x-9-{i}", "group_hash": i, "old_group_hash": None,
+            }
+            for i in range(rows)
+        ],
+        schema=WIRE_SCHEMA,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2000, 4001])
+def test_blocks_hold_every_message_in_order(rows: int) -> None:
+    blocks = pack(wire(rows))
+    batches = list(unpack(iter([blocks])))
+    assert max((b.num_rows for b in batches), default=0) <= 2000
+    assert pa.Table.from_batches(batches, WIRE_SCHEMA).equals(pa.Table.from_batches([wire(rows)]))
+
+
+def test_messages_go_to_columns_and_back() -> None:
+    messages = to_messages(wire(3))
+    assert messages.schema.equals(MESSAGE_SCHEMA)
+    first = messages.to_pylist()[0]["metadata"]
+    assert first["commit_timestamp"] == datetime(2026, 7, 1, 12, 0, 0, 1, UTC)
+    assert first["record_pks"] == '[1,"a"]'
+    back, before = to_wire(messages).to_pylist(), wire(3).to_pylist()
+    assert [_parsed(row) for row in back] == [_parsed(row) for row in before]
+
+
+def test_a_commit_timestamp_is_utc_whatever_the_sessions_zone() -> None:
+    messages = to_messages(wire(1))
+    zone = pa.timestamp("us", tz="Europe/Berlin")
+    metadata = messages.column("metadata").to_pylist()[0]
+    metadata["commit_timestamp"] = metadata["commit_timestamp"].astimezone(
+        ZoneInfo("Europe/Berlin")
+    )
+    fields = [
+        f.with_type(zone) if f.name == "commit_timestamp" else f for f in MESSAGE_SCHEMA[3].type
+    ]
+    column = pa.array([metadata], pa.struct(fields))
+    local = pa.RecordBatch.from_arrays(
+        [column if n == "metadata" else messages.column(n) for n in messages.schema.names],
+        names=messages.schema.names,
+    )
+    assert _parsed(to_wire(local).to_pylist()[0]) == _parsed(wire(1).to_pylist()[0])
+
+
+def _parsed(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "metadata": json.loads(row["metadata"])}
+
+
+def test_source_options() -> None:
+    options = SourceOptions.parse({"url": "postgresql://h/d", "tables": "a.b, c.*", "slot": "s"})
+    assert options.tables == ["a.b", "c.*"]
+    assert options.publication == "s"
+    assert options.wants("c", "x")
+    assert not options.wants("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "url"),
+        ({"url": "postgresql://h/d", "tabels": "x.y"}, "tabels"),
+        ({"url": "postgresql://h/d", "tables": "orders"}, "public.orders"),
+        ({"url": "postgresql://h/d", "splits": "none"}, "splits"),
+        ({"url": "postgres//u:s3cret@h/d"}, "not a Postgres URL"),
+    ],
+)
+def test_wrong_source_options_are_told_without_their_secrets(
+    given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told) as raised:
+        SourceOptions.parse(given)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_groupings_that_agree_are_the_sources_and_others_share_what_they_can() -> None:
+    groupings = (
+        '[{"tables": ["a.*"], "group_by": ["x", "y"]}, {"tables": ["a.t"], "group_by": ["y", "z"]},'
+        ' {"tables": ["a.u"], "group_by": null}]'
+    )
+    options = SourceOptions.parse({"url": "postgresql://h/d", "groupings": groupings})
+    assert options.grouping("a", "other") == (["x", "y"], None)
+    assert options.grouping("a", "t") == (None, ["y"])
+    assert options.grouping("a", "u") == (None, [])
+    assert options.grouping("b", "t") == (None, None)
+
+
+def test_a_local_master_has_slots_for_every_source() -> None:
+    assert local_master("local[2]", 1) == "local[2]"
+    assert local_master("local[2]", 3) == "local[6]"
+    assert local_master("local", 2) == "local[2]"
+    assert local_master("local[*]", 2) == f"local[{(os.cpu_count() or 1) * 2}]"
+    assert local_master("spark://h:7077", 2) == "spark://h:7077"
