@@ -33,7 +33,7 @@ class SourceOptions(BaseModel):
     """Replication slot; made if it is missing."""
     publication: str = ""
     """Publication; made if it is missing. Named as the slot unless set."""
-    maxrowsperbatch: int = Field(20_000, ge=1)
+    maxrowsperbatch: int = Field(40_000, ge=1)
     """The most messages in one micro-batch (a barrier or a single chunk may exceed it slightly)."""
     splits: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=1024)
     """The most tasks that one micro-batch is split into."""
