@@ -105,7 +105,7 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
 
     Empty if the template needs a message's values, which nobody knows yet.
     """
-    from penstock.sinks.subject import escape  # noqa: PLC0415
+    from penstock.subject import escape  # noqa: PLC0415
 
     template = sink.template
     if any(v == "database" or v.startswith("record.") for v in template.variables):

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from penstock.message import DEFAULT_ACTIONS
-from penstock.sinks.nats_config import NatsSinkConfig
+from penstock.nats_config import NatsSinkConfig
 from penstock.tables import TablePattern
 
 Action = Literal["insert", "update", "delete", "truncate"]

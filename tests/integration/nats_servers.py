@@ -16,9 +16,9 @@ import nkeys
 import pyarrow as pa
 
 from penstock.message import WIRE_SCHEMA
+from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError, Written
 from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_config import NatsSinkConfig
 
 
 def batch(

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
+from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import NatsSink
 from penstock.sinks.nats_check import find_stream, inspect
-from penstock.sinks.nats_config import NatsSinkConfig
 
 from .nats_servers import (
     Writer,

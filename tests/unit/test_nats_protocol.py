@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.message import WIRE_SCHEMA
+from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import BACKOFF_MAX, NatsSink, Task, backoff, group_keys, waits_of
 from penstock.sinks.nats_check import refused_by_stream
@@ -32,7 +33,6 @@ from penstock.sinks.nats_client import (
     Problem,
     Reply,
 )
-from penstock.sinks.nats_config import NatsSinkConfig, redact
 
 INBOX = b"_INBOX.abc."
 

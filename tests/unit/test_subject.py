@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.message import WIRE_SCHEMA
 from penstock.sinks.nats_check import covers
-from penstock.sinks.subject import DEFAULT_SUBJECT, EMPTY, NULL, SubjectTemplate, escape
+from penstock.subject import DEFAULT_SUBJECT, EMPTY, NULL, SubjectTemplate, escape
 
 
 def rows(*values: dict[str, Any]) -> pa.RecordBatch:

@@ -29,6 +29,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
 from penstock.sinks.nats_check import (
     ack_overdue,
@@ -38,7 +39,6 @@ from penstock.sinks.nats_check import (
     refused_by_stream,
 )
 from penstock.sinks.nats_client import Block, Connection, Encoder, Event, Problem, Reply, connect
-from penstock.sinks.nats_config import NatsSinkConfig
 
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""

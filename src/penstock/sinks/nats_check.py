@@ -13,9 +13,9 @@ from typing import Any, Final
 import orjson
 
 from penstock.finding import Finding
+from penstock.nats_config import NatsSinkConfig, Server
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import Connection, connect
-from penstock.sinks.nats_config import NatsSinkConfig, Server
 
 REQUEST_TIMEOUT: Final = 5.0
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9

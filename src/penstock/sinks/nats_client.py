@@ -22,9 +22,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.nats_config import NatsSinkConfig, Server, hello, tls_context
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats_config import NatsSinkConfig, Server, hello, tls_context
-from penstock.sinks.subject import MAX_SUBJECT_BYTES
+from penstock.subject import MAX_SUBJECT_BYTES
 
 READ_SIZE: Final = 256 * 1024
 WRITE_SIZE: Final = 256 * 1024

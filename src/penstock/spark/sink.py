@@ -30,9 +30,9 @@ from pyspark.sql.types import StructType
 from penstock import log as logging
 from penstock.dead_letters import DeadLetters
 from penstock.message import WIRE_SCHEMA
+from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import DeadLetter, SinkError
 from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_config import NatsSinkConfig
 from penstock.spark.message_schema import to_wire
 
 _SPARKS_OWN: Final = frozenset(
@@ -66,7 +66,7 @@ class SinkOptions(NatsSinkConfig):
 class JetStream(DataSource):
     """Messages into JetStream: each is acked, or a dead letter, before its batch is done.
 
-    Options: see `SinkOptions` and `penstock.sinks.nats_config.NatsSinkConfig`.
+    Options: see `SinkOptions` and `penstock.nats_config.NatsSinkConfig`.
     """
 
     @classmethod

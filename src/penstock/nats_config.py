@@ -17,7 +17,7 @@ import nkeys
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from penstock.sinks.base import SinkError
-from penstock.sinks.subject import DEFAULT_SUBJECT, SubjectTemplate
+from penstock.subject import DEFAULT_SUBJECT, SubjectTemplate
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
 _SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
@@ -50,7 +50,7 @@ class NatsSinkConfig(BaseModel):
     url: str = Field("nats://localhost:4222", repr=False)
     """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
     subject: str = DEFAULT_SUBJECT
-    """Subject template, see `penstock.sinks.subject`."""
+    """Subject template, see `penstock.subject`."""
     stream: str | None = None
     """Refuse to publish to another stream than this one; found from the subject if unset."""
     group_by: list[str] | None = None
