@@ -22,17 +22,8 @@ from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import BACKOFF_MAX, NatsSink, Task, backoff, group_keys, waits_of
 from penstock.sinks.nats_check import refused_by_stream
-from penstock.sinks.nats_client import (
-    BLOCK_ROWS,
-    Encoder,
-    Event,
-    Info,
-    Parser,
-    Ping,
-    Pong,
-    Problem,
-    Reply,
-)
+from penstock.sinks.nats_client import Event, Info, Parser, Ping, Pong, Problem, Reply
+from penstock.sinks.nats_frames import BLOCK_ROWS, Encoder
 
 INBOX = b"_INBOX.abc."
 

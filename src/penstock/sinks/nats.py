@@ -38,7 +38,8 @@ from penstock.sinks.nats_check import (
     publish_denied,
     refused_by_stream,
 )
-from penstock.sinks.nats_client import Block, Connection, Encoder, Event, Problem, Reply, connect
+from penstock.sinks.nats_client import Connection, Event, Problem, Reply, connect
+from penstock.sinks.nats_frames import Block, Encoder
 
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
