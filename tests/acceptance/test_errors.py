@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.embedded.handles import Database
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import free_port
 
@@ -129,6 +130,37 @@ def test_a_slot_of_another_kind(tmp_path: Path, database: Database) -> None:
         database.execute("SELECT pg_drop_replication_slot('penstock_shop')")
     assert "type physical" in said
     assert "pg_drop_replication_slot" in said
+
+
+def test_a_source_that_has_run_before_and_lost_its_slot(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    write(tmp_path)
+    folder = tmp_path / ".penstock" / "checkpoints" / "shop"
+    folder.mkdir(parents=True)
+    said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    assert "slot penstock_shop is gone" in said
+    assert str(folder) in said  # what to delete to start anew
+    assert database.execute("SELECT slot_name FROM pg_replication_slots"
+                            " WHERE database = current_database()") == []  # fmt: skip
+
+
+def test_two_sinks_that_would_be_each_others_duplicates(
+    tmp_path: Path, database: Database, nats: JetStream, nats_server: EmbeddedNats
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    nats.add_stream("ONE_FOR_TWO", ["one.>", "two.>"])
+    try:
+        write(tmp_path, nats=nats_server.url + '\n    subject: "one.{table}"')
+        with (tmp_path / "penstock.yaml").open("a") as file:
+            file.write(
+                "  second:\n    type: nats\n    source: shop\n"
+                f'    url: {nats_server.url}\n    subject: "two.{{table}}"\n'
+            )
+        said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    finally:
+        nats.delete_stream("ONE_FOR_TWO")
+    assert "ONE_FOR_TWO" in said
+    assert "duplicate" in said
 
 
 def test_no_java(tmp_path: Path, database: Database) -> None:
