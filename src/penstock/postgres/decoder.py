@@ -63,6 +63,7 @@ class Decoder:
         self._emit = emit
         self._builder = ChunkBuilder(start, splits)
         self._database = self._tag = ""
+        self._tag_bytes = b""
         self._tables: dict[int, Table | None] = {}
         self._before: dict[int, Table] = {}
         self._moved: dict[int, int] = {}
@@ -90,7 +91,7 @@ class Decoder:
     def connected(self, database: str, tag: str) -> None:
         """Start anew on a new connection, which tells every relation again."""
         self.progress.interrupted()
-        self._database, self._tag = database, tag
+        self._database, self._tag, self._tag_bytes = database, tag, tag.encode()
         self._tables.clear()
         self._transaction = None
 
@@ -160,7 +161,7 @@ class Decoder:
         if self._transaction is not None:
             raise ProtocolError("Begin inside a transaction")
         lsn = event.final_lsn
-        self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag.encode())
+        self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag_bytes)
         self._next_idx = 0
         # After a reconnect the server starts at the last transaction that it knows confirmed.
         self._skip_idx = -1 if lsn > self._lsn else self._idx if lsn == self._lsn else _ALL

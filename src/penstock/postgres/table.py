@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -36,13 +37,20 @@ class Transaction:
     __slots__ = ("lsn", "text")
 
     def __init__(self, lsn: int, microseconds: int, xid: int, tag: bytes) -> None:
-        at = (_EPOCH + timedelta(microseconds=microseconds)).replace(tzinfo=None)
+        seconds, fraction = divmod(microseconds, 1_000_000)
         self.lsn = lsn
         self.text = (
-            b'"commit_timestamp":"%bZ","commit_lsn":%d,"transaction_id":%d,'
+            b'"commit_timestamp":"%b.%06dZ","commit_lsn":%d,"transaction_id":%d,'
             b'"idempotency_key":"%b-%d-'
-            % (at.isoformat(timespec="microseconds").encode(), lsn, xid, tag, lsn)
+            % (_second(seconds), fraction, lsn, xid, tag, lsn)
         )
+
+
+@lru_cache(maxsize=4)
+def _second(since_epoch: int) -> bytes:
+    # Formatting a time costs as much as a row's values do; transactions share their seconds.
+    at = (_EPOCH + timedelta(seconds=since_epoch)).replace(tzinfo=None)
+    return at.isoformat(timespec="seconds").encode()
 
 
 @dataclass(frozen=True, slots=True)
