@@ -78,7 +78,8 @@ def servers(peers_python: str, chosen: Sequence[Contender]) -> Iterator[Rig]:
         folder = Path(name)
         with (
             EmbeddedPostgres(folder / "postgres", settings=POSTGRES_SETTINGS) as postgres,
-            EmbeddedNats(folder / "nats") as nats,
+            # Room for a whole stream in one connection, when the probe reads it back.
+            EmbeddedNats(folder / "nats", "max_pending: 1073741824\n") as nats,
         ):
             yield Rig(postgres.url, nats.url, folder / "runs", peers_python, chosen)
 
