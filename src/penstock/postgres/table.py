@@ -41,8 +41,7 @@ class Transaction:
         self.lsn = lsn
         self.text = (
             b'"commit_timestamp":"%b.%06dZ","commit_lsn":%d,"transaction_id":%d,'
-            b'"idempotency_key":"%b-%d-'
-            % (_second(seconds), fraction, lsn, xid, tag, lsn)
+            b'"idempotency_key":"%b-%d-' % (_second(seconds), fraction, lsn, xid, tag, lsn)
         )
 
 
