@@ -113,7 +113,7 @@ def check(config: ConfigFile = _CONFIG, as_json: AsJson = False) -> None:
     else:
         _print_findings(report.findings)
         typer.echo(f"errors: {report.count('error')}, warnings: {report.count('warning')}")
-    raise typer.Exit(2 if report.config is None else int(report.count("error") > 0))
+    raise typer.Exit(int(report.count("error") > 0))
 
 
 def _print_findings(findings: list[Any]) -> None:

@@ -172,9 +172,9 @@ def test_no_java(tmp_path: Path, database: Database) -> None:
     assert "penstock check" in said
 
 
-@pytest.mark.parametrize("command", ["check", "status"])
-def test_other_commands_without_a_file(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize(("command", "code"), [("check", 1), ("status", 2)])
+def test_other_commands_without_a_file(tmp_path: Path, command: str, code: int) -> None:
     done = penstock(command, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert "no such file" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

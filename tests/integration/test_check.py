@@ -277,9 +277,9 @@ def test_servers_that_are_down(tmp_path: Path) -> None:
 def test_wrong_configuration(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("sources: {}\n")
-    for command in ("check", "status", "run"):
+    for command, code in (("check", 1), ("status", 2), ("run", 2)):
         result = invoke(command, "-c", path)
-        assert result.exit_code == 2, result.output
+        assert result.exit_code == code, result.output
         assert f"{path}:1: sources: missing" in result.output
         assert "Traceback" not in result.output
     assert json.loads(invoke("check", "-c", path, "--json").output)["errors"] == 2
