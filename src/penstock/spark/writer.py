@@ -131,13 +131,6 @@ class _Worker:
         else:
             self._reporter.send(report)
 
-    def close(self) -> None:
-        """Close every sink's connections."""
-        if self._pool is not None:
-            self._pool.shutdown()
-        for sink in self._sinks:
-            sink.close()
-
 
 _workers: dict[str, _Worker] = {}
 
