@@ -1,0 +1,1 @@
+"""Streams in Postgres: durable logs, and the consumers that read them."""

@@ -1,0 +1,158 @@
+-- The stream store: everything is in the schema `penstock`. Each migration runs once, in its order,
+-- in one transaction with the others that are due. A migration that has been released is never edited.
+--
+-- What is on the hot path is only ever inserted: a long transaction elsewhere, whose snapshot keeps
+-- dead rows alive, finds none here. What is no longer needed goes by DROP TABLE or TRUNCATE.
+
+-- name: migration_1
+-- A source's name as the configuration has it. `tag` is the first part of its messages' idempotency
+-- keys. LSNs start anew in another cluster, and a stream's positions may not: `base` is added to a
+-- message's commit_lsn to give its place in the streams.
+CREATE TABLE penstock.sources (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL UNIQUE,
+    tag text NOT NULL,
+    base bigint NOT NULL DEFAULT 0,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+-- For each source there is a table penstock.batches_<id>: what was written, see `source_table`.
+
+CREATE TABLE penstock.streams (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL UNIQUE,
+    source_id integer NOT NULL REFERENCES penstock.sources,
+    kind text NOT NULL CHECK (kind IN ('changes', 'rows')),
+    retention interval,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- A stream's messages lie in segments, each a table penstock.segment_<id>. A segment holds the
+-- positions behind (after_lsn, after_idx), up to and with (through_lsn, through_idx), which is null
+-- while it is the stream's last one and is written to.
+CREATE TABLE penstock.segments (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream_id integer NOT NULL REFERENCES penstock.streams ON DELETE CASCADE,
+    after_lsn bigint NOT NULL,
+    after_idx bigint NOT NULL,
+    through_lsn bigint,
+    through_idx bigint,
+    opened_at timestamptz NOT NULL DEFAULT now(),
+    closed_at timestamptz
+);
+CREATE INDEX ON penstock.segments (stream_id, after_lsn, after_idx);
+
+-- `settings` has ack_wait_ms, max_deliver and the rest. A consumer whose `own` is true is the stream's
+-- own group: it is made and dropped with the stream. For each consumer there is a table
+-- penstock.consumer_<id>: the log of its deliveries and acks, see `consumer_table`.
+CREATE TABLE penstock.consumers (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream_id integer NOT NULL REFERENCES penstock.streams ON DELETE CASCADE,
+    name text NOT NULL UNIQUE,
+    type text NOT NULL CHECK (type IN ('pull', 'webhook')),
+    own boolean NOT NULL DEFAULT false,
+    settings jsonb NOT NULL,
+    disabled text, -- why a webhook is delivered to no more
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE UNIQUE INDEX ON penstock.consumers (stream_id) WHERE own;
+
+-- What could not be delivered, to a sink (`sink`) or by a consumer (`consumer_id`).
+CREATE TABLE penstock.dead_letters (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sink text,
+    consumer_id integer REFERENCES penstock.consumers ON DELETE CASCADE,
+    lsn bigint,
+    idx bigint,
+    idempotency_key text,
+    subject text,
+    code text NOT NULL,
+    reason text NOT NULL,
+    message text NOT NULL,
+    deliver_count integer,
+    at timestamptz NOT NULL DEFAULT now(),
+    replayed_at timestamptz,
+    CHECK ((sink IS NULL) <> (consumer_id IS NULL)),
+    UNIQUE (consumer_id, lsn, idx),
+    UNIQUE (sink, idempotency_key, subject)
+);
+
+-- Sinks that are not written to directly now: what they should have had waits in blocks (Arrow IPC
+-- streams, see penstock.spark.blocks) until a drainer has delivered it. All up to `drained` was.
+CREATE TABLE penstock.backlogs (
+    sink text PRIMARY KEY,
+    source_id integer NOT NULL REFERENCES penstock.sources,
+    since timestamptz NOT NULL DEFAULT now(),
+    code text NOT NULL,
+    error text NOT NULL,
+    drained_lsn bigint NOT NULL DEFAULT 0,
+    drained_idx bigint NOT NULL DEFAULT -1
+);
+CREATE TABLE penstock.backlog_blocks (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sink text NOT NULL REFERENCES penstock.backlogs ON DELETE CASCADE,
+    first_lsn bigint NOT NULL,
+    first_idx bigint NOT NULL,
+    last_lsn bigint NOT NULL,
+    last_idx bigint NOT NULL,
+    rows integer NOT NULL,
+    block bytea NOT NULL
+);
+ALTER TABLE penstock.backlog_blocks ALTER COLUMN block SET STORAGE EXTERNAL;
+CREATE INDEX ON penstock.backlog_blocks (sink, first_lsn, first_idx);
+
+CREATE TABLE penstock.tokens (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL UNIQUE,
+    hash bytea NOT NULL UNIQUE,
+    role text NOT NULL CHECK (role IN ('worker', 'admin')),
+    consumers text[], -- null: all
+    created_at timestamptz NOT NULL DEFAULT now(),
+    revoked_at timestamptz
+);
+
+-- name: source_table
+-- One row for each part of each micro-batch whose messages are written, in the same transaction as
+-- they. A batch (start, end] is there when all of its parts are, and then all before it are too, as a
+-- source's batches run one after the other.
+CREATE TABLE penstock.{table} (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    start_lsn bigint NOT NULL,
+    start_idx bigint NOT NULL,
+    end_lsn bigint NOT NULL,
+    end_idx bigint NOT NULL,
+    part integer NOT NULL,
+    parts integer NOT NULL
+)
+
+-- name: segment_table
+-- `key` tells rows of a table apart (kind rows; null in kind changes). `message` is the JSON that a
+-- consumer gets, but for its metadata's last member, `consumer`.
+CREATE TABLE penstock.{table} (
+    lsn bigint NOT NULL,
+    idx bigint NOT NULL,
+    group_hash bigint NOT NULL,
+    old_group_hash bigint,
+    key text,
+    table_schema text NOT NULL,
+    table_name text NOT NULL,
+    action text NOT NULL,
+    message text NOT NULL,
+    PRIMARY KEY (lsn, idx)
+)
+
+-- name: segment_indexes
+-- The next message of a group whose earlier one is done is found by these.
+CREATE INDEX ON penstock.{table} (group_hash, lsn, idx);
+CREATE INDEX ON penstock.{table} (old_group_hash, lsn, idx) WHERE old_group_hash IS NOT NULL
+
+-- name: segment_key_index
+-- Kind rows only: whether there is a newer version of a row.
+CREATE INDEX ON penstock.{table} (key, lsn, idx)
+
+-- name: consumer_table
+-- One row for each step that a consumer took; its state is what they come to, in their order. Two
+-- processes that would take the same step meet in the primary key, and one looks again.
+CREATE TABLE penstock.{table} (
+    seq bigint PRIMARY KEY,
+    entry text NOT NULL
+)
