@@ -1,4 +1,4 @@
-"""A stand-in for the pipeline: triggers, and a loop that publishes what they logged.
+"""A stand-in for the pipeline: triggers, and a loop that passes on what they logged.
 
 Run as `fake_pipeline.py <config> <listen> <fault>`; the fault makes it misbehave as a broken
 pipeline would, so that a test can see the demo find out: none, lose, swap, repeat, invent, crash.
@@ -7,11 +7,13 @@ pipeline would, so that a test can see the demo find out: none, lose, swap, repe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import queue
 import signal
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,33 @@ TRIGGER = """CREATE TRIGGER log_change AFTER INSERT OR UPDATE OR DELETE ON {}
 TAKE = "WITH taken AS (DELETE FROM fake.log RETURNING *) SELECT * FROM taken ORDER BY seq"
 
 
-class Ready(BaseHTTPRequestHandler):
+STREAM: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+
+class Http(BaseHTTPRequestHandler):
+    """`/readyz`, and a stream whose acks mean nothing."""
+
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/readyz" else 404)
+        data: list[dict[str, Any]] = []
+        if "/receive" in self.path:
+            with contextlib.suppress(queue.Empty):
+                data.append({"ack_id": "1", "data": STREAM.get(timeout=0.2)})
+                while len(data) < 100:
+                    data.append({"ack_id": "1", "data": STREAM.get_nowait()})
+        self.answer({"data": data})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer({"success": True})
+
+    def answer(self, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         pass
@@ -72,13 +97,14 @@ async def main(config_file: str, listen: str, fault: str) -> None:
         await connection.execute(SETUP)
         for table in ("customers", "orders", "payments"):
             await connection.execute(TRIGGER.format(table).encode())
-        server = HTTPServer((host, int(port)), Ready)
+        server = ThreadingHTTPServer((host, int(port)), Http)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while not stop.is_set():
             rows = await (await connection.execute(TAKE)).fetchall()
             for _, table, action, record in misbehave(rows, fault):
                 message = {"record": record, "action": action, "metadata": {"table_name": table}}
                 body = json.dumps(message).encode()
+                STREAM.put(message)
                 await jetstream.publish(f"shop.public.{table}.{action}", body)
             # Slowly when swapping, so that a row has more than one change to swap.
             await asyncio.sleep(1.0 if fault == "swap" else 0.02)

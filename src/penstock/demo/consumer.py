@@ -44,10 +44,15 @@ class Consumer:
 
 def read_change(subject: str, data: bytes) -> Change:
     """Return the change that a message tells of; raises `ValueError` or `KeyError` if it cannot."""
-    message: dict[str, Any] = orjson.loads(data)
+    change = change_of(orjson.loads(data))
+    if subject != f"shop.public.{change.table}.{change.action}":
+        raise ValueError(f"a message of {change.table}, {change.action}, on the wrong subject")
+    return change
+
+
+def change_of(message: dict[str, Any]) -> Change:
+    """Return the change that a message tells of; raises `ValueError` or `KeyError` if it cannot."""
     table, action = message["metadata"]["table_name"], message["action"]
-    if subject != f"shop.public.{table}.{action}":
-        raise ValueError(f"a message of table {table}, action {action}, on the wrong subject")
     record = message["record"]
     # An old tuple holds the key alone unless the replica identity is full.
     version = DELETED if action == "delete" else int(record["version"])

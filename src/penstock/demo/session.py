@@ -1,4 +1,4 @@
-"""`penstock demo`: servers, shop, pipeline and consumer put together, run, compared, taken down."""
+"""`penstock demo`: servers, shop, pipeline, consumer and workers put together, compared, taken down."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ import psycopg
 from rich.console import Console
 
 from penstock.demo.consumer import Consumer
-from penstock.demo.ledger import Ledger
+from penstock.demo.ledger import Change, Ledger
 from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
 from penstock.demo.view import View
+from penstock.demo.workers import COUNT, STREAM, Worker
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import EmbeddedError, GuardedProcess, free_port
+from penstock.streams.store import Store
 
 PipelineCommand = Callable[[Path, str], list[str]]
 """Takes the configuration file and the address to listen on, gives the command to run."""
@@ -35,6 +37,9 @@ _READY_TIMEOUT = 90.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25
+
+JETSTREAM = "JetStream"
+WORKERS = f"stream, {COUNT} workers"
 
 CONFIG = """\
 sources:
@@ -50,6 +55,10 @@ sinks:
     source: shop
     url: {nats}
     subject: "shop.{{schema}}.{{table}}.{{action}}"
+  {stream}:
+    type: stream
+    source: shop
+store: {store}
 spark:
   master: local[*]
   checkpoint: {folder}/checkpoints
@@ -97,14 +106,15 @@ def run(
                 return 130
             demo.write(duration)
             demo.finish(quiet)
-            result = demo.ledger.result()
+            results = {JETSTREAM: demo.ledger.result(), WORKERS: demo.stream_ledger.result()}
     except (DemoError, EmbeddedError, psycopg.Error) as error:
         view.fail(str(error))
         return 1
-    view.summary(result)
+    view.summary(results)
     if as_json:
-        print(json.dumps(result.as_dict()), flush=True)  # noqa: T201 - the command's output
-    return 0 if result.good else 1
+        body = {**results[JETSTREAM].as_dict(), "stream": results[WORKERS].as_dict()}
+        print(json.dumps(body), flush=True)  # noqa: T201 - the command's output
+    return 0 if all(result.good for result in results.values()) else 1
 
 
 class _Demo:
@@ -119,12 +129,21 @@ class _Demo:
         rate: int,
     ) -> None:
         self.ledger = Ledger(TABLES)
+        self.stream_ledger = Ledger(TABLES)
         self._folder = folder
         self._view = view
         self._stop = stop
         self._stack = stack
         self._rate = rate
         self._writers: list[Writer] = []
+        self._workers: list[Worker] = []
+
+    def _committed(self, changes: list[Change], at: float) -> None:
+        self.ledger.committed(changes, at)
+        self.stream_ledger.committed(changes, at)
+
+    def _outstanding(self) -> int:
+        return self.ledger.outstanding() + self.stream_ledger.outstanding()
 
     def start(self, command: PipelineCommand) -> bool:
         """Start everything but the writers; False if the user wants out."""
@@ -132,6 +151,9 @@ class _Demo:
         postgres = self._stack.enter_context(EmbeddedPostgres(self._folder / "postgres"))
         self._url = postgres.create_database("shop")
         create_tables(self._url)
+        store = postgres.create_database("store")
+        with Store.open(store) as opened:
+            token = opened.create_token("demo", "worker", None)
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
         self._consumer = Consumer(self._stack.enter_context(JetStream(nats.url)), self.ledger)
@@ -141,7 +163,9 @@ class _Demo:
         self._view.step("starting Spark…")
         config = self._folder / "penstock.yaml"
         config.write_text(
-            CONFIG.format(postgres=self._url, nats=nats.url, folder=self._folder),
+            CONFIG.format(
+                postgres=self._url, nats=nats.url, store=store, stream=STREAM, folder=self._folder
+            )
         )
         listen = f"127.0.0.1:{free_port()}"
         self._pipeline = GuardedProcess(
@@ -152,7 +176,15 @@ class _Demo:
             patience=3.0,  # where the demo is gone, so are the servers: nothing is left to finish
         )
         self._stack.callback(self._pipeline.stop, signal.SIGTERM, patience=_STOP_PATIENCE)
-        return self._await_pipeline(f"http://{listen}/readyz") and self._await_first()
+        if not self._await_pipeline(f"http://{listen}/readyz"):
+            return False
+        self._workers = [
+            Worker(number, f"http://{listen}", token, self.stream_ledger)
+            for number in range(1, COUNT + 1)
+        ]
+        for worker in self._workers:
+            worker.start()
+        return self._await_first()
 
     def _await_pipeline(self, url: str) -> bool:
         deadline = time.monotonic() + _READY_TIMEOUT
@@ -171,18 +203,19 @@ class _Demo:
         """Send one row through, so that what follows is measured on a pipeline that flows."""
         self._view.step("pipeline ready; waiting for the first message…")
         started = time.monotonic()
-        write_first(self._url, self.ledger)
-        while self.ledger.outstanding():
+        write_first(self._url, self._committed)
+        while self._outstanding():
             self._check_pipeline()
             if time.monotonic() - started > _READY_TIMEOUT:
                 raise DemoError(
-                    f"the first row was not in JetStream {_READY_TIMEOUT:.0f} s after its commit; "
-                    f"the pipeline's log ends with:\n{self._pipeline.log_tail()}"
+                    f"the first row had not arrived {_READY_TIMEOUT:.0f} s after its commit; the"
+                    f" pipeline's log ends with:\n{self._pipeline.log_tail()}"
                 )
             if self._stop.wait(0.01):
                 return False
         seconds = time.monotonic() - started
         self.ledger.restart_clock()
+        self.stream_ledger.restart_clock()
         self._view.step(f"first message received, {seconds:.1f} s after its commit")
         return True
 
@@ -192,11 +225,18 @@ class _Demo:
                 f"the pipeline ended with exit code {self._pipeline.returncode}; its log ends "
                 f"with:\n{self._pipeline.log_tail()}"
             )
+        for worker in self._workers:
+            if worker.error is not None:
+                raise DemoError(f"{worker.name} could not go on: {worker.error}")
+
+    def _update(self, note: str) -> None:
+        taken = [worker.received for worker in self._workers]
+        self._view.update(self.ledger.counts(), self.stream_ledger.counts(), taken, note)
 
     def write(self, duration: float) -> None:
         """Let the shop write for `duration` seconds, or until a signal."""
         self._view.step(f"writing {self._rate} rows/s for {duration:g} s (Ctrl-C ends it)")
-        self._writers = open_shop(self._url, self.ledger, self._rate)
+        self._writers = open_shop(self._url, self._committed, self._rate)
         deadline = time.monotonic() + duration
         for writer in self._writers:
             writer.start()
@@ -204,7 +244,7 @@ class _Demo:
             while (left := deadline - time.monotonic()) > 0:
                 if self._stop.wait(min(_REFRESH, left)):
                     break
-                self._view.update(self.ledger.counts(), "writing")
+                self._update("writing")
                 self._check_pipeline()
                 if any(writer.error for writer in self._writers):
                     break
@@ -219,9 +259,13 @@ class _Demo:
 
     def finish(self, quiet: float) -> None:
         """Wait for what is on its way, end the pipeline, and read what it published at the end."""
-        self._settle(quiet, lambda: self.ledger.outstanding() == 0, "waiting for the last rows")
+        self._settle(quiet, lambda: self._outstanding() == 0, "waiting for the last rows")
         self._view.close()
-        self._view.step("stopping the pipeline…")
+        self._view.step("stopping the workers and the pipeline…")
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.join(_STOP_PATIENCE)
         code = self._pipeline.stop(signal.SIGTERM, patience=_STOP_PATIENCE)
         if code != 0:
             self._view.step(
@@ -233,12 +277,15 @@ class _Demo:
         self._view.close()
 
     def _settle(self, quiet: float, done: Callable[[], bool], note: str) -> None:
-        last, since = self._consumer.last_seq, time.monotonic()
+        last, since = self._arrived(), time.monotonic()
         while not done() and time.monotonic() - since < quiet:
             threading.Event().wait(0.1)
-            self._view.update(self.ledger.counts(), note)
-            if self._consumer.last_seq != last:
-                last, since = self._consumer.last_seq, time.monotonic()
+            self._update(note)
+            if (arrived := self._arrived()) != last:
+                last, since = arrived, time.monotonic()
+
+    def _arrived(self) -> int:
+        return self._consumer.last_seq + sum(worker.received for worker in self._workers)
 
 
 @contextlib.contextmanager

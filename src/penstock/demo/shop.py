@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.types.json import Jsonb
 
-from penstock.demo.ledger import DELETED, Change, Ledger
+from penstock.demo.ledger import DELETED, Change
 
 TABLES: Final = ("customers", "orders", "payments")
 
@@ -190,12 +190,16 @@ class Shop:
         return made
 
 
+Committed = Callable[[list[Change], float], None]
+"""Called with a transaction's changes and the time (`perf_counter`) when its COMMIT returned."""
+
+
 class Writer:
     """A thread that writes one `Shop` at `rate` row changes a second until it is stopped."""
 
-    def __init__(self, url: str, ledger: Ledger, shop: Shop, rate: float) -> None:
+    def __init__(self, url: str, committed: Committed, shop: Shop, rate: float) -> None:
         self._url = url
-        self._ledger = ledger
+        self._committed = committed
         self._shop = shop
         self._rate = rate
         self._stop = threading.Event()
@@ -211,7 +215,7 @@ class Writer:
         self._stop.set()
 
     def join(self) -> None:
-        """Wait until every transaction is in the ledger."""
+        """Wait until every transaction has been told."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -234,24 +238,24 @@ class Writer:
                     connection.execute(statement.encode(), params)
             now = time.perf_counter()
             if not transaction.rollback:
-                self._ledger.committed(transaction.changes, now)
+                self._committed(transaction.changes, now)
                 due += len(transaction.changes) / self._rate
             due = max(due, now - _MAX_DEBT)
 
 
-def write_first(url: str, ledger: Ledger) -> None:
+def write_first(url: str, committed: Committed) -> None:
     """Commit one row of a key that no writer uses: what shows that the whole way is open."""
     key = 0
     with psycopg.connect(url) as connection:
         connection.execute(INSERT_CUSTOMER, (key, "Zero", "zero@shop.test"))
-    ledger.committed([Change("customers", key, "insert", 1)], time.perf_counter())
+    committed([Change("customers", key, "insert", 1)], time.perf_counter())
 
 
-def open_shop(url: str, ledger: Ledger, rate: int) -> list[Writer]:
+def open_shop(url: str, committed: Committed, rate: int) -> list[Writer]:
     """Return the writers that together make `rate` row changes a second, not yet started."""
     count = 2  # so that transactions interleave in the WAL
     size = max(1, round(rate / 1000))  # beyond that, more rows a transaction
     return [
-        Writer(url, ledger, Shop(first, count, size, seed=first), rate / count)
+        Writer(url, committed, Shop(first, count, size, seed=first), rate / count)
         for first in range(1, count + 1)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -41,13 +41,23 @@ class View:
         self.close()
         self._console.print(Text(text, style="red"), soft_wrap=True)
 
-    def update(self, counts: Sequence[TableCount], note: str) -> None:
-        """Show where the tables stand."""
+    def update(
+        self,
+        counts: Sequence[TableCount],
+        stream: Sequence[TableCount],
+        workers: Sequence[int],
+        note: str,
+    ) -> None:
+        """Show where the tables stand in JetStream, and what each worker has had of the stream."""
         now = time.monotonic()
         rates = self._rates(now, counts)
         if self._console.is_terminal:
             table = _live_table(counts, rates)
-            shown = Group(table, Text(f"{now - self._started:5.1f} s  {note}", style="dim"))
+            shown = Group(
+                table,
+                Text(_workers_line(stream, workers)),
+                Text(f"{now - self._started:5.1f} s  {note}", style="dim"),
+            )
             if self._live is None:
                 self._live = Live(shown, console=self._console, auto_refresh=False)
                 self._live.start()
@@ -55,6 +65,7 @@ class View:
         elif now >= self._next_line:
             self._next_line = now + _LINE_EVERY
             self.step(_line(counts, sum(rates.values()), note))
+            self.step(_workers_line(stream, workers))
 
     def _rates(self, now: float, counts: Sequence[TableCount]) -> dict[str, float]:
         self._history.append((now, {count.table: count.delivered for count in counts}))
@@ -74,25 +85,30 @@ class View:
             self._live.stop()
             self._live = None
 
-    def summary(self, result: Result) -> None:
-        """Compare what was committed with what arrived."""
+    def summary(self, results: Mapping[str, Result]) -> None:
+        """Compare what was committed with what arrived, by the way it took."""
         self.close()
         table = Table(title="What was committed, and what arrived", title_justify="left")
         table.add_column("")
-        table.add_column("", justify="right")
-        table.add_row("row changes committed", f"{result.committed:,}")
-        table.add_row("delivered", f"{result.delivered:,}")
-        table.add_row("lost", _verdict(result.lost))
-        table.add_row("out of order", _verdict(result.out_of_order))
-        table.add_row("never committed, but received", _verdict(result.unexpected))
-        table.add_row("duplicates", f"{result.duplicates:,}")
-        table.add_row("rows per second", f"{result.rows_per_second:,.0f}")
-        table.add_row("latency p50, commit to consumer", _ms(result.latency.p50))
-        table.add_row("latency p99", _ms(result.latency.p99))
-        table.show_header = False
+        for way in results:
+            table.add_column(way, justify="right")
+
+        def row(name: str, show: Callable[[Result], str | Text]) -> None:
+            table.add_row(name, *map(show, results.values()))
+
+        row("row changes committed", lambda r: f"{r.committed:,}")
+        row("delivered", lambda r: f"{r.delivered:,}")
+        row("lost", lambda r: _verdict(r.lost))
+        row("out of order", lambda r: _verdict(r.out_of_order))
+        row("never committed, but received", lambda r: _verdict(r.unexpected))
+        row("duplicates", lambda r: f"{r.duplicates:,}")
+        row("rows per second", lambda r: f"{r.rows_per_second:,.0f}")
+        row("latency p50, commit to consumer", lambda r: _ms(r.latency.p50))
+        row("latency p99", lambda r: _ms(r.latency.p99))
         self._console.print(table)
-        for example in result.examples:
-            self._console.print(Text(f"  {example}", style="red"), soft_wrap=True)
+        for way, result in results.items():
+            for example in result.examples:
+                self._console.print(Text(f"  {way}: {example}", style="red"), soft_wrap=True)
 
 
 def _live_table(counts: Sequence[TableCount], rates: dict[str, float]) -> Table:
@@ -123,6 +139,12 @@ def _live_table(counts: Sequence[TableCount], rates: dict[str, float]) -> Table:
         style="bold",
     )
     return table
+
+
+def _workers_line(stream: Sequence[TableCount], workers: Sequence[int]) -> str:
+    worst = max((c.latency.p50 for c in stream if c.latency.p50 is not None), default=None)
+    each = ", ".join(f"worker {n} took {count:,}" for n, count in enumerate(workers, 1))
+    return f"stream: {each}, lag {sum(c.lag for c in stream):,}, p50 {_ms(worst)}"
 
 
 def _line(counts: Sequence[TableCount], rate: float, note: str) -> str:

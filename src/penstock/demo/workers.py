@@ -1,0 +1,67 @@
+"""The demo's workers: they share the stream's consumer over HTTP, as workers of an application would."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+
+from penstock.demo.consumer import change_of
+from penstock.demo.ledger import Ledger
+
+STREAM = "orders"
+COUNT = 2
+_BATCH = 100
+_WAIT_MS = 500  # so that a worker sees within this time that it is to end
+_TIMEOUT = 30.0
+
+
+class Worker(threading.Thread):
+    """Receives, enters every message in the ledger, acks; until it is stopped."""
+
+    def __init__(self, number: int, base_url: str, token: str, ledger: Ledger) -> None:
+        super().__init__(name=f"demo-worker-{number}", daemon=True)
+        self.received = 0
+        self.error: str | None = None
+        self._ledger = ledger
+        self._stop_asked = threading.Event()
+        self._http = httpx.Client(
+            base_url=f"{base_url}/v1/streams/{STREAM}",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT,
+            trust_env=False,
+        )
+
+    def stop(self) -> None:
+        """Ask for the end, after the receive under way."""
+        self._stop_asked.set()
+
+    def run(self) -> None:
+        """Work until `stop`."""
+        try:
+            with self._http:
+                while not self._stop_asked.is_set():
+                    self._step()
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            if not self._stop_asked.is_set():
+                self.error = f"{type(error).__name__}: {error}"
+
+    def _step(self) -> None:
+        asked = {"batch_size": _BATCH, "wait_for_ms": _WAIT_MS}
+        messages = self._data(self._http.get("/receive", params=asked))
+        if not messages:
+            return
+        now = time.perf_counter()
+        for message in messages:
+            self._ledger.received(change_of(message["data"]), now)
+        self.received += len(messages)
+        acks = [message["ack_id"] for message in messages]
+        self._http.post("/ack", json={"ack_ids": acks}).raise_for_status()
+
+    @staticmethod
+    def _data(answer: httpx.Response) -> list[dict[str, Any]]:
+        answer.raise_for_status()
+        data: list[dict[str, Any]] = answer.json()["data"]
+        return data
