@@ -1,0 +1,280 @@
+"""The stream sink: a part of a micro-batch into the segments of all streams of its source.
+
+A part is written in one transaction, which says with the messages that the part is there. So a part
+is there as a whole or not at all, and what a crash made come again finds what it wrote: those
+positions are left out.
+
+Nothing is updated or deleted, so no snapshot that another session holds leaves dead rows here. The
+lock, shared by all writers, keeps the segments as they are while messages go into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple, NoReturn
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from penstock import queries
+from penstock.message import Position
+from penstock.sinks.base import SinkError
+from penstock.streams import copy
+from penstock.streams.errors import store_error
+from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
+from penstock.streams.store import CONNECT
+
+_SQL: Final = queries.load("penstock.streams", "write.sql")
+_COLUMNS: Final = sql.SQL(", ").join(map(sql.Identifier, copy.COLUMNS))
+
+
+@dataclass(frozen=True)
+class StreamRoute:
+    """A stream that is written; `kind` is `changes` or `rows`."""
+
+    name: str
+    stream_id: int
+    kind: str
+
+
+class BatchPart(NamedTuple):
+    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions."""
+
+    start: Position
+    end: Position
+    part: int
+    parts: int
+
+
+class Backlog(NamedTuple):
+    """A sink that is not written to directly now; `drained` is its last position delivered."""
+
+    since: datetime
+    code: str
+    error: str
+    drained: Position
+
+
+class Open(NamedTuple):
+    """What a transaction found: the sinks that are behind, by name."""
+
+    backlogs: Mapping[str, Backlog]
+
+
+class _Segment(NamedTuple):
+    id: int
+    after: Position
+    through: Position | None
+
+    def holds(self, first: Position, last: Position) -> bool:
+        """Tell whether all of first to last belongs here."""
+        return self.after < first and (self.through is None or last <= self.through)
+
+
+class StreamWriter:
+    """Writes parts of a source's micro-batches, one after the other, over one connection.
+
+    A part is `begin`, any number of `write`, and `commit` or `rollback`. All of them raise
+    `SinkError`, after which nothing of the part is there, and the caller may begin it anew: what
+    was lost is a connection at most, which `begin` makes again.
+    """
+
+    def __init__(self, url: str, source_id: int, base: int, routes: Sequence[StreamRoute]) -> None:
+        self._url = url
+        self._source_id = source_id
+        self._base = base
+        self._routes = list(routes)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._open: dict[int, _Segment] = {}
+        # After a crash or an error the messages may be there already.
+        self._repeated = True
+        self._duplicates = 0
+        insert = sql.SQL(_SQL["add_part"]).format(batches=batches_table(source_id))
+        self._add_part = insert.as_bytes(None)
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection; between `begin` and `commit` its statements belong to the part."""
+        if self._connection is None:
+            raise RuntimeError("begin() comes first")
+        return self._connection
+
+    def begin(self) -> Open:
+        """Open the transaction of a part."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._repeated = True
+                self._connection = psycopg.connect(self._url, autocommit=True, **CONNECT)
+            connection = self._connection
+            streams = [route.stream_id for route in self._routes]
+            with connection.pipeline():
+                connection.execute(_SQL["begin"])
+                connection.execute(_SQL["lock"], [LOCK_WRITE, self._source_id])
+                base = connection.execute(_SQL["base"], [self._source_id])
+                segments = connection.execute(_SQL["open_segments"], [streams])
+                backlogs = connection.execute(_SQL["backlogs"], [self._source_id])
+            self._check_base(base.fetchone())
+            self._open = {row[0]: _segment(row[1:]) for row in segments}
+            self._duplicates = 0
+            return Open(
+                {
+                    sink: Backlog(since, code, error, Position(lsn, idx))
+                    for sink, since, code, error, lsn, idx in backlogs
+                }
+            )
+        except psycopg.Error as error:
+            self._fail(error)
+
+    def _check_base(self, row: tuple[int] | None) -> None:
+        if row is None or row[0] != self._base:
+            self.rollback()
+            raise SinkError(
+                "source_changed",
+                "The source was registered anew in the store while this pipeline ran.",
+                remedy="Start the pipeline again.",
+                transient=False,
+            )
+
+    def write(self, stream_index: int, batch: pa.RecordBatch) -> int:
+        """Write messages (`WIRE_SCHEMA`) to a stream, and return how many were not there yet."""
+        if not batch.num_rows:
+            return 0
+        route = self._routes[stream_index]
+        try:
+            return sum(
+                self._write(route, segment, part) for segment, part in self._split(route, batch)
+            )
+        except psycopg.Error as error:
+            self._fail(error)
+
+    def _split(
+        self, route: StreamRoute, batch: pa.RecordBatch
+    ) -> list[tuple[_Segment, pa.RecordBatch]]:
+        """Return which messages go to which segment; what retention has dropped is left out."""
+        first, last = self._span(batch)
+        last_segment = self._open.get(route.stream_id)
+        if last_segment is None:
+            raise SinkError(
+                "no_stream",
+                f"Stream {route.name!r} is not in the store any more.",
+                remedy="Start the pipeline again, which makes it.",
+                transient=False,
+            )
+        if last_segment.holds(first, last):
+            return [(last_segment, batch)]
+        found = self.connection.execute(_SQL["segments"], [route.stream_id]).fetchall()
+        parts = []
+        for segment in map(_segment, found):
+            part = batch.filter(_within(batch, segment, self._base))
+            if part.num_rows:
+                parts.append((segment, part))
+        self._duplicates += batch.num_rows - sum(part.num_rows for _, part in parts)
+        return parts
+
+    def _write(self, route: StreamRoute, segment: _Segment, batch: pa.RecordBatch) -> int:
+        connection = self.connection
+        if self._repeated:
+            batch = self._missing(segment, batch)
+        while batch.num_rows:
+            connection.execute(_SQL["savepoint"])
+            try:
+                self._copy(route, segment, batch)
+                break
+            except psycopg.errors.UniqueViolation:
+                connection.execute(_SQL["to_savepoint"])
+                batch = self._missing(segment, batch)
+        return batch.num_rows
+
+    def _copy(self, route: StreamRoute, segment: _Segment, batch: pa.RecordBatch) -> None:
+        statement = sql.SQL(_SQL["copy"]).format(table=segment_table(segment.id), columns=_COLUMNS)
+        with self.connection.cursor().copy(statement) as to:
+            to.write(copy.HEADER)
+            for data in copy.rows(batch, route.kind, self._base):
+                to.write(data)
+            to.write(copy.TRAILER)
+
+    def _missing(self, segment: _Segment, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages that the segment does not have yet."""
+        query = sql.SQL(_SQL["present"]).format(table=segment_table(segment.id))
+        first, last = self._span(batch)
+        present = set(self.connection.execute(query, [*first, *last]).fetchall())
+        if not present:
+            return batch
+        positions = zip(
+            pc.add(batch.column("commit_lsn"), self._base).to_pylist(),
+            batch.column("commit_idx").to_pylist(),
+            strict=True,
+        )
+        kept = batch.filter(pa.array([position not in present for position in positions]))
+        self._duplicates += batch.num_rows - kept.num_rows
+        return kept
+
+    def _span(self, batch: pa.RecordBatch) -> tuple[Position, Position]:
+        """Return the least and the greatest position in the stream."""
+        lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+        ends = pc.min_max(lsn).as_py()
+        low = pc.min(idx.filter(pc.equal(lsn, ends["min"]))).as_py()
+        high = pc.max(idx.filter(pc.equal(lsn, ends["max"]))).as_py()
+        return Position(ends["min"] + self._base, low), Position(ends["max"] + self._base, high)
+
+    def commit(self, part: BatchPart) -> None:
+        """Make the part durable, and tell the readers."""
+        base = self._base
+        values = [
+            part.start.lsn + base, part.start.idx, part.end.lsn + base, part.end.idx,
+            part.part, part.parts,
+        ]  # fmt: skip
+        connection = self.connection
+        try:
+            with connection.pipeline():
+                connection.execute(self._add_part, values)
+                connection.execute(_SQL["notify"], [f"s{self._source_id}"])
+                connection.execute(_SQL["commit"])
+        except psycopg.Error as error:
+            self._fail(error)
+        self._repeated = self._duplicates > 0
+
+    def rollback(self) -> None:
+        """Give the part up; nothing of it is there."""
+        self._repeated = True
+        connection = self._connection
+        if connection is None or connection.closed:
+            return
+        try:
+            connection.execute(_SQL["rollback"])
+        except psycopg.Error:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fail(self, error: psycopg.Error) -> NoReturn:
+        self.rollback()
+        found = store_error(error, self._url)
+        raise SinkError(
+            found.code, found.message, remedy=found.remedy, transient=found.transient
+        ) from None
+
+
+def _segment(row: Sequence[Any]) -> _Segment:
+    id_, after_lsn, after_idx, through_lsn, through_idx = row
+    through = None if through_lsn is None else Position(through_lsn, through_idx)
+    return _Segment(id_, Position(after_lsn, after_idx), through)
+
+
+def _within(batch: pa.RecordBatch, segment: _Segment, base: int) -> pa.Array:
+    lsn, idx = pc.add(batch.column("commit_lsn"), base), batch.column("commit_idx")
+
+    def behind(position: Position) -> pa.Array:
+        same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+        return pc.or_(pc.greater(lsn, position.lsn), same)
+
+    kept = behind(segment.after)
+    return kept if segment.through is None else pc.and_not(kept, behind(segment.through))

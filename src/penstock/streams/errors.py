@@ -1,0 +1,90 @@
+"""What keeps the store from doing its work, in a form that says what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+from penstock.postgres.admin import address, connection_error
+
+_GRANT: Final = (
+    "Let the store's role own the schema: ALTER SCHEMA penstock OWNER TO …, and its tables alike; "
+    "or GRANT CREATE ON DATABASE … before the first start."
+)
+_BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
+    "42501": ("permission_denied", "The store's role may not do this", _GRANT, False),
+    "3F000": ("no_schema", "The store has no schema", "Start penstock run, which makes it.", False),
+    "42P01": (
+        "no_table",
+        "A table of the store is missing",
+        "It was dropped by hand: restore it, or drop the schema penstock and start anew.",
+        False,
+    ),
+    "53100": ("disk_full", "The store's disk is full", "Make room there, or keep less.", True),
+    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more.", True),
+    "53300": ("server_not_ready", "The store is busy", "Raise max_connections there.", True),
+    "25006": (
+        "read_only",
+        "The store is read-only",
+        "Point `store` at the primary server; a standby cannot be written to.",
+        True,
+    ),
+    "55P03": ("locked", "Another session holds a lock in the store", "", True),
+    "40P01": ("deadlock", "Two sessions waited for each other in the store", "", True),
+    "57014": ("cancelled", "The store cancelled a statement", "Raise statement_timeout.", True),
+}
+
+
+class StoreError(Exception):
+    """The store cannot do what was asked: what was wrong, with which value, what to do about it.
+
+    `code` is a stable word for logs, metrics and tests; `remedy` a setting or a statement;
+    `transient` tells whether trying again can help by itself. No secret ever stands in it.
+    """
+
+    def __init__(self, code: str, message: str, *, remedy: str = "", transient: bool = False):
+        super().__init__(f"{message} {remedy}".strip())
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        self.transient = transient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.code, self.message, self.remedy, self.transient)
+
+
+def _rebuild(code: str, message: str, remedy: str, transient: bool) -> StoreError:
+    return StoreError(code, message, remedy=remedy, transient=transient)
+
+
+def store_error(error: psycopg.Error, url: str) -> StoreError:
+    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    where = address(url)
+    if error.sqlstate in _BY_STATE:
+        code, what, remedy, transient = _BY_STATE[error.sqlstate]
+        return StoreError(
+            code, f"{what}: {_said(error)} ({where}).", remedy=remedy, transient=transient
+        )
+    # Without a SQLSTATE no session was there; class 08 and 57P: it is there no more.
+    state = error.sqlstate or ""
+    if isinstance(error, psycopg.OperationalError):
+        if "connection to server" in str(error) or "resolve" in str(error):
+            found = connection_error(error, url)
+            return StoreError(
+                found.code,
+                f"Store: {found.message}",
+                remedy=found.remedy,
+                transient=found.transient,
+            )
+        if not state or state.startswith(("08", "57P", "25P")):
+            return StoreError(
+                "connection_lost", f"The store at {where}: {_said(error)}.", transient=True
+            )
+    return StoreError("postgres", f"The store at {where}: {_said(error)}.")
+
+
+def _said(error: psycopg.Error) -> str:
+    # Never DETAIL or CONTEXT, which quote rows.
+    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return (said or type(error).__name__).rstrip(".")

@@ -1,0 +1,33 @@
+"""The names of the tables that come and go, and the store's advisory locks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psycopg import sql
+
+LOCK_WRITE: Final = 7380
+"""With a source's id. Shared: writes its streams; exclusive: changes which segments there are."""
+LOCK_MIGRATE: Final = 7381
+"""With 0: changes the schema, or what is registered in it."""
+LOCK_RUN: Final = 7382
+"""With a source's id, held by a session: runs the source's pipeline."""
+
+CHANNEL: Final = "penstock"
+"""Notifications: `s<source id>` there is a new head; `c<consumer id>` the consumer changed; `k` the
+list of streams and consumers did; `t` the tokens did."""
+
+
+def batches_table(source_id: int) -> sql.Identifier:
+    """Return the table that tells which batches of a source were written."""
+    return sql.Identifier("penstock", f"batches_{source_id}")
+
+
+def segment_table(segment_id: int) -> sql.Identifier:
+    """Return the table of a segment of a stream."""
+    return sql.Identifier("penstock", f"segment_{segment_id}")
+
+
+def consumer_table(consumer_id: int) -> sql.Identifier:
+    """Return the table with a consumer's log."""
+    return sql.Identifier("penstock", f"consumer_{consumer_id}")

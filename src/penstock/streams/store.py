@@ -1,0 +1,462 @@
+"""The store: sources, streams, consumers, dead letters and tokens, in the schema `penstock`.
+
+Everything here is outside the hot path. Messages are written by `penstock.sinks.stream` and read by
+the consumers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from penstock import queries
+from penstock.message import Position
+from penstock.sinks.base import DeadLetter
+from penstock.streams.errors import StoreError, store_error
+from penstock.streams.migrate import migrate
+from penstock.streams.names import (
+    CHANNEL,
+    LOCK_MIGRATE,
+    LOCK_RUN,
+    LOCK_WRITE,
+    batches_table,
+    consumer_table,
+    segment_table,
+)
+
+__all__ = [
+    "CHANNEL",
+    "CONNECT",
+    "LOCK_MIGRATE",
+    "LOCK_RUN",
+    "LOCK_WRITE",
+    "ConsumerRecord",
+    "SourceRecord",
+    "Store",
+    "StoreError",
+    "StoredLetter",
+    "StreamRecord",
+    "Token",
+    "batches_table",
+    "consumer_table",
+    "create_segment",
+    "segment_table",
+    "store_error",
+]
+
+CONNECT: Final[Mapping[str, Any]] = {
+    "application_name": "penstock",
+    "connect_timeout": 10,
+    "client_encoding": "utf8",
+    "tcp_user_timeout": 30_000,  # milliseconds; a dead network shows itself
+}
+"""What every connection to the store is opened with."""
+
+_SQL: Final = queries.load("penstock.streams", "store.sql")
+_SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
+_FIRST: Final = Position(0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A source that streams are written from."""
+
+    id: int
+    name: str
+    tag: str
+    base: int
+
+    def position(self, position: Position) -> Position:
+        """Return the place in the source's streams of a position in the source."""
+        return Position(position.lsn + self.base, position.idx)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream; `retention` is None where nothing is dropped by age."""
+
+    id: int
+    name: str
+    source_id: int
+    source: str
+    kind: str
+    retention: timedelta | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A consumer; `own` is the group that every stream has, and `disabled` why it is."""
+
+    id: int
+    stream_id: int
+    stream: str
+    name: str
+    type: str
+    own: bool
+    settings: Mapping[str, Any]
+    disabled: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter of a sink or of a consumer."""
+
+    id: int
+    sink: str | None
+    consumer: str | None
+    lsn: int | None
+    idx: int | None
+    idempotency_key: str | None
+    subject: str | None
+    code: str
+    reason: str
+    message: str
+    deliver_count: int | None
+    at: datetime
+    replayed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An API token; the token itself is not stored. `consumers` is None where it may use all."""
+
+    name: str
+    role: str
+    consumers: list[str] | None
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class Store:
+    """One connection to the store; a context manager. Calls from several threads take turns.
+
+    A lost connection is made again by the next call. All methods raise `StoreError`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._lock = threading.RLock()
+        self._connection: psycopg.Connection[Any] | None = None
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Connect, and bring the schema up to date."""
+        store = cls(url)
+        with store.connection() as connection:
+            migrate(connection)
+        return store
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
+        with self._lock:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = psycopg.connect(self.url, autocommit=True, **CONNECT)
+                yield self._connection
+            except psycopg.Error as error:
+                raise store_error(error, self.url) from None
+
+    @contextlib.contextmanager
+    def _registering(self) -> Iterator[psycopg.Connection[Any]]:
+        with self.connection() as connection, connection.transaction():
+            connection.execute(_SQL["lock"], [LOCK_MIGRATE, 0])
+            yield connection
+
+    # Sources
+
+    def sources(self) -> list[SourceRecord]:
+        """Return all sources."""
+        return [SourceRecord(*row) for row in self._rows(_SQL["sources"])]
+
+    def source(self, name: str) -> SourceRecord | None:
+        """Return a source, None if there is none of that name."""
+        rows = self._rows(_SQL["source"], [name])
+        return SourceRecord(*rows[0]) if rows else None
+
+    def register_source(self, name: str, tag: str) -> SourceRecord:
+        """Make a source, or find it.
+
+        `tag` tells clusters and slots apart (`penstock.message.source_tag`). Where it has changed,
+        LSNs start anew, and the source's streams go on behind their highest position.
+        """
+        with self._registering() as connection:
+            row = connection.execute(_SQL["source"], [name]).fetchone()
+            if row is None:
+                row = connection.execute(_SQL["create_source"], [name, tag]).fetchone()
+                source = SourceRecord(*_found(row))
+                table = sql.Identifier(f"batches_{source.id}")
+                connection.execute(_sql(_SCHEMA["source_table"], table=table))
+                return source
+            source = SourceRecord(*row)
+            if source.tag == tag:
+                return source
+            connection.execute(_SQL["lock"], [LOCK_WRITE, source.id])
+            query = _sql(_SQL["last_lsn"], batches=batches_table(source.id))
+            base = _found(connection.execute(query).fetchone())[0]
+            row = connection.execute(_SQL["change_source"], [tag, base, source.id]).fetchone()
+            return SourceRecord(*_found(row))
+
+    @contextlib.contextmanager
+    def claim_source(self, source_id: int) -> Iterator[bool]:
+        """Hold the source's lock while the context lasts; gives False where another run holds it."""
+        try:
+            connection = psycopg.connect(self.url, autocommit=True, **CONNECT)
+        except psycopg.Error as error:
+            raise store_error(error, self.url) from None
+        with contextlib.closing(connection):
+            try:
+                row = connection.execute(_SQL["try_session_lock"], [LOCK_RUN, source_id]).fetchone()
+            except psycopg.Error as error:
+                raise store_error(error, self.url) from None
+            yield bool(_found(row)[0])
+
+    def head(self, source_id: int) -> Position:
+        """Return up to where (in the streams' positions) a source's messages are all there."""
+        rows = self._rows(_sql(_SQL["head"], batches=batches_table(source_id)))
+        return Position(*rows[0]) if rows else _FIRST
+
+    # Streams
+
+    def streams(self) -> list[StreamRecord]:
+        """Return all streams."""
+        return [StreamRecord(*row) for row in self._rows(_SQL["streams"])]
+
+    def stream(self, name: str) -> StreamRecord | None:
+        """Return a stream, None if there is none of that name."""
+        return next((stream for stream in self.streams() if stream.name == name), None)
+
+    def register_stream(
+        self, name: str, source: SourceRecord, kind: str, retention: timedelta | None
+    ) -> StreamRecord:
+        """Make a stream with its first segment and its own consumer, or find it.
+
+        `retention` is taken over; source and kind of a stream cannot change.
+        """
+        with self._registering() as connection:
+            stream = self.stream(name)
+            if stream is not None:
+                _same("source", stream.source, source.name, name)
+                _same("kind", stream.kind, kind, name)
+                if stream.retention != retention:
+                    connection.execute(_SQL["set_retention"], [retention, stream.id])
+            else:
+                values = [name, source.id, kind, retention]
+                row = connection.execute(_SQL["create_stream"], values).fetchone()
+                stream_id = _found(row)[0]
+                create_segment(connection, stream_id, kind, _FIRST)
+                self._create_consumer(connection, stream_id, name, "pull", True, {})
+                connection.execute(_SQL["notify"], ["k"])
+            found = self.stream(name)
+        assert found is not None  # noqa: S101 - made above
+        return found
+
+    # Consumers
+
+    def consumers(self) -> list[ConsumerRecord]:
+        """Return all consumers, the streams' own too."""
+        return [ConsumerRecord(*row) for row in self._rows(_SQL["consumers"])]
+
+    def register_consumer(
+        self, stream: str, name: str, type: str, settings: Mapping[str, Any]  # noqa: A002 - the field's name
+    ) -> ConsumerRecord:  # fmt: skip
+        """Make a consumer, or find it and take over type and settings."""
+        with self._registering() as connection:
+            of = self.stream(stream)
+            if of is None:
+                raise StoreError(
+                    "no_stream", f"There is no stream {stream!r} for {name!r} to read."
+                )
+            old = self._consumer(name)
+            if old is None:
+                self._create_consumer(connection, of.id, name, type, False, settings)
+            elif old.own:
+                raise StoreError(
+                    "name_taken",
+                    f"Stream {name!r} has a consumer of its own by that name.",
+                    remedy="Give yours another.",
+                )
+            elif old.stream != stream:
+                raise StoreError(
+                    "name_taken",
+                    f"Consumer {name!r} reads the stream {old.stream!r}, not {stream!r}.",
+                    remedy="Give this one another name, or delete the other.",
+                )
+            elif (old.type, old.settings) != (type, settings):
+                connection.execute(_SQL["change_consumer"], [type, Jsonb(settings), old.id])
+                connection.execute(_SQL["notify"], [f"c{old.id}"])
+            connection.execute(_SQL["notify"], ["k"])
+            found = self._consumer(name)
+        assert found is not None  # noqa: S101 - made above
+        return found
+
+    def _consumer(self, name: str) -> ConsumerRecord | None:
+        return next((consumer for consumer in self.consumers() if consumer.name == name), None)
+
+    @staticmethod
+    def _create_consumer(
+        connection: psycopg.Connection[Any],
+        stream_id: int,
+        name: str,
+        type_: str,
+        own: bool,
+        settings: Mapping[str, Any],
+    ) -> None:
+        values = [stream_id, name, type_, own, Jsonb(dict(settings))]
+        try:
+            row = connection.execute(_SQL["create_consumer"], values).fetchone()
+        except psycopg.errors.UniqueViolation:
+            raise StoreError(
+                "name_taken",
+                f"There is a consumer {name!r} already.",
+                remedy="Give the stream or the consumer another name.",
+            ) from None
+        table = sql.Identifier(f"consumer_{_found(row)[0]}")
+        connection.execute(_sql(_SCHEMA["consumer_table"], table=table))
+
+    # Dead letters
+
+    def add_dead_letters(self, sink: str, letters: Sequence[DeadLetter]) -> None:
+        """Keep what a sink can never deliver."""
+        rows = [
+            (
+                sink,
+                letter.idempotency_key,
+                letter.subject,
+                letter.code,
+                letter.reason,
+                letter.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),
+            )
+            for letter in letters
+        ]
+        with self.connection() as connection, connection.transaction():
+            connection.cursor().executemany(_SQL["add_dead_letter"], rows)
+
+    def dead_letters(
+        self,
+        sink: str | None = None,
+        consumer: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[StoredLetter]:
+        """Return dead letters, oldest first; of one sink or one consumer if named."""
+        values = {"sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset}
+        return [StoredLetter(*row) for row in self._rows(_SQL["dead_letters"], values)]
+
+    def dead_letter(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
+        """Return one dead letter, None if there is none of that id."""
+        values = {"sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0}
+        rows = self._rows(_SQL["dead_letters"], values)
+        return StoredLetter(*rows[0]) if rows else None
+
+    def mark_replayed(self, id: int) -> None:  # noqa: A002 - the field's name
+        """Note that a dead letter was delivered after all."""
+        with self.connection() as connection:
+            connection.execute(_SQL["mark_replayed"], [id])
+
+    def purge(
+        self,
+        sink: str | None = None,
+        consumer: str | None = None,
+        id: int | None = None,  # noqa: A002 - the field's name
+        *,
+        replayed: bool = False,
+    ) -> int:
+        """Delete the dead letters that fit all that is given; return how many there were.
+
+        With `replayed` only those that were replayed.
+        """
+        values = {"sink": sink, "consumer": consumer, "id": id, "replayed": replayed}
+        with self.connection() as connection:
+            return connection.execute(_SQL["purge"], values).rowcount
+
+    # Tokens
+
+    def create_token(self, name: str, role: str, consumers: Sequence[str] | None = None) -> str:
+        """Make an API token and return it; it can't be read again, as its hash alone is stored."""
+        token = f"pst_{secrets.token_urlsafe(32)}"
+        hashed = hashlib.sha256(token.encode()).digest()
+        values = [name, hashed, role, None if consumers is None else list(consumers)]
+        with self.connection() as connection, connection.transaction():
+            try:
+                connection.execute(_SQL["create_token"], values)
+            except psycopg.errors.UniqueViolation:
+                raise StoreError(
+                    "name_taken",
+                    f"There is a token {name!r} already.",
+                    remedy="Give this one another name; a revoked token's is not used again.",
+                ) from None
+            connection.execute(_SQL["notify"], ["t"])
+        return token
+
+    def tokens(self) -> list[Token]:
+        """Return all tokens, revoked ones too."""
+        return [Token(*row) for row in self._rows(_SQL["tokens"])]
+
+    def revoke_token(self, name: str) -> bool:
+        """Make a token worthless at once; False if there is none of that name that is not."""
+        with self.connection() as connection, connection.transaction():
+            revoked = connection.execute(_SQL["revoke_token"], [name]).rowcount
+            connection.execute(_SQL["notify"], ["t"])
+        return revoked > 0
+
+    def _rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
+        with self.connection() as connection:
+            return connection.execute(query, values).fetchall()
+
+
+def create_segment(
+    connection: psycopg.Connection[Any], stream_id: int, kind: str, after: Position
+) -> int:
+    """Make a stream's last segment, which begins behind `after`, and return its id."""
+    row = connection.execute(_SQL["create_segment"], [stream_id, *after]).fetchone()
+    segment_id = int(_found(row)[0])
+    table = sql.Identifier(f"segment_{segment_id}")
+    connection.execute(_sql(_SCHEMA["segment_table"], table=table))
+    connection.execute(_sql(_SCHEMA["segment_indexes"], table=table))
+    if kind == "rows":
+        connection.execute(_sql(_SCHEMA["segment_key_index"], table=table))
+    return segment_id
+
+
+def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
+    return sql.SQL(text).format(**parts)
+
+
+def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    assert row is not None  # noqa: S101 - these statements always return one
+    return row
+
+
+def _same(what: str, old: str, new: str, stream: str) -> None:
+    if old != new:
+        raise StoreError(
+            f"{what}_changed",
+            f"Stream {stream!r} has the {what} {old!r}, and the configuration says {new!r}.",
+            remedy="A stream's stays as it is: give the sink another name.",
+        )

@@ -1,0 +1,130 @@
+-- What the store is asked outside the hot path: its schema, sources, streams, consumers, dead letters
+-- and tokens.
+
+-- name: server
+-- The server's version (180001), the database's encoding, and whether it is a standby.
+SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),
+       pg_is_in_recovery()
+
+-- name: lock
+-- Advisory lock (class, id), exclusive, for the rest of the transaction.
+SELECT pg_advisory_xact_lock(%s, %s)
+
+-- name: lock_shared
+SELECT pg_advisory_xact_lock_shared(%s, %s)
+
+-- name: try_session_lock
+SELECT pg_try_advisory_lock(%s, %s)
+
+-- name: notify
+SELECT pg_notify('penstock', %s)
+
+-- name: has_schema
+SELECT to_regclass('penstock.migrations') IS NOT NULL
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS penstock;
+CREATE TABLE penstock.migrations (
+    version integer PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT now()
+)
+
+-- name: version
+SELECT coalesce(max(version), 0) FROM penstock.migrations
+
+-- name: add_migration
+INSERT INTO penstock.migrations (version) VALUES (%s)
+
+-- name: sources
+SELECT id, name, tag, base FROM penstock.sources ORDER BY id
+
+-- name: source
+SELECT id, name, tag, base FROM penstock.sources WHERE name = %s
+
+-- name: create_source
+INSERT INTO penstock.sources (name, tag) VALUES (%s, %s) RETURNING id, name, tag, base
+
+-- name: change_source
+UPDATE penstock.sources SET tag = %s, base = %s WHERE id = %s RETURNING id, name, tag, base
+
+-- name: last_lsn
+-- The highest place that any part of any batch of a source spoke of.
+SELECT coalesce(max(end_lsn), 0) FROM {batches}
+
+-- name: head
+-- Up to where a source's messages are all there: the end of the newest batch with all of its parts, or
+-- the start of the newest one, as a batch starts when all before it are done. No row: nothing yet.
+WITH recent AS (
+    SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts FROM {batches}
+    ORDER BY seq DESC
+    LIMIT greatest(32, 4 * coalesce((SELECT parts FROM {batches} ORDER BY seq DESC LIMIT 1), 0))
+)
+SELECT lsn, idx FROM (
+    SELECT start_lsn, start_idx FROM recent
+    UNION ALL
+    SELECT end_lsn, end_idx FROM recent GROUP BY start_lsn, start_idx, end_lsn, end_idx, parts
+    HAVING count(DISTINCT part) = parts
+) AS ends (lsn, idx)
+ORDER BY lsn DESC, idx DESC LIMIT 1
+
+-- name: streams
+SELECT st.id, st.name, st.source_id, so.name, st.kind, st.retention, st.created_at
+FROM penstock.streams st JOIN penstock.sources so ON so.id = st.source_id ORDER BY st.id
+
+-- name: create_stream
+INSERT INTO penstock.streams (name, source_id, kind, retention) VALUES (%s, %s, %s, %s) RETURNING id
+
+-- name: set_retention
+UPDATE penstock.streams SET retention = %s WHERE id = %s
+
+-- name: create_segment
+INSERT INTO penstock.segments (stream_id, after_lsn, after_idx) VALUES (%s, %s, %s) RETURNING id
+
+-- name: consumers
+SELECT co.id, co.stream_id, st.name, co.name, co.type, co.own, co.settings, co.disabled,
+       co.created_at
+FROM penstock.consumers co JOIN penstock.streams st ON st.id = co.stream_id ORDER BY co.id
+
+-- name: create_consumer
+INSERT INTO penstock.consumers (stream_id, name, type, own, settings) VALUES (%s, %s, %s, %s, %s)
+RETURNING id
+
+-- name: change_consumer
+UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
+
+-- name: add_dead_letter
+-- One that comes again, after a replay or a crash, is the same dead letter, and waits again.
+INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)
+VALUES (%s, %s, %s, %s, %s, %s)
+ON CONFLICT (sink, idempotency_key, subject) DO UPDATE
+SET code = excluded.code, reason = excluded.reason, message = excluded.message, at = now(),
+    replayed_at = NULL
+
+-- name: dead_letters
+SELECT d.id, d.sink, c.name, d.lsn, d.idx, d.idempotency_key, d.subject, d.code, d.reason, d.message,
+       d.deliver_count, d.at, d.replayed_at
+FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer_id
+WHERE (%(sink)s::text IS NULL OR d.sink = %(sink)s)
+  AND (%(consumer)s::text IS NULL OR c.name = %(consumer)s)
+  AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
+ORDER BY d.id LIMIT %(limit)s OFFSET %(offset)s
+
+-- name: mark_replayed
+UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s
+
+-- name: purge
+DELETE FROM penstock.dead_letters d
+WHERE (%(sink)s::text IS NULL OR d.sink = %(sink)s)
+  AND (%(consumer)s::text IS NULL
+       OR d.consumer_id = (SELECT id FROM penstock.consumers WHERE name = %(consumer)s))
+  AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
+  AND (NOT %(replayed)s OR d.replayed_at IS NOT NULL)
+
+-- name: create_token
+INSERT INTO penstock.tokens (name, hash, role, consumers) VALUES (%s, %s, %s, %s)
+
+-- name: tokens
+SELECT name, role, consumers, created_at, revoked_at FROM penstock.tokens ORDER BY id
+
+-- name: revoke_token
+UPDATE penstock.tokens SET revoked_at = now() WHERE name = %s AND revoked_at IS NULL

@@ -1,0 +1,142 @@
+"""Streams for tests: made in a database, and written through the real writer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from zlib import crc32
+
+import orjson
+import pyarrow as pa
+
+from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE, WIRE_SCHEMA, Position
+from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
+from penstock.streams.store import SourceRecord, Store, StreamRecord
+
+_numbers = itertools.count(1)
+START = Position(100, -1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One message to publish; `group` and `old_group` stand for the hashes of group keys.
+
+    Without a group it is that of the `id` in the record. A position left out is the next one.
+    """
+
+    record: dict[str, Any] = field(default_factory=lambda: {"id": next(_numbers)})
+    action: str = INSERT
+    changes: dict[str, Any] | None = None
+    group: int | None = None
+    old_group: int | None = None
+    schema: str = "public"
+    table: str = "items"
+    position: Position | None = None
+
+
+def inserted(key: Any, **columns: Any) -> Change:
+    return Change({"id": key, **columns})
+
+
+def updated(key: Any, **columns: Any) -> Change:
+    return Change({"id": key, **columns}, UPDATE, {})
+
+
+def deleted(key: Any) -> Change:
+    return Change({"id": key}, DELETE)
+
+
+def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
+    """Return the changes as one transaction's messages, on the LSN behind `after`'s."""
+    rows: dict[str, list[Any]] = {name: [] for name in WIRE_SCHEMA.names}
+    for idx, change in enumerate(changes):
+        at = change.position or Position(after.lsn + 1, idx)
+        pks = [] if change.action == TRUNCATE else [change.record.get("id")]
+        metadata = {
+            "table_schema": change.schema,
+            "table_name": change.table,
+            "database": "shop",
+            "commit_timestamp": "2026-01-01T00:00:00.000000Z",
+            "commit_lsn": at.lsn,
+            "transaction_id": 7,
+            "idempotency_key": f"tag-{at.lsn}-{at.idx}",
+            "commit_idx": at.idx,
+            "record_pks": pks,
+            "unavailable": [],
+        }
+        group = crc32(f"{change.table}{pks}".encode()) if change.group is None else change.group
+        values = (
+            orjson.dumps(change.record),
+            None if change.changes is None else orjson.dumps(change.changes),
+            change.action,
+            change.schema,
+            change.table,
+            orjson.dumps(metadata),
+            metadata["idempotency_key"],
+            at.lsn,
+            at.idx,
+            group,
+            change.old_group,
+        )
+        for name, value in zip(rows, values, strict=True):
+            rows[name].append(value)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(rows[f.name], f.type) for f in WIRE_SCHEMA], schema=WIRE_SCHEMA
+    )
+
+
+def make_stream(
+    store: Store,
+    name: str = "events",
+    *,
+    source: str = "shop",
+    kind: str = "changes",
+    retention: timedelta | None = None,
+) -> StreamRecord:
+    """Register a source and a stream of it."""
+    return store.register_stream(name, store.register_source(source, "tag"), kind, retention)
+
+
+def source_of(store: Store, stream: StreamRecord) -> SourceRecord:
+    source = store.source(stream.source)
+    assert source is not None
+    return source
+
+
+def writer_of(store: Store, *streams: StreamRecord) -> StreamWriter:
+    """Return a writer for streams of one source; stream i has the index i."""
+    source = source_of(store, streams[0])
+    routes = [StreamRoute(s.name, s.id, s.kind) for s in streams]
+    return StreamWriter(store.url, source.id, source.base, routes)
+
+
+def publish(
+    store: Store, stream: StreamRecord, changes: Iterable[Change | dict[str, Any]]
+) -> list[Position]:
+    """Write changes (or records, as inserts) as the stream's next micro-batch.
+
+    Returns their positions in the stream. A transaction of their own, behind all that is there.
+    """
+    listed = [change if isinstance(change, Change) else Change(change) for change in changes]
+    source, head = source_of(store, stream), store.head(source_of(store, stream).id)
+    start = Position(head.lsn - source.base, head.idx) if head.lsn else START
+    batch = wire(listed, start)
+    lsns, idxs = batch.column("commit_lsn").to_pylist(), batch.column("commit_idx").to_pylist()
+    positions = [Position(lsn, idx) for lsn, idx in zip(lsns, idxs, strict=True)]
+    write_part(store, stream, batch, BatchPart(start, max(positions, default=start), 0, 1))
+    return [source.position(position) for position in positions]
+
+
+def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: BatchPart) -> int:
+    """Write one part of a micro-batch and return how many of its messages were new."""
+    writer = writer_of(store, stream)
+    try:
+        writer.begin()
+        written = writer.write(0, batch)
+        writer.commit(part)
+    finally:
+        writer.close()
+    return written
