@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.config import Config, ConfigError, NatsSinkSettings, load
 from penstock.finding import Finding
+from penstock.settings import SinkSettings
 from penstock.tables import TablePattern, matches_any
 
 OLDEST_JAVA: Final = 17
@@ -89,6 +90,8 @@ def inspect_config(config: Config) -> Iterator[Finding]:
             yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")
         tables = inspection.table_names(source)
         for sink_name, sink in sinks.items():
+            if not isinstance(sink, NatsSinkSettings):
+                continue
             samples = subjects(name, sink, tables)
             for finding in nats_check.inspect(sink, samples, source=name):
                 yield Finding(
@@ -124,13 +127,15 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
     return list(dict.fromkeys(found))
 
 
-def shared_streams(source: str, sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
-    """Find sinks that put the same messages into one stream, which takes each message once."""
+def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
+    """Find NATS sinks that put the same messages into one stream, which takes each once."""
     from penstock.sinks import nats_check  # noqa: PLC0415
     from penstock.sinks.base import SinkError  # noqa: PLC0415
 
     streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
     for name, sink in sinks.items():
+        if not isinstance(sink, NatsSinkSettings):
+            continue
         try:
             stream = nats_check.find_stream(sink, source)
         except SinkError:
@@ -152,7 +157,7 @@ def shared_streams(source: str, sinks: Mapping[str, NatsSinkSettings]) -> Iterat
         streams[name] = stream, servers
 
 
-def _overlap(a: NatsSinkSettings, b: NatsSinkSettings) -> bool:
+def _overlap(a: SinkSettings, b: SinkSettings) -> bool:
     if not set(a.actions) & set(b.actions):
         return False
     if a.patterns is None or b.patterns is None:

@@ -19,13 +19,21 @@ from penstock import yaml_lines
 from penstock.redact import MASK, redact_url
 from penstock.settings import (
     Config,
+    Consumer,
     NatsSinkSettings,
     PostgresSource,
+    PullConsumer,
+    Sink,
     SparkSettings,
+    StoreSettings,
+    StreamSinkSettings,
+    WebhookConsumer,
+    consumer_contradictions,
     contradictions,
     dotted,
     nearest,
     slot_name,
+    store_contradictions,
 )
 
 __all__ = [
@@ -33,14 +41,31 @@ __all__ = [
     "ConfigError",
     "NatsSinkSettings",
     "PostgresSource",
+    "PullConsumer",
     "SparkSettings",
+    "StoreSettings",
+    "StreamSinkSettings",
+    "WebhookConsumer",
     "load",
+    "load_store",
     "redact_url",
 ]
 
-_SECRET_KEY: Final = re.compile(r"password|passwd|token|secret|nkey_seed|access.?key", re.I)
+_SECRET_KEY: Final = re.compile(
+    r"password|passwd|token|secret|nkey_seed|access.?key|^headers$", re.I
+)
+_KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 _NAME_RULE: Final = "letters, digits, `_` and `-`, at most 63 of them, a letter or a digit first"
+
+_SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
+    "nats": NatsSinkSettings,
+    "stream": StreamSinkSettings,
+}
+_CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
+    "pull": PullConsumer,
+    "webhook": WebhookConsumer,
+}
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -58,15 +83,27 @@ class ConfigError(Exception):
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Config:
     """Read a configuration file; raises `ConfigError` with all that is wrong in it."""
-    file = os.fspath(path)
-    document = yaml_lines.parse(_read(file), environ)
-    if document.value is None and not document.problems:
-        raise ConfigError([f"{file}:1: the file is empty: write one with `penstock init`"])
-    reader = _Reader(document)
+    reader = _Reader(path, environ)
     config = reader.config()
-    if reader.document.problems or config is None:
-        raise ConfigError(reader.report(file))
+    reader.check()
+    assert config is not None  # noqa: S101 - for the type checker
     return config
+
+
+def load_store(
+    path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ
+) -> StoreSettings:
+    """Read a configuration file for its `store` alone: where only that is needed.
+
+    Variables that the rest of the file names may be unset. Raises `ConfigError`.
+    """
+    reader = _Reader(path, environ)
+    reader.document.problems = [
+        problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))
+    ]
+    settings = reader.store()
+    reader.check()
+    return settings or StoreSettings()
 
 
 def _read(file: str) -> str:
@@ -86,8 +123,21 @@ def _read(file: str) -> str:
 class _Reader:
     """Validates a document part by part, so that one mistake does not hide another."""
 
-    def __init__(self, document: yaml_lines.Document):
-        self.document = document
+    def __init__(self, path: str | os.PathLike[str], environ: Mapping[str, str]):
+        self.file = os.fspath(path)
+        self.document = yaml_lines.parse(_read(self.file), environ)
+        if self.document.value is None and not self.document.problems:
+            message = f"{self.file}:1: the file is empty: write one with `penstock init`"
+            raise ConfigError([message])
+
+    def check(self) -> None:
+        if self.document.problems:
+            raise ConfigError(self.report())
+
+    def store(self) -> StoreSettings | None:
+        root = self.document.value
+        given = {"store": root["store"]} if isinstance(root, dict) and "store" in root else {}
+        return self.model(StoreSettings, given, ())
 
     def config(self) -> Config | None:
         root = self.document.value
@@ -96,26 +146,38 @@ class _Reader:
                 self.problem((), "expected the keys sources and sinks")
             return None
         for key in root:
-            if key not in Config.model_fields:
-                self.problem((key,), _unknown(key, Config.model_fields))
+            if key not in _KEYS:
+                self.problem((key,), _unknown(key, _KEYS))
         sources: dict[str, PostgresSource] = {}
         for name, value in self.parts(root, "sources"):
             default = slot_name(f"penstock_{name}")
             filled = {"slot": default, "publication": default} | value
             if source := self.model(PostgresSource, filled, ("sources", name)):
                 sources[name] = source
-        sinks: dict[str, NatsSinkSettings] = {}
+        sinks: dict[str, Sink] = {}
         for name, value in self.parts(root, "sinks"):
-            if sink := self.model(NatsSinkSettings, value, ("sinks", name)):
+            if sink := self.typed(_SINKS, value, ("sinks", name)):
                 sinks[name] = sink
+        consumers: dict[str, Consumer] = {}
+        for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
+            if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
+                consumers[name] = consumer
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
-        known = root.get("sources")
-        names = known if isinstance(known, dict) else sources
-        for path, message in contradictions(sources, sinks, names):
+        store = self.store()
+        for path, message in contradictions(sources, sinks, _names(root, "sources")):
             self.problem(path, message)
-        if self.document.problems or spark is None:
+        given = _names(root, "sinks")
+        streams = [n for n, sink in given.items() if _type(sink) == "stream"]
+        for path, message in consumer_contradictions(consumers, given, streams):
+            self.problem(path, message)
+        if spark is not None and "store" not in root:
+            for path, message in store_contradictions(None, spark):
+                self.problem(path, message)
+        if self.document.problems or spark is None or store is None:
             return None
-        return Config(sources=sources, sinks=sinks, spark=spark)
+        return Config(
+            sources=sources, sinks=sinks, consumers=consumers, store=store.store, spark=spark
+        )
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         value = root.get(key)
@@ -132,6 +194,21 @@ class _Reader:
                 yield name, part
             else:
                 self.problem((key, name), f"expected the {key[:-1]}'s keys, got {_kind(part)}")
+
+    def typed(
+        self, models: Mapping[str, type[_M]], value: dict[str, Any], path: yaml_lines.Path
+    ) -> _M | None:
+        """Validate a part whose `type` tells its model."""
+        if model := models.get(_type(value)):
+            return self.model(model, value, path)
+        types = " or ".join(map(repr, models))
+        where, given = (*path, "type"), value.get("type")
+        if "type" not in value:
+            self.problem(where, f"missing: this key has no default; expected {types}")
+        else:
+            shown = self.shown(where, given)
+            self.problem(where, f"expected {types}, got {shown}{nearest(given, models)}")
+        return None
 
     def model(self, model: type[_M], value: Any, path: yaml_lines.Path) -> _M | None:
         try:
@@ -185,22 +262,37 @@ class _Reader:
         raw = self.document.raw.get(path)
         if any(_SECRET_KEY.search(key) for key in keys[2:] or keys):
             return MASK
-        if raw is None and keys and keys[-1] == "url":
+        if raw is None and keys and keys[-1] in ("url", "store"):
             text = str(value)
+            # Where a webhook's secret stands in its URL, only its owner can tell.
+            if keys[0] == "consumers":
+                return MASK
             return redact_url(text) if "://" in text or not text else MASK
         text = redact_url(raw if raw is not None else str(value))
         return f"{text!r}" if isinstance(value, str) else f"{text} ({_kind(value)})"
 
-    def report(self, file: str) -> list[str]:
+    def report(self) -> list[str]:
         """Return the problems as lines of text, in the order of the file."""
         return [
-            f"{file}:{line}:{f' {dotted(path)}:' if path else ''} {message}"
+            f"{self.file}:{line}:{f' {dotted(path)}:' if path else ''} {message}"
             for line, path, message in sorted(self.document.problems, key=lambda p: p[0])
         ]
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key{nearest(key, known)}; expected one of: {', '.join(known)}"
+
+
+def _names(root: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the parts under a key as the file has them, wrong ones too."""
+    value = root.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _type(part: Any) -> str:
+    """Return what a part names as its type, or nothing."""
+    value = part.get("type") if isinstance(part, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _kind(value: Any) -> str:

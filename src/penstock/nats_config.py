@@ -94,12 +94,7 @@ class NatsSinkConfig(BaseModel):
     @field_validator("group_by")
     @classmethod
     def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
-        if value is not None and (not value or len(set(value)) < len(value) or "" in value):
-            raise ValueError(
-                f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
-                "and the primary key is the unit of order)"
-            )
-        return value
+        return check_group_by(value)
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
@@ -157,6 +152,16 @@ class NatsSinkConfig(BaseModel):
         if found is None:
             raise ValueError("nkey_seed: the file holds no seed (58 characters that start with SU)")
         return found.group().encode()
+
+
+def check_group_by(value: list[str] | None) -> list[str] | None:
+    """Return the columns of a `group_by`; raises `ValueError` where they can't be one."""
+    if value is not None and (not value or len(set(value)) < len(value) or "" in value):
+        raise ValueError(
+            f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
+            "and the primary key is the unit of order)"
+        )
+    return value
 
 
 def redact(url: str) -> str:

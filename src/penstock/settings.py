@@ -1,30 +1,38 @@
-"""The settings' models: sources, sinks, Spark, and what may not stand beside what."""
+"""The settings' models: sources, sinks, consumers, Spark, and what may not stand beside what."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from penstock.message import DEFAULT_ACTIONS
-from penstock.nats_config import NatsSinkConfig
+from penstock.nats_config import NatsSinkConfig, check_group_by
+from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
 from penstock.tables import TablePattern
 
 Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
 
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+_DURATION: Final = re.compile(r"(\d{1,9})([smhd])\Z")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_LONGEST: Final = timedelta(days=36_500)
+_RETENTION: Final = timedelta(days=7)
 
 
 def _check_table(table: str) -> str:
@@ -32,7 +40,20 @@ def _check_table(table: str) -> str:
     return table
 
 
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("expected a number and its unit, as in 90s, 30m, 12h or 7d")
+    seconds = int(match[1]) * _SECONDS[match[2]]
+    if not 0 < seconds <= _LONGEST.total_seconds():
+        raise ValueError(f"expected 1s to {_LONGEST.days}d")
+    return timedelta(seconds=seconds)
+
+
 _Table = Annotated[str, AfterValidator(_check_table)]
+_Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class _Model(BaseModel):
@@ -77,20 +98,82 @@ class PostgresSource(_Model):
         return publication
 
 
-class NatsSinkSettings(NatsSinkConfig):
-    """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
+class SinkSettings(_Model):
+    """What every sink takes from its source."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    type: Literal["nats"]
     source: str
     tables: tuple[_Table, ...] | None = Field(None, min_length=1)
     actions: tuple[Action, ...] = Field(DEFAULT_ACTIONS, min_length=1)
+    group_by: list[str] | None = None
 
     @property
     def patterns(self) -> tuple[TablePattern, ...] | None:
         """The tables, parsed; None means all of the source."""
         return None if self.tables is None else tuple(map(TablePattern.parse, self.tables))
+
+    @field_validator("group_by")
+    @classmethod
+    def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
+        return check_group_by(value)
+
+
+class NatsSinkSettings(NatsSinkConfig, SinkSettings):
+    """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
+
+    type: Literal["nats"]
+    detach_after: _Duration = timedelta(seconds=30)
+    """How long it may be behind before it counts as detached."""
+
+
+class StreamSinkSettings(SinkSettings):
+    """A stream of the store, called like the sink."""
+
+    type: Literal["stream"]
+    kind: Literal["changes", "rows"] = "changes"
+    retention: _Duration | None = Field(_RETENTION, validate_default=True)
+    """How long messages are kept; None for kind rows, which keeps the newest of each row."""
+
+    @field_validator("kind")
+    @classmethod
+    def _check_kind(cls, kind: str, info: ValidationInfo) -> str:
+        if kind == "rows" and "truncate" in info.data.get("actions", ()):
+            raise ValueError("a truncate is of no row: take it out of `actions`, or keep changes")
+        return kind
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _check_retention(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("kind") == "rows":
+            if value is not None and value is not _RETENTION:
+                raise ValueError("kind rows keeps the newest of each row for ever: remove it")
+            return None
+        if value is None:
+            raise ValueError("nothing is kept for ever: expected a number and its unit, as in 7d")
+        return value
+
+
+class _Consumer(ConsumerSettings):
+    stream: str
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that the store keeps: what the API would be given, secrets too."""
+        return {k: v for k, v in super().stored().items() if k not in ("type", "stream")}
+
+
+class PullConsumer(_Consumer):
+    """A consumer that workers read over HTTP."""
+
+    type: Literal["pull"] = "pull"
+
+
+class WebhookConsumer(_Consumer, WebhookSettings):
+    """A consumer whose messages are sent to a URL."""
+
+    type: Literal["webhook"]
+
+
+Sink = NatsSinkSettings | StreamSinkSettings
+Consumer = PullConsumer | WebhookConsumer
 
 
 class SparkSettings(_Model):
@@ -109,20 +192,44 @@ class SparkSettings(_Model):
         return {key: _spark_value(value) for key, value in conf.items()}
 
 
-class Config(_Model):
-    """A whole configuration: sources and sinks by name, and Spark."""
+class StoreSettings(_Model):
+    """Where streams are kept; `store` is None for the embedded Postgres."""
+
+    store: SecretStr | None = None
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, store: SecretStr | None) -> SecretStr | None:
+        if store is not None:
+            check_postgres_url(store.get_secret_value())
+        return store
+
+
+class Config(StoreSettings):
+    """A whole configuration: sources, sinks and consumers by name, the store, and Spark."""
 
     sources: dict[str, PostgresSource]
-    sinks: dict[str, NatsSinkSettings]
+    sinks: dict[str, Sink]
+    consumers: dict[str, Consumer] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
-        if found := list(contradictions(self.sources, self.sinks, self.sources)):
+        found = [
+            *contradictions(self.sources, self.sinks, self.sources),
+            *consumer_contradictions(self.consumers, self.sinks, self.streams),
+            *store_contradictions(self.store, self.spark),
+        ]
+        if found:
             raise ValueError("; ".join(f"{dotted(path)}: {message}" for path, message in found))
         return self
 
-    def sinks_of(self, source: str) -> dict[str, NatsSinkSettings]:
+    @property
+    def streams(self) -> dict[str, StreamSinkSettings]:
+        """The sinks that are streams, by name."""
+        return {n: sink for n, sink in self.sinks.items() if isinstance(sink, StreamSinkSettings)}
+
+    def sinks_of(self, source: str) -> dict[str, Sink]:
         """Return the sinks that take from a source, by name."""
         return {name: sink for name, sink in self.sinks.items() if sink.source == source}
 
@@ -156,7 +263,7 @@ def check_postgres_url(url: str) -> None:
 
 def contradictions(
     sources: Mapping[str, PostgresSource],
-    sinks: Mapping[str, NatsSinkSettings],
+    sinks: Mapping[str, SinkSettings],
     names: Iterable[str],
 ) -> Iterator[tuple[Path, str]]:
     """Give what is wrong between parts; `names` are all sources, wrong ones included."""
@@ -180,6 +287,37 @@ def contradictions(
                         f"source {sink.source!r} does not capture {pattern}: it has {captured}; "
                         "add the table to the source's `tables`",
                     )
+
+
+def consumer_contradictions(
+    consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Iterable[str]
+) -> Iterator[tuple[Path, str]]:
+    """Give what is wrong between consumers and streams; both are given by their names."""
+    streams = list(streams)
+    for name, consumer in consumers.items():
+        if name in streams:
+            message = f"stream {name!r} has a consumer of that name, its own: choose another"
+            yield ("consumers", name), message
+        if consumer.stream not in streams:
+            path: Path = ("consumers", name, "stream")
+            if consumer.stream in sinks:
+                yield path, f"sink {consumer.stream!r} is not of type stream"
+            else:
+                known = f"expected one of {', '.join(streams)}" if streams else "add a sink of it"
+                message = f"there is no stream {consumer.stream!r}: {known}"
+                yield path, message + nearest(consumer.stream, streams)
+
+
+def store_contradictions(
+    store: SecretStr | None, spark: SparkSettings
+) -> Iterator[tuple[Path, str]]:
+    """Give what is wrong between Spark and the store."""
+    if store is None and not spark.master.startswith("local"):
+        yield (
+            ("spark", "master"),
+            f"executors of {spark.master} can't reach the embedded store, which is this machine's "
+            "own: give a Postgres of yours, `store: ${PENSTOCK_STORE_URL}`",
+        )
 
 
 def _spark_value(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from penstock import check
 from penstock.api.health import Server, application
 from penstock.cli import app
-from penstock.config import Config, load
+from penstock.config import Config, NatsSinkSettings, load
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.finding import Finding
@@ -309,14 +309,18 @@ def test_init_writes_what_load_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert invoke("init").exit_code == 0
     path = tmp_path / "penstock.yaml"
     written = load(path, {"DATABASE_URL": "postgres://db/shop"})
-    assert written.sinks["jetstream"].url == "nats://localhost:4222"
+    sink = written.sinks["jetstream"]
+    assert isinstance(sink, NatsSinkSettings)
+    assert sink.url == "nats://localhost:4222"
     # What is commented out says what is so anyway, or a value that the key takes.
     everything = path.read_text().replace("# slot:", "slot:").replace("# pub", "pub")
     for key in ("tables: [public.o", "actions:", "group_by:", "stream: S"):
         everything = everything.replace(f"# {key}", key)
     other = tmp_path / "all.yaml"
     other.write_text(everything)
-    assert load(other, {"DATABASE_URL": "postgres://db/shop"}).sinks["jetstream"].stream == "SHOP"
+    sink = load(other, {"DATABASE_URL": "postgres://db/shop"}).sinks["jetstream"]
+    assert isinstance(sink, NatsSinkSettings)
+    assert sink.stream == "SHOP"
     path.write_text("mine")
     refused = invoke("init")
     assert refused.exit_code == 1

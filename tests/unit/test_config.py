@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import yaml_lines
-from penstock.config import Config, ConfigError, load
+from penstock.config import (
+    Config,
+    ConfigError,
+    NatsSinkSettings,
+    load,
+)
 from penstock.settings import slot_name
 
 EXAMPLE = """\
@@ -75,6 +80,7 @@ def test_the_issues_example(tmp_path: Path) -> None:
     assert [str(p) for p in source.patterns] == ["public.*"]
     assert sink.actions == ("insert", "update", "delete")
     assert sink.group_by == ["customer_id"]
+    assert isinstance(sink, NatsSinkSettings)
     assert sink.stream is None
     assert config.sinks_of("shop") == {"orders": sink}
     assert config.spark.conf == {}
@@ -86,6 +92,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert config.sources["shop"].tables == ("public.*",)
     assert sink.patterns is None
     assert sink.actions == ("insert", "update", "delete")
+    assert isinstance(sink, NatsSinkSettings)
     assert sink.subject == "{source}.{schema}.{table}.{action}"
     assert (config.spark.master, config.spark.checkpoint) == ("local[*]", ".penstock/checkpoints")
 
@@ -146,7 +153,10 @@ def test_missing_variable_is_named_once(tmp_path: Path) -> None:
         (EXAMPLE.replace('["public.*"]', "public.*"), ":5: sources.shop.tables: expected a list"),
         (EXAMPLE.replace("[insert, ", "[inserts, "), "actions[0]: expected 'insert', 'update', "),
         (EXAMPLE.replace("[insert, ", "[inserts, "), "got 'inserts'; did you mean insert?"),
-        (EXAMPLE.replace("type: nats", "type: nat"), ":8: sinks.orders.type: expected 'nats', got"),
+        (
+            EXAMPLE.replace("type: nats", "type: nat"),
+            ":8: sinks.orders.type: expected 'nats' or 'stream', got",
+        ),
         (EXAMPLE.replace("source: shop", "source: shpo"), "no source 'shpo': expected one of shop"),
         (EXAMPLE.replace("source: shop", "source: shpo"), "did you mean shop?"),
         (EXAMPLE.replace("[public.orders, ", "[other.orders, "), "does not capture other.orders"),
@@ -170,7 +180,7 @@ def test_missing_variable_is_named_once(tmp_path: Path) -> None:
         ),
         (
             with_sink("nope: 1"),
-            ":9: sinks.orders.nope: unknown key; expected one of: url, subject, ",
+            ":9: sinks.orders.nope: unknown key; expected one of: source, tables, ",
         ),
         ("sources: [\n", "not valid YAML"),
         ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
@@ -219,7 +229,9 @@ def test_merge_keys_and_anchors(tmp_path: Path) -> None:
     text = MINIMAL.replace("sinks: {out:", "sinks: {a: &a").replace("}}\n", "}}\n", 1)
     text = text.rstrip()[:-1] + ", b: {<<: *a, stream: S, source: shop}}\n"
     config = read(tmp_path, text)
-    assert (config.sinks["b"].type, config.sinks["b"].stream) == ("nats", "S")
+    sink = config.sinks["b"]
+    assert isinstance(sink, NatsSinkSettings)
+    assert sink.stream == "S"
 
 
 # What a message says itself would hide that a secret stands in it, so secrets here are unlike it.

@@ -18,14 +18,14 @@ from penstock.postgres.publication import (
 )
 from penstock.postgres.setup import publication_gone, server_fault, slot_fault, slots_exhausted
 from penstock.postgres.table_inspection import inspect_table
-from penstock.settings import NatsSinkSettings, PostgresSource, nearest
+from penstock.settings import PostgresSource, SinkSettings, nearest
 from penstock.tables import TablePattern
 
 _MUCH_WAL = 1 << 30
 
 
 def inspect(
-    source_name: str, source: PostgresSource, sinks: Mapping[str, NatsSinkSettings]
+    source_name: str, source: PostgresSource, sinks: Mapping[str, SinkSettings]
 ) -> list[Finding]:
     """Look at a source's server, role, publication, slot and tables; `sinks` are the source's."""
     what = f"source {source_name}"
@@ -45,9 +45,7 @@ def table_names(source: PostgresSource) -> list[tuple[str, str]]:
         return []
 
 
-def _findings(
-    what: str, catalog: Catalog, sinks: Mapping[str, NatsSinkSettings]
-) -> Iterator[Finding]:
+def _findings(what: str, catalog: Catalog, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
     server = catalog.server
     where = address(catalog.source.url.get_secret_value())
     if fault := server_fault(catalog):
@@ -144,7 +142,7 @@ def _actions(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    sinks: Mapping[str, NatsSinkSettings],
+    sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     if publication is None:
         return

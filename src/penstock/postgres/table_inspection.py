@@ -9,7 +9,7 @@ from psycopg import sql
 
 from penstock.finding import Finding
 from penstock.postgres.admin import Catalog, Identity, Publication, Relation
-from penstock.settings import NatsSinkSettings, nearest
+from penstock.settings import NatsSinkSettings, SinkSettings, nearest
 from penstock.tables import matches_any
 
 
@@ -20,7 +20,7 @@ def inspect_table(
     table: Relation,
     *,
     identities: Sequence[Identity],
-    sinks: Mapping[str, NatsSinkSettings],
+    sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Say what a table's replica identity, columns and rights mean for the sinks."""
     yield from _identity(what, catalog, table, identities)
@@ -62,14 +62,15 @@ def _columns(
     catalog: Catalog,
     table: Relation,
     identities: Sequence[Identity],
-    sinks: Mapping[str, NatsSinkSettings],
+    sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Look for the columns that sinks name, in the table and in the WAL's old values."""
     for name, sink in sinks.items():
         patterns = sink.patterns
         if patterns is not None and not matches_any(patterns, table.schema, table.name):
             continue
-        grouped, routed = sink.group_by or [], sink.template.record_columns
+        grouped = sink.group_by or []
+        routed = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else []
         for key, columns in (("group_by", grouped), ("subject", routed)):
             for column in columns:
                 if column not in table.columns:
