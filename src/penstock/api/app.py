@@ -1,0 +1,90 @@
+"""The app: the Consume and the Management API over a store, with `/docs` and `/openapi.json`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+
+from penstock import __version__
+from penstock.api import consume, manage, problems
+from penstock.api.auth import Gate, Tokens
+from penstock.api.requests import inline
+from penstock.streams.engine import Consumers
+
+Beside = Callable[[Consumers, asyncio.Event], Awaitable[None]]
+"""What runs in the server's event loop until the event is set."""
+
+
+class Api(FastAPI):
+    """The API over the store at `url`, which is open while the app runs; `beside` runs with it."""
+
+    def __init__(self, url: str, *, beside: Beside | None = None) -> None:
+        super().__init__(
+            title="Penstock",
+            version=__version__,
+            description="Messages from Postgres for workers, over HTTP.",
+            redoc_url=None,
+            redirect_slashes=False,
+            lifespan=_lifespan,
+        )
+        self.consumers = Consumers(url)
+        self.tokens = Tokens(url)
+        self.receives = consume.Receives()
+        self.beside = beside
+        self.include_router(consume.router(self.consumers, self.receives))
+        self.include_router(manage.router(self.consumers))
+        self.add_middleware(Gate, tokens=self.tokens)
+        problems.handle(self)
+
+    def end(self) -> None:
+        """Answer the receives that wait; call it in the event loop when the server begins to stop."""
+        self.receives.end()
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, with the answers of what is wrong."""
+        if not self.openapi_schema:
+            schema = get_openapi(
+                title=self.title,
+                version=self.version,
+                description=self.description,
+                routes=self.routes,
+            )
+            schema["components"]["schemas"]["ProblemBody"] = inline(problems.ProblemBody)
+            self.openapi_schema = schema
+        return self.openapi_schema
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    assert isinstance(app, Api)  # noqa: S101
+    stop = asyncio.Event()
+    await app.consumers.open()
+    try:
+        await app.tokens.open()
+        task = asyncio.ensure_future(app.beside(app.consumers, stop)) if app.beside else None
+        yield
+        stop.set()
+        if task is not None:
+            await task
+    finally:
+        await app.tokens.close()
+        await app.consumers.close()
+
+
+def add_health(app: Api) -> None:
+    """Add `/healthz` and `/readyz`, for an API that runs alone."""
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> JSONResponse:
+        ok = app.tokens.fresh
+        return JSONResponse({"status": "ready" if ok else "not ready"}, 200 if ok else 503)

@@ -1,0 +1,164 @@
+"""Bearer tokens, and the gate that every request of the API comes through.
+
+All tokens of the store are kept here by their hash, and read again as soon as one changes, and
+every few seconds in any case, so that no request asks the store about its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import psycopg
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.api.problems import Problem
+from penstock.queries import load
+
+MAX_BODY: Final = 1 << 20
+_SECONDS: Final = 5.0  # between two looks at the tokens
+_STALE: Final = 15.0  # older ones say nothing
+_CONNECT_SECONDS: Final = 5
+
+log = structlog.get_logger("penstock.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a token's bearer may do; `consumers` None stands for all."""
+
+    name: str
+    role: Literal["worker", "admin"]
+    consumers: frozenset[str] | None
+
+    def may_consume(self, consumer: str) -> bool:
+        """Whether messages of this consumer may be received and acked."""
+        return self.role == "admin" or self.consumers is None or consumer in self.consumers
+
+
+class Tokens:
+    """The tokens of the store at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._grants: dict[bytes, Grant] = {}
+        self._read_at = float("-inf")
+        self._looked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Read them, and go on reading in the background; a store that is away is tried again."""
+        self._task = asyncio.create_task(self._follow())
+        await self._looked.wait()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the tokens were read lately."""
+        return time.monotonic() - self._read_at < _STALE
+
+    def grant(self, authorization: bytes | None) -> Grant:
+        """Return what a request with this Authorization header may do; raises `Problem`."""
+        scheme, _, token = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token:
+            raise _unauthorized("Give a token as the header `Authorization: Bearer pst_…`")
+        if not self.fresh:
+            raise Problem(503, "The store does not answer.", headers={"Retry-After": "1"})
+        grant = self._grants.get(hashlib.sha256(token.strip()).digest())
+        if grant is None:
+            raise _unauthorized(
+                "This token is unknown or revoked; `penstock token create` makes one"
+            )
+        return grant
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._url, autocommit=True, connect_timeout=_CONNECT_SECONDS,
+                    application_name="penstock tokens",
+                ) as connection:  # fmt: skip
+                    await connection.execute("LISTEN penstock")
+                    while True:
+                        await self._read(connection)
+                        async for notify in connection.notifies(timeout=_SECONDS):
+                            if notify.payload == "t":
+                                break
+            except psycopg.Error as error:
+                if self.fresh or not self._looked.is_set():
+                    log.warning("tokens can't be read", error=type(error).__name__)
+            self._looked.set()
+            await asyncio.sleep(1.0)
+
+    async def _read(self, connection: psycopg.AsyncConnection) -> None:
+        cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
+        self._grants = {
+            hashed: Grant(name, role, None if consumers is None else frozenset(consumers))
+            async for hashed, name, role, consumers in cursor
+        }
+        self._read_at = time.monotonic()
+        self._looked.set()
+
+
+class Gate:
+    """ASGI middleware: below `/v1/` nobody comes without a token or with too large a body."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; `scope["grant"]` is what its token grants."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1"):
+            await self._app(scope, receive, send)
+            return
+        authorization = length = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"content-length":
+                length = int(value)
+        try:
+            scope["grant"] = self._tokens.grant(authorization)
+            if length is None and scope["method"] != "GET":
+                receive = _bounded(receive)
+            elif length is not None and length > MAX_BODY:
+                raise _too_large()
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+            return
+        with contextlib.suppress(ClientDisconnect):
+            await self._app(scope, receive, send)
+
+
+def _bounded(receive: Receive) -> Receive:
+    size = 0
+
+    async def counted() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            raise _too_large()
+        return message
+
+    return counted
+
+
+def _too_large() -> Problem:
+    return Problem(413, f"The body is larger than {MAX_BODY} bytes: send fewer at a time.")
+
+
+def _unauthorized(detail: str) -> Problem:
+    return Problem(401, f"{detail}.", headers={"WWW-Authenticate": 'Bearer realm="penstock"'})

@@ -1,0 +1,295 @@
+"""The Consume API: receive, ack, nack and extend, of consumers and of streams' own groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from penstock.api.auth import Grant
+from penstock.api.problems import Problem, documented, wrong
+from penstock.api.requests import (
+    SUCCESS,
+    BytesRoute,
+    Json,
+    body_of,
+    known,
+    query,
+    read_object,
+    within,
+)
+from penstock.api.schemas import BEARER, ReceivedIds, ReceivedMessages, Success
+from penstock.streams.consumer_types import Delivery, Outcome, Received
+from penstock.streams.consuming import Consumer
+from penstock.streams.engine import Consumers
+
+_RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
+_MAX_TOKENS: Final = 10_000
+_MAX_MS: Final = 86_400_000
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Receives:
+    """The receives that wait: each ends when its client hangs up, all when the server stops."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._ending = False
+
+    def end(self) -> None:
+        """Answer those that wait, and from now on don't let any wait."""
+        self._ending = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def receive(
+        self, consumer: Consumer, limit: int, wait: float, client: Receive
+    ) -> Received:
+        """Receive for `client`, an ASGI channel whose request has been read.
+
+        A client that hung up takes nothing: raises `ClientDisconnect`.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        hang_up = asyncio.create_task(_hang_up(client))
+        hang_up.add_done_callback(lambda _: task in self._waiting and task.cancel())
+        self._waiting.add(task)
+        try:
+            received = await consumer.receive(limit, 0.0 if self._ending else wait)
+        except asyncio.CancelledError:
+            self._waiting.discard(task)
+            if hang_up.done():
+                task.uncancel()
+                raise ClientDisconnect from None
+            if not self._ending:
+                hang_up.cancel()
+                raise
+            task.uncancel()
+            received = await consumer.receive(limit, 0.0)
+        except BaseException:
+            hang_up.cancel()
+            raise
+        finally:
+            self._waiting.discard(task)
+        if hang_up.done():
+            if received.deliveries:
+                await consumer.release([delivery.token for delivery in received.deliveries])
+            raise ClientDisconnect
+        hang_up.cancel()
+        return received
+
+
+async def _hang_up(client: Receive) -> None:
+    while (await client())["type"] != "http.disconnect":
+        pass
+
+
+class _Form(NamedTuple):
+    """How a consumer is addressed, and what its deliveries are called."""
+
+    path: str
+    parameter: str
+    receive: tuple[str, list[str]]
+    token: str
+    tokens: str
+    written: Callable[[Received], bytes]
+    model: type
+
+
+def _messages(received: Received) -> bytes:
+    data = b",".join([_message(delivery) for delivery in received.deliveries])
+    return b'{"data":[%b],"info":{"num_pending":%d,"num_ack_pending":%d}}' % (
+        data,
+        received.num_pending,
+        received.num_ack_pending,
+    )
+
+
+def _message(delivery: Delivery) -> bytes:
+    token, count, message, _ = delivery
+    return b'{"ack_token":"%b","deliver_count":%d,%b' % (token.encode(), count, message[1:])
+
+
+def _identified(received: Received) -> bytes:
+    return b'{"data":[%b]}' % b",".join(
+        [b'{"ack_id":"%b","data":%b}' % (d.token.encode(), d.message) for d in received.deliveries]
+    )
+
+
+_FORMS: Final = (
+    _Form(
+        path="/v1/http-consumers/{consumer}",
+        parameter="consumer",
+        receive=("next", ["GET"]),
+        token="ack_token",  # noqa: S106 - a member's name
+        tokens="ack_tokens",
+        written=_messages,
+        model=ReceivedMessages,
+    ),
+    _Form(
+        path="/v1/streams/{stream}",
+        parameter="stream",
+        receive=("receive", ["GET", "POST"]),
+        token="ack_id",  # noqa: S106
+        tokens="ack_ids",
+        written=_identified,
+        model=ReceivedIds,
+    ),
+)
+
+
+def router(consumers: Consumers, receives: Receives) -> APIRouter:
+    """Return the endpoints that workers use."""
+    api = APIRouter(
+        route_class=BytesRoute,
+        dependencies=[Depends(BEARER)],
+        responses=documented(),
+        tags=["consume"],
+    )
+    for form in _FORMS:
+        _add(api, form, consumers, receives)
+    return api
+
+
+def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) -> None:
+    find = consumers.get if form.parameter == "consumer" else consumers.own
+    parameter, tokens_field = form.parameter, form.tokens
+
+    async def consumer_of(request: Request) -> Consumer:
+        name = request.path_params[parameter]
+        grant: Grant = request.scope["grant"]
+        if not grant.may_consume(name):
+            raise Problem(403, f"The token {grant.name!r} is not for {parameter} {name!r}.")
+        return await find(name)
+
+    async def receive(request: Request) -> Response:
+        values = query(request, _RECEIVE)
+        if request.method == "POST" and await request.body():
+            values |= await read_object(request)
+            known(values, *_RECEIVE)
+            for name, value in values.items():
+                within(name, value, *_RECEIVE[name][:2])
+        consumer = await consumer_of(request)
+        received = await receives.receive(
+            consumer, values["batch_size"], values["wait_for_ms"] / 1000, request.receive
+        )
+        return Json(form.written(received))
+
+    async def ack(request: Request) -> Response:
+        consumer = await consumer_of(request)
+        body = await read_object(request)
+        tokens = _tokens(body, tokens_field)
+        return _answer(await consumer.ack(tokens), form, "acked")
+
+    async def nack(request: Request) -> Response:
+        consumer = await consumer_of(request)
+        body = await read_object(request)
+        tokens = _tokens(body, tokens_field, "delay_ms")
+        delay = within("delay_ms", body.get("delay_ms", 0), 0, _MAX_MS) / 1000
+        return _answer(await consumer.nack(tokens, delay), form, "nacked")
+
+    async def extend(request: Request) -> Response:
+        consumer = await consumer_of(request)
+        body = await read_object(request)
+        tokens = _tokens(body, tokens_field, "ack_wait_ms")
+        wait = body.get("ack_wait_ms")
+        seconds = None if wait is None else within("ack_wait_ms", wait, 1, _MAX_MS) / 1000
+        return _answer(await consumer.extend(tokens, seconds), form, "extended")
+
+    path, methods = form.receive
+    for method in methods:
+        _declare(
+            api, f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
+            description="Waits up to `wait_for_ms` for the first one; its messages are this "
+            "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over.",
+            model=form.model, extra=_receive_schema(method), codes=(429,),
+        )  # fmt: skip
+    for endpoint, summary, description, more in (
+        (ack, "Ack messages", "They are done, for ever.", {}),
+        (nack, "Nack messages", "They are available again, after `delay_ms`.",
+         {"delay_ms": _number(0, _MAX_MS, 0)}),
+        (extend, "Extend deliveries", "They get `ack_wait_ms` from now, by default the consumer's.",
+         {"ack_wait_ms": {"anyOf": [_number(1, _MAX_MS), {"type": "null"}]}}),
+    ):  # fmt: skip
+        _declare(
+            api, f"{form.path}/{endpoint.__name__}", endpoint, form, method="POST",
+            summary=summary, description=description, model=Success,
+            extra=body_of(_tokens_schema(form.tokens, more)), codes=(409, 413),
+        )  # fmt: skip
+
+
+def _declare(
+    api: APIRouter,
+    path: str,
+    endpoint: _Endpoint,
+    form: _Form,
+    *,
+    method: str,
+    summary: str,
+    description: str,
+    model: type,
+    extra: dict[str, Any],
+    codes: tuple[int, ...],
+) -> None:
+    name = {"name": form.parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+    extra = {**extra, "parameters": [name, *extra.get("parameters", ())]}
+    action = path.rpartition("/")[2]
+    api.add_api_route(
+        path, endpoint, methods=[method], summary=summary, description=description,
+        response_model=model, openapi_extra=extra, responses=documented(*codes),
+        operation_id=f"{form.parameter}_{action}_{method.lower()}",
+    )  # fmt: skip
+
+
+def _number(least: int, most: int, default: int | None = None) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer", "minimum": least, "maximum": most}
+    return schema if default is None else {**schema, "default": default}
+
+
+def _receive_schema(method: str) -> dict[str, Any]:
+    numbers = {name: _number(*field) for name, field in _RECEIVE.items()}
+    parameters = [{"name": name, "in": "query", "schema": numbers[name]} for name in numbers]
+    body = {"type": "object", "properties": numbers, "additionalProperties": False}
+    documented_body = body_of(body, required=False) if method == "POST" else {}
+    return {"parameters": parameters, **documented_body}
+
+
+def _tokens_schema(field: str, more: dict[str, Any]) -> dict[str, Any]:
+    tokens = {"type": "array", "items": {"type": "string"}, "maxItems": _MAX_TOKENS}
+    return {
+        "type": "object",
+        "properties": {field: tokens, **more},
+        "required": [field],
+        "additionalProperties": False,
+    }
+
+
+def _tokens(body: dict[str, Any], field: str, *others: str) -> list[str]:
+    known(body, field, *others)
+    tokens = body.get(field)
+    if type(tokens) is not list:
+        raise wrong(field, "expected a list of tokens")
+    if len(tokens) > _MAX_TOKENS:
+        raise wrong(field, f"{len(tokens)} are too many: at most {_MAX_TOKENS} at a time")
+    for index, token in enumerate(tokens):
+        if type(token) is not str:
+            raise wrong(f"{field}[{index}]", "not a string")
+    return tokens
+
+
+def _answer(outcome: Outcome, form: _Form, done: str) -> Response:
+    if not outcome.refused:
+        return Json(SUCCESS)
+    refused = [{form.token: token, "reason": reason} for token, reason in outcome.refused]
+    raise Problem(
+        409,
+        f"{len(refused)} of {len(refused) + outcome.done} were refused: `expired` where another "
+        f"worker holds the message now, `unknown` where {form.parameter} has no such delivery.",
+        more={done: outcome.done, "refused": refused},
+    )

@@ -1,0 +1,224 @@
+"""The Management API: streams, consumers, what they hold, and their dead letters."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.auth import Grant
+from penstock.api.problems import Problem, documented, wrong
+from penstock.api.requests import SUCCESS, Json, body_of, inline, read_object
+from penstock.api.schemas import (
+    BEARER,
+    NEW_CONSUMER,
+    ConsumerBody,
+    ConsumersBody,
+    Letters,
+    LookedMessages,
+    NewPull,
+    NewWebhook,
+    Rewind,
+    StreamBody,
+    StreamsBody,
+    Success,
+    consumer_body,
+    position_body,
+    stream_body,
+)
+from penstock.message import Position
+from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
+from penstock.streams.consumer_types import ConsumerLetter, ConsumerSpec, Looked, UnknownStream
+from penstock.streams.engine import Consumers
+
+_STREAMS: Final = "/v1/streams"
+_CONSUMERS: Final = "/v1/http-consumers"
+_CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
+_MAX_ID: Final = 2**63 - 1
+
+
+class _Limit(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class _Look(_Limit):
+    state: Literal["pending", "delivered", "dead"] = "pending"
+
+
+class _Page(_Limit):
+    after: int = Field(0, ge=0, le=_MAX_ID, description="The `id` of the last one seen.")
+
+
+def _admin(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
+    grant: Grant = request.scope["grant"]
+    if grant.role != "admin":
+        raise Problem(403, f"The token {grant.name!r} may only consume: this takes an admin's.")
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def router(consumers: Consumers) -> APIRouter:
+    """Return the endpoints that need an admin's token."""
+    api = APIRouter(dependencies=[Depends(_admin)], responses=documented(), tags=["manage"])
+    _add_streams(api, consumers)
+    _add_consumers(api, consumers)
+    _add_actions(api, consumers)
+    return api
+
+
+def _add_streams(api: APIRouter, consumers: Consumers) -> None:
+    @api.get(_STREAMS, response_model=StreamsBody, summary="List the streams")
+    async def list_streams() -> Response:
+        return _json({"data": [stream_body(info) for info in await consumers.streams()]})
+
+    @api.get(f"{_STREAMS}/{{stream}}", response_model=StreamBody, summary="Show a stream")
+    async def show_stream(stream: str) -> Response:
+        for info in await consumers.streams():
+            if info.name == stream:
+                return _json(stream_body(info))
+        raise UnknownStream(f"There is no stream {stream!r}.")
+
+
+def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
+    @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
+    async def list_consumers() -> Response:
+        return _json({"data": [consumer_body(info) for info in await consumers.list()]})
+
+    @api.post(
+        _CONSUMERS,
+        status_code=201,
+        response_model=ConsumerBody,
+        summary="Make a consumer",
+        responses=documented(409, 413),
+        openapi_extra=body_of({"anyOf": [inline(NewPull), inline(NewWebhook)]}),
+    )
+    async def create_consumer(request: Request) -> Response:
+        body = await read_object(request)
+        new = NEW_CONSUMER.validate_python(body)
+        settings = {k: v for k, v in body.items() if k not in ("name", "stream", "type")}
+        info = await consumers.create(ConsumerSpec(new.name, new.stream, new.type, settings))
+        return _json(consumer_body(info), 201)
+
+    @api.get(_CONSUMER, response_model=ConsumerBody, summary="Show a consumer")
+    async def show_consumer(consumer: str) -> Response:
+        return _json(consumer_body((await consumers.get(consumer)).info))
+
+    @api.patch(
+        _CONSUMER,
+        response_model=ConsumerBody,
+        summary="Change settings of a consumer",
+        description="Those that are given alone; null sets one back to its default.",
+        responses=documented(409, 413),
+        openapi_extra=body_of(_changes_schema()),
+    )
+    async def update_consumer(consumer: str, request: Request) -> Response:
+        changes = await read_object(request)
+        return _json(consumer_body(await consumers.update(consumer, changes)))
+
+    @api.delete(
+        _CONSUMER,
+        response_model=Success,
+        summary="Drop a consumer",
+        responses=documented(409),
+    )
+    async def delete_consumer(consumer: str) -> Response:
+        await consumers.delete(consumer)
+        return Json(SUCCESS)
+
+
+def _add_actions(api: APIRouter, consumers: Consumers) -> None:
+    @api.post(
+        f"{_CONSUMER}/rewind",
+        response_model=Success,
+        summary="Go on from another place",
+        description="What is out is forgotten: its tokens are refused from now on.",
+        responses=documented(413),
+        openapi_extra=body_of(Rewind),
+    )
+    async def rewind(consumer: str, request: Request) -> Response:
+        wanted = await read_object(request)
+        to = _place(wanted)
+        await (await consumers.get(consumer)).rewind(to)
+        return Json(SUCCESS)
+
+    @api.post(
+        f"{_CONSUMER}/enable",
+        response_model=Success,
+        summary="Deliver again to a webhook that was disabled",
+    )
+    async def enable(consumer: str) -> Response:
+        await (await consumers.get(consumer)).enable()
+        return Json(SUCCESS)
+
+    @api.get(f"{_CONSUMER}/messages", response_model=LookedMessages, summary="Look without taking")
+    async def messages(consumer: str, look: Annotated[_Look, Query()]) -> Response:
+        found = await (await consumers.get(consumer)).messages(look.state, look.limit)
+        return Json(b'{"data":[%b]}' % b",".join([_looked(message) for message in found]))
+
+    @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")
+    async def dead_letters(consumer: str, page: Annotated[_Page, Query()]) -> Response:
+        letters = await (await consumers.get(consumer)).dead_letters(page.limit, page.after)
+        return _json({"data": [_letter(letter) for letter in letters]})
+
+    @api.post(
+        f"{_CONSUMER}/dead-letters/{{id}}/replay",
+        response_model=Success,
+        summary="Put a dead letter back into its consumer",
+        responses=documented(409),
+    )
+    async def replay(
+        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_ID)]
+    ) -> Response:
+        await (await consumers.get(consumer)).replay(number)
+        return Json(SUCCESS)
+
+
+def _changes_schema() -> dict[str, Any]:
+    fields = {
+        name: {"anyOf": [schema, {"type": "null"}]}
+        for model in (ConsumerSettings, WebhookSettings)
+        for name, schema in inline(model)["properties"].items()
+    }
+    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
+    try:
+        to = Rewind.model_validate(body).to
+    except ValueError:
+        raise wrong(
+            "to",
+            'expected "all", "new", a position as in {"lsn": 23876608, "idx": 0}, or a time with '
+            "its offset as in 2026-01-31T12:00:00Z",
+        ) from None
+    return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
+
+
+def _looked(message: Looked) -> bytes:
+    head = {
+        "position": position_body(message.position),
+        "deliver_count": message.deliver_count,
+        "held_until": message.until,
+    }
+    return orjson.dumps(head)[:-1] + b"," + message.message[1:]
+
+
+def _letter(letter: ConsumerLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "position": position_body(letter.position),
+        "deliver_count": letter.deliver_count,
+        "code": letter.code,
+        "reason": letter.reason,
+        "at": letter.at,
+        "replayed_at": letter.replayed_at,
+        "message": orjson.Fragment(letter.message),
+    }

@@ -1,0 +1,178 @@
+"""What the API answers where it can't do what was asked: `application/problem+json` (RFC 9457)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from penstock.streams.consumer_types import (
+    ConsumerError,
+    NameTaken,
+    Refused,
+    StoreUnavailable,
+    TooManyWaiting,
+    UnknownConsumer,
+    UnknownDeadLetter,
+    UnknownStream,
+)
+
+_STATUS: Final[dict[type[ConsumerError], int]] = {
+    UnknownConsumer: 404,
+    UnknownDeadLetter: 404,
+    UnknownStream: 404,
+    NameTaken: 409,
+    Refused: 409,
+    TooManyWaiting: 429,
+    StoreUnavailable: 503,
+}
+_MEDIA_TYPE: Final = "application/problem+json"
+# Where in a request FastAPI found an error, which is no part of the field's name.
+_PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
+
+log = structlog.get_logger("penstock.api")
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field."""
+
+    field: str
+    message: str
+
+
+class ProblemBody(BaseModel):
+    """An error's answer, as OpenAPI has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = Field(description="The fields at fault, if any.")
+
+
+class Problem(Exception):  # noqa: N818 - the standard's word
+    """Ends a request with this answer.
+
+    `errors` are pairs of a field and what is wrong with it; `more` are members beside the
+    standard's own.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        errors: Iterable[tuple[str, str]] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = [{"field": field, "message": message} for field, message in errors]
+        self.headers = headers
+        self.more = more or {}
+
+    def response(self) -> Response:
+        """Return the answer."""
+        body = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "errors": self.errors,
+            **self.more,
+        }
+        return Response(orjson.dumps(body), self.status, self.headers, _MEDIA_TYPE)
+
+
+def wrong(field: str, message: str) -> Problem:
+    """Return the problem of one field whose value won't do."""
+    return Problem(422, f"{field}: {message}.", [(field, message)])
+
+
+def invalid(errors: Sequence[ErrorDetails]) -> Problem:
+    """Return the problem of what pydantic found wrong."""
+    if any(error["type"] == "json_invalid" for error in errors):
+        return not_json()
+    fields = [(_field(error["loc"]), _message(error)) for error in errors]
+    return Problem(422, "; ".join(f"{field}: {text}" for field, text in fields) + ".", fields)
+
+
+def not_json() -> Problem:
+    """Return the problem of a body that can't be read."""
+    return Problem(400, "The body is not JSON.")
+
+
+def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Return OpenAPI's description of the answers with these statuses, and of those all have."""
+    content = {_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}}}
+    return {
+        code: {"description": HTTPStatus(code).phrase, "content": content}
+        for code in sorted({400, 401, 403, 404, 422, 503, *codes})
+    }
+
+
+def handle(app: FastAPI) -> None:
+    """Have `app` answer with problems, whatever is raised."""
+    for kind in (Problem, ConsumerError, RequestValidationError, ValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(Exception, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return _problem(request, error).response()
+
+
+def _problem(request: Request, error: Exception) -> Problem:
+    method, path = request.method, request.url.path
+    match error:
+        case Problem():
+            return error
+        case ConsumerError():
+            return _of_consumer(error)
+        case RequestValidationError():
+            return invalid(error.errors())
+        case ValidationError():
+            return invalid(error.errors(include_url=False, include_input=False))
+        case HTTPException(status_code=404):
+            return Problem(404, f"There is no {path}: see /docs.")
+        case HTTPException(status_code=405):
+            return Problem(405, f"{path} does not take {method}.", headers=error.headers)
+        case HTTPException():
+            return Problem(error.status_code, str(error.detail), headers=error.headers)
+    log.error("a request failed", method=method, path=path,
+              error=f"{type(error).__name__}: {error}")  # fmt: skip
+    return Problem(500, "The server failed: its log says why.")
+
+
+def _of_consumer(error: ConsumerError) -> Problem:
+    status = _STATUS.get(type(error), 409)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    errors = [("name", str(error))] if isinstance(error, NameTaken) else ()
+    return Problem(status, str(error), errors, headers=headers)
+
+
+def _field(location: Sequence[int | str]) -> str:
+    parts = location[1:] if location and location[0] in _PLACES else location
+    parts = parts[1:] if parts and parts[0] in _PLACES else parts
+    name = ""
+    for part in parts:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name or "body"
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return "there is no such field"
+    text = error["msg"].removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]

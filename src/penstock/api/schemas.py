@@ -1,0 +1,203 @@
+"""The shapes of requests and answers, for OpenAPI and, where a model is validated, for that too."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi.security import HTTPBearer
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+
+from penstock.message import Position
+from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings
+from penstock.streams.consumer_types import ConsumerInfo, StreamInfo
+
+BEARER: Final = HTTPBearer(
+    auto_error=False, description="A token of `penstock token create`, as it was shown: `pst_…`."
+)
+_MAX_LSN: Final = 2**63 - 1
+
+
+class PositionBody(BaseModel):
+    """A message's place in its stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lsn: Annotated[int, Field(ge=0, le=_MAX_LSN)]
+    idx: Annotated[int, Field(ge=0, le=_MAX_LSN)]
+
+
+class _Message(BaseModel):
+    record: dict[str, Any]
+    changes: dict[str, Any] | None = Field(None, description="Not in streams of kind `rows`.")
+    action: str | None = Field(None, description="In streams of kind `rows` only where `delete`.")
+    metadata: dict[str, Any]
+
+
+class _Delivered(_Message):
+    ack_token: str
+    deliver_count: int
+
+
+class _Info(BaseModel):
+    num_pending: int = Field(description="Messages not handed out.")
+    num_ack_pending: int = Field(description="Messages out, or waiting for their retry.")
+
+
+class ReceivedMessages(BaseModel):
+    """Messages of a consumer."""
+
+    data: list[_Delivered]
+    info: _Info
+
+
+class _Identified(BaseModel):
+    ack_id: str
+    data: _Message
+
+
+class ReceivedIds(BaseModel):
+    """Messages of a stream's own consumer group."""
+
+    data: list[_Identified]
+
+
+class Success(BaseModel):
+    """All was done."""
+
+    success: Literal[True]
+
+
+class _Looked(_Message):
+    position: PositionBody
+    deliver_count: int
+    held_until: datetime | None = Field(description="When it is available again, if it is out.")
+
+
+class LookedMessages(BaseModel):
+    """Messages looked at."""
+
+    data: list[_Looked]
+
+
+class _Letter(BaseModel):
+    id: int
+    position: PositionBody
+    deliver_count: int
+    code: str
+    reason: str
+    at: datetime
+    replayed_at: datetime | None
+    message: _Message
+
+
+class Letters(BaseModel):
+    """Dead letters, the oldest first."""
+
+    data: list[_Letter]
+
+
+class ConsumerBody(BaseModel):
+    """A consumer, with all of its settings beside these members."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    name: str
+    stream: str
+    type: Literal["pull", "webhook"]
+    own: bool = Field(description="Whether it is its stream's own consumer group.")
+    disabled: str | None = Field(description="Why the webhook is delivered to no more.")
+    created_at: datetime
+
+
+class ConsumersBody(BaseModel):
+    """All consumers."""
+
+    data: list[ConsumerBody]
+
+
+class StreamBody(BaseModel):
+    """A stream."""
+
+    name: str
+    kind: Literal["changes", "rows"]
+    source: str
+    retention_ms: int | None = Field(description="None where each row's newest version is kept.")
+    segments: int
+    head: PositionBody | None = Field(description="The newest message that can be received.")
+    created_at: datetime
+
+
+class StreamsBody(BaseModel):
+    """All streams."""
+
+    data: list[StreamBody]
+
+
+class _Named(BaseModel):
+    name: str = Field(pattern=NAME)
+    stream: str = Field(min_length=1)
+
+
+class NewPull(ConsumerSettings, _Named):
+    """A consumer whose workers receive over HTTP."""
+
+    type: Literal["pull"] = "pull"
+
+
+class NewWebhook(WebhookSettings, _Named):
+    """A consumer whose messages are posted to a URL."""
+
+    type: Literal["webhook"]
+
+
+def _type(value: Any) -> str:
+    kind = value.get("type", "pull") if isinstance(value, dict) else "pull"
+    return kind if isinstance(kind, str) else "pull"
+
+
+NewConsumer = Annotated[
+    Annotated[NewPull, Tag("pull")] | Annotated[NewWebhook, Tag("webhook")], Discriminator(_type)
+]
+NEW_CONSUMER: Final[TypeAdapter[NewPull | NewWebhook]] = TypeAdapter(NewConsumer)
+
+
+class Rewind(BaseModel):
+    """Where to go on: the first message, the next new one, a position, or a commit time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: Literal["all", "new"] | PositionBody | AwareDatetime
+
+
+def consumer_body(info: ConsumerInfo) -> dict[str, Any]:
+    """Return what the API shows of a consumer: no secret."""
+    return {
+        "id": str(info.id),
+        "name": info.name,
+        "stream": info.stream,
+        "type": info.type,
+        "own": info.own,
+        "disabled": info.disabled,
+        "created_at": info.created_at,
+        **info.settings.shown(),
+    }
+
+
+def stream_body(info: StreamInfo) -> dict[str, Any]:
+    """Return what the API shows of a stream."""
+    return {
+        "name": info.name,
+        "kind": info.kind,
+        "source": info.source,
+        "retention_ms": info.retention and round(info.retention.total_seconds() * 1000),
+        "segments": info.segments,
+        "head": info.head and position_body(info.head),
+        "created_at": info.created_at,
+    }
+
+
+def position_body(position: Position) -> dict[str, int]:
+    """Return a position's JSON form."""
+    return {"lsn": position.lsn, "idx": position.idx}

@@ -1,0 +1,70 @@
+"""The HTTP server: where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from penstock.api.app import Api
+
+_KEEP_ALIVE: Final = (
+    75  # seconds; a worker that is busy with its messages finds its connection there
+)
+_GRACE: Final = 5  # seconds for requests that are under way when the server ends
+
+
+class ListenError(Exception):
+    """The address can't be listened on."""
+
+
+class Uvicorn(uvicorn.Server):
+    """Serves `app` until `should_exit`, or a signal where it runs in the main thread."""
+
+    def __init__(self, app: FastAPI) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on" if isinstance(app, Api) else "off",
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=_GRACE,
+            ws="none",
+        )
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Have the receives that wait answered, then end as ever."""
+        if isinstance(self._app, Api):
+            self._app.end()
+        await super().shutdown(sockets)
+
+
+def bind(listen: str) -> socket.socket:
+    """Return a listening socket for `host:port`; raises `ListenError`."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ListenError(f"--listen {listen!r} is not host:port (as in 127.0.0.1:7380).")
+    host = host.strip("[]") or "0.0.0.0"  # noqa: S104 - `:7380` asks for every address
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, int(port)))
+        bound.listen(128)
+    except OSError as error:
+        raise ListenError(
+            f"Can't listen on {listen}: {error.strerror or error}. Is another penstock running?"
+            " Choose another address with --listen."
+        ) from None
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """Return the address that a socket listens on, `host:port`."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
