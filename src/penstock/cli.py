@@ -35,7 +35,7 @@ _KNOWN: Final = (
     ("penstock.config", "ConfigError", 2),
     ("penstock.postgres.errors", "CaptureError", 1),
     ("penstock.sinks.base", "SinkError", 1),
-    ("penstock.api.health", "ListenError", 1),
+    ("penstock.api.server", "ListenError", 1),
     ("penstock.embedded.process", "EmbeddedError", 1),
 )
 
