@@ -229,12 +229,12 @@ class _Reader:
         message = error["msg"].removeprefix("Value error, ")
         expected = message.removeprefix("Input should be ").removeprefix("a valid ")
         if kind == "missing":
-            field = model.model_fields[str(error["loc"][-1])]
+            field = _model_at(model, error["loc"]).model_fields[str(error["loc"][-1])]
             options = [repr(option) for option in get_args(field.annotation)]
             hint = f"; expected {' or '.join(options)}" if options else ""
             return f"missing: this key has no default{hint}"
         if kind == "extra_forbidden":
-            return _unknown(str(path[-1]), model.model_fields)
+            return _unknown(str(path[-1]), _model_at(model, error["loc"]).model_fields)
         if kind == "value_error":
             shown = self.shown(path, given)
             return message if shown in message or given is None else f"{message} (got {shown})"
@@ -281,6 +281,16 @@ class _Reader:
 
 def _unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key{nearest(key, known)}; expected one of: {', '.join(known)}"
+
+
+def _model_at(model: type[BaseModel], path: yaml_lines.Path) -> type[BaseModel]:
+    """Return the model whose key the last part of `path` is, `model` itself or one inside it."""
+    for key in path[:-1]:
+        field = model.model_fields.get(str(key))
+        inner = field.annotation if field is not None else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return model
 
 
 def _names(root: dict[str, Any], key: str) -> dict[str, Any]:

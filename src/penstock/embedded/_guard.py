@@ -1,8 +1,10 @@
-"""The guard: a small process that runs one server and never lets it outlive its owner.
+"""The guard: a small process that runs one server and never lets it outlive its owners.
 
 Run by path, not imported, with nothing but the standard library. The owner holds the other end of
 standard input and writes nothing there: end of file means that the owner is gone, however it went,
-SIGKILL included. The guard then ends the server and what that left behind. (`PR_SET_PDEATHSIG`
+SIGKILL included. The guard then ends the server and what that left behind. A server that several
+processes share has owners instead that hold a lock on a file, shared, which ends with them too; the
+guard waits to hold it alone. (`PR_SET_PDEATHSIG`
 alone would not do: it is Linux's, and fires when the *thread* that started the server ends. Between
 guard and server it fits, and is set for the case that the guard itself is killed.)
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -32,6 +35,7 @@ def main() -> int:
     parser.add_argument("--orphan-signal", type=int, default=signal.SIGTERM)
     parser.add_argument("--patience", type=float, default=10.0)
     parser.add_argument("--user")
+    parser.add_argument("--while-locked")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
 
@@ -77,8 +81,12 @@ def _start(command: list[str], user: str | None, orphan_signal: int) -> subproce
 
 
 def _await_owner(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
-    while os.read(0, 4096):
-        pass
+    if args.while_locked is not None:
+        # Kept to this process's end, so that who comes now waits until the server is gone.
+        fcntl.flock(os.open(args.while_locked, os.O_RDWR), fcntl.LOCK_EX)
+    else:
+        while os.read(0, 4096):
+            pass
     with contextlib.suppress(ProcessLookupError):
         os.kill(server.pid, args.orphan_signal)
     threading.Event().wait(args.patience)

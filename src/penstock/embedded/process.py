@@ -31,7 +31,8 @@ class GuardedProcess:
     """One running server and its guard.
 
     `orphan_signal` is what the server gets if this process dies first; `patience` the seconds that
-    it then has before SIGKILL goes to its whole process group.
+    it then has before SIGKILL goes to its whole process group. With `while_locked` it lives on until
+    nobody holds a shared lock (`flock`) on that file any more, whoever dies.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class GuardedProcess:
         cwd: Path | None = None,
         orphan_signal: int = signal.SIGTERM,
         patience: float = 10.0,
+        while_locked: Path | None = None,
     ) -> None:
         self._log = log
         guard = [sys.executable, "-I", "-S", str(_GUARD), f"--orphan-signal={int(orphan_signal)}"]
-        guard += [f"--patience={patience}", *([f"--user={user}"] if user else []), "--", *command]
+        guard += [f"--patience={patience}", *([f"--user={user}"] if user else [])]
+        guard += [*([f"--while-locked={while_locked}"] if while_locked else []), "--", *command]
         with contextlib.ExitStack() as stack:
             stderr = log if isinstance(log, int) else stack.enter_context(log.open("ab"))
             self._guard = subprocess.Popen(  # noqa: S603 - commands of ours alone
