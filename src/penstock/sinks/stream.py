@@ -1,8 +1,8 @@
 """The stream sink: a part of a micro-batch into the segments of all streams of its source.
 
 A part is written in one transaction, which says with the messages that the part is there. So a part
-is there as a whole or not at all, and what a crash made come again finds what it wrote: those
-positions are left out.
+is there as a whole or not at all. What comes again after a crash is left out: all up to the head,
+where everything is there or was dropped in its time, and behind it what is found there.
 
 Nothing is updated or deleted, so no snapshot that another session holds leaves dead rows here. The
 lock, shared by all writers, keeps the segments as they are while messages go into them.
@@ -26,9 +26,10 @@ from penstock.sinks.base import SinkError
 from penstock.streams import copy
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
-from penstock.streams.store import CONNECT
+from penstock.streams.store import CONNECT, START
 
 _SQL: Final = queries.load("penstock.streams", "write.sql")
+_STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _COLUMNS: Final = sql.SQL(", ").join(map(sql.Identifier, copy.COLUMNS))
 
 
@@ -70,10 +71,6 @@ class _Segment(NamedTuple):
     after: Position
     through: Position | None
 
-    def holds(self, first: Position, last: Position) -> bool:
-        """Tell whether all of first to last belongs here."""
-        return self.after < first and (self.through is None or last <= self.through)
-
 
 class StreamWriter:
     """Writes parts of a source's micro-batches, one after the other, over one connection.
@@ -90,11 +87,10 @@ class StreamWriter:
         self._routes = list(routes)
         self._connection: psycopg.Connection[Any] | None = None
         self._open: dict[int, _Segment] = {}
-        # After a crash or an error the messages may be there already.
-        self._repeated = True
-        self._duplicates = 0
-        insert = sql.SQL(_SQL["add_part"]).format(batches=batches_table(source_id))
-        self._add_part = insert.as_bytes(None)
+        self._head = START
+        batches = batches_table(source_id)
+        self._head_query = sql.SQL(_STORE_SQL["head"]).format(batches=batches)
+        self._add_part = sql.SQL(_SQL["add_part"]).format(batches=batches)
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -107,7 +103,6 @@ class StreamWriter:
         """Open the transaction of a part."""
         try:
             if self._connection is None or self._connection.closed:
-                self._repeated = True
                 self._connection = psycopg.connect(self._url, autocommit=True, **CONNECT)
             connection = self._connection
             streams = [route.stream_id for route in self._routes]
@@ -117,9 +112,10 @@ class StreamWriter:
                 base = connection.execute(_SQL["base"], [self._source_id])
                 segments = connection.execute(_SQL["open_segments"], [streams])
                 backlogs = connection.execute(_SQL["backlogs"], [self._source_id])
+                head = connection.execute(self._head_query)
             self._check_base(base.fetchone())
             self._open = {row[0]: _segment(row[1:]) for row in segments}
-            self._duplicates = 0
+            self._head = Position(*(head.fetchone() or START))
             return Open(
                 {
                     sink: Backlog(since, code, error, Position(lsn, idx))
@@ -154,8 +150,8 @@ class StreamWriter:
     def _split(
         self, route: StreamRoute, batch: pa.RecordBatch
     ) -> list[tuple[_Segment, pa.RecordBatch]]:
-        """Return which messages go to which segment; what retention has dropped is left out."""
-        first, last = self._span(batch)
+        """Return which messages go to which segment, without those up to the head."""
+        first, _ = self._span(batch)
         last_segment = self._open.get(route.stream_id)
         if last_segment is None:
             raise SinkError(
@@ -164,21 +160,21 @@ class StreamWriter:
                 remedy="Start the pipeline again, which makes it.",
                 transient=False,
             )
-        if last_segment.holds(first, last):
+        if last_segment.after < first and self._head < first:
             return [(last_segment, batch)]
-        found = self.connection.execute(_SQL["segments"], [route.stream_id]).fetchall()
+        segments = map(_segment, self.connection.execute(_SQL["segments"], [route.stream_id]))
+        missing = batch.filter(_behind(batch, self._head, self._base))
         parts = []
-        for segment in map(_segment, found):
-            part = batch.filter(_within(batch, segment, self._base))
+        for segment in segments:
+            part = missing.filter(_behind(missing, segment.after, self._base))
+            if segment.through is not None:
+                part = part.filter(pc.invert(_behind(part, segment.through, self._base)))
             if part.num_rows:
                 parts.append((segment, part))
-        self._duplicates += batch.num_rows - sum(part.num_rows for _, part in parts)
         return parts
 
     def _write(self, route: StreamRoute, segment: _Segment, batch: pa.RecordBatch) -> int:
         connection = self.connection
-        if self._repeated:
-            batch = self._missing(segment, batch)
         while batch.num_rows:
             connection.execute(_SQL["savepoint"])
             try:
@@ -186,8 +182,11 @@ class StreamWriter:
                 break
             except psycopg.errors.UniqueViolation:
                 connection.execute(_SQL["to_savepoint"])
-                batch = self._missing(segment, batch)
-        return batch.num_rows
+                missing = self._missing(segment, batch)
+                if missing.num_rows == batch.num_rows:
+                    raise
+                batch = missing
+        return int(batch.num_rows)
 
     def _copy(self, route: StreamRoute, segment: _Segment, batch: pa.RecordBatch) -> None:
         statement = sql.SQL(_SQL["copy"]).format(table=segment_table(segment.id), columns=_COLUMNS)
@@ -202,16 +201,12 @@ class StreamWriter:
         query = sql.SQL(_SQL["present"]).format(table=segment_table(segment.id))
         first, last = self._span(batch)
         present = set(self.connection.execute(query, [*first, *last]).fetchall())
-        if not present:
-            return batch
         positions = zip(
             pc.add(batch.column("commit_lsn"), self._base).to_pylist(),
             batch.column("commit_idx").to_pylist(),
             strict=True,
         )
-        kept = batch.filter(pa.array([position not in present for position in positions]))
-        self._duplicates += batch.num_rows - kept.num_rows
-        return kept
+        return batch.filter(pa.array([position not in present for position in positions]))
 
     def _span(self, batch: pa.RecordBatch) -> tuple[Position, Position]:
         """Return the least and the greatest position in the stream."""
@@ -236,11 +231,9 @@ class StreamWriter:
                 connection.execute(_SQL["commit"])
         except psycopg.Error as error:
             self._fail(error)
-        self._repeated = self._duplicates > 0
 
     def rollback(self) -> None:
         """Give the part up; nothing of it is there."""
-        self._repeated = True
         connection = self._connection
         if connection is None or connection.closed:
             return
@@ -269,12 +262,7 @@ def _segment(row: Sequence[Any]) -> _Segment:
     return _Segment(id_, Position(after_lsn, after_idx), through)
 
 
-def _within(batch: pa.RecordBatch, segment: _Segment, base: int) -> pa.Array:
+def _behind(batch: pa.RecordBatch, position: Position, base: int) -> pa.Array:
     lsn, idx = pc.add(batch.column("commit_lsn"), base), batch.column("commit_idx")
-
-    def behind(position: Position) -> pa.Array:
-        same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
-        return pc.or_(pc.greater(lsn, position.lsn), same)
-
-    kept = behind(segment.after)
-    return kept if segment.through is None else pc.and_not(kept, behind(segment.through))
+    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+    return pc.or_(pc.greater(lsn, position.lsn), same)

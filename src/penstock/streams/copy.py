@@ -167,7 +167,7 @@ def _repeated(column: pa.Array) -> pa.Array:
 def _keys(batch: pa.RecordBatch) -> pa.Array:
     """Return what tells rows apart, null for those of a table without a primary key."""
     metadata = batch.column("metadata")
-    pks = pc.extract_regex(metadata, _PKS).field(0)
+    (pks,) = pc.extract_regex(metadata, _PKS).flatten()
     if pks.null_count:
         pks = pa.array([_pks(text) for text in metadata.to_pylist()], pa.string())
     pks = pc.if_else(pc.equal(pks, "[]"), None, pks)

@@ -40,6 +40,7 @@ __all__ = [
     "LOCK_MIGRATE",
     "LOCK_RUN",
     "LOCK_WRITE",
+    "START",
     "ConsumerRecord",
     "SourceRecord",
     "Store",
@@ -64,7 +65,8 @@ CONNECT: Final[Mapping[str, Any]] = {
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
-_FIRST: Final = Position(0, -1)
+START: Final = Position(0, -1)
+"""Before all positions of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,7 @@ class Store:
     def head(self, source_id: int) -> Position:
         """Return up to where (in the streams' positions) a source's messages are all there."""
         rows = self._rows(_sql(_SQL["head"], batches=batches_table(source_id)))
-        return Position(*rows[0]) if rows else _FIRST
+        return Position(*rows[0]) if rows else START
 
     # Streams
 
@@ -269,7 +271,7 @@ class Store:
                 values = [name, source.id, kind, retention]
                 row = connection.execute(_SQL["create_stream"], values).fetchone()
                 stream_id = _found(row)[0]
-                create_segment(connection, stream_id, kind, _FIRST)
+                create_segment(connection, stream_id, kind, START)
                 self._create_consumer(connection, stream_id, name, "pull", True, {})
                 connection.execute(_SQL["notify"], ["k"])
             found = self.stream(name)

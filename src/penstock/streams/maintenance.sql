@@ -1,0 +1,67 @@
+-- Segments closed, merged and dropped; see maintenance.py and rows.py.
+
+-- name: lock_timeout
+-- How long this transaction waits for a lock; whoever comes behind it waits as long.
+SELECT set_config('lock_timeout', %s, true)
+
+-- name: segments
+-- A stream's segments, with the seconds since each was opened and closed, and its bytes.
+SELECT g.id, g.after_lsn, g.after_idx, g.through_lsn, g.through_idx,
+       extract(epoch FROM now() - g.opened_at)::float8,
+       extract(epoch FROM now() - g.closed_at)::float8,
+       coalesce(pg_table_size(to_regclass('penstock.segment_' || g.id)), 0)
+FROM penstock.segments g WHERE g.stream_id = %s ORDER BY g.after_lsn, g.after_idx
+
+-- name: last_position
+SELECT lsn, idx FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1
+
+-- name: close_segment
+UPDATE penstock.segments SET through_lsn = %s, through_idx = %s, closed_at = clock_timestamp()
+WHERE id = %s AND through_lsn IS NULL
+
+-- name: remove_segments
+DELETE FROM penstock.segments WHERE id = ANY(%s)
+
+-- name: orphans
+-- The tables of segments that are in no list any more.
+SELECT substr(c.relname, 9)::integer FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'penstock' AND c.relkind = 'r' AND c.relname ~ '^segment_[0-9]{1,9}$'
+  AND NOT EXISTS (SELECT FROM penstock.segments g WHERE c.relname = 'segment_' || g.id)
+
+-- name: drop_table
+DROP TABLE IF EXISTS {table}
+
+-- name: many_parts
+-- Whether a source's table of batches has more rows than this.
+SELECT EXISTS (SELECT FROM {batches} OFFSET %s)
+
+-- name: unfinished_parts
+-- The parts of batches that are not there as a whole.
+SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts FROM {batches}
+WHERE (end_lsn, end_idx) > (%s, %s) ORDER BY seq
+
+-- name: truncate
+TRUNCATE {batches}
+
+-- name: new_segment_id
+SELECT nextval(pg_get_serial_sequence('penstock.segments', 'id'))
+
+-- name: merge
+-- Those rows of one of the segments to be merged that have no newer version in any of them, without
+-- the deletes up to a position. A row without a key is kept.
+INSERT INTO {into} SELECT s.* FROM {segment} s
+WHERE {newest} AND NOT (s.key IS NOT NULL AND s.action = 'delete' AND (s.lsn, s.idx) <= (%s, %s))
+ORDER BY s.lsn, s.idx
+
+-- name: newest
+NOT EXISTS (SELECT FROM {segment} n WHERE n.key = s.key AND (n.lsn, n.idx) > (s.lsn, s.idx))
+
+-- name: add_merged
+INSERT INTO penstock.segments
+    (id, stream_id, after_lsn, after_idx, through_lsn, through_idx, opened_at, closed_at)
+OVERRIDING SYSTEM VALUE
+SELECT %s, stream_id, %s, %s, %s, %s, min(opened_at), max(closed_at)
+FROM penstock.segments WHERE id = ANY(%s) GROUP BY stream_id
+
+-- name: consumer_log
+SELECT entry FROM {table} ORDER BY seq

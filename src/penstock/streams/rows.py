@@ -1,0 +1,78 @@
+"""Streams of kind `rows`: closed segments merged into one that has the newest version of each row.
+
+Segments of like sizes are merged, so that a row is copied a number of times that grows with the
+logarithm of the stream's size. A delete is left out when no older version is left elsewhere (the
+merge takes in the stream's first segment) and every consumer is past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from psycopg import sql
+
+from penstock import queries
+from penstock.message import Position
+from penstock.streams.names import segment_table
+from penstock.streams.segments import SQL, Connection, Segment, lock_writers
+from penstock.streams.store import START, StreamRecord
+
+_SCHEMA = queries.load("penstock.streams", "schema.sql")
+
+
+def to_merge(segments: Sequence[Segment], head: Position) -> list[Segment]:
+    """Return the segments that are worth merging now, none if there are less than two."""
+    run: list[Segment] = []
+    size = 0
+    for segment in reversed([segment for segment in segments if segment.done(head)]):
+        if run and segment.bytes > size:
+            break
+        run.insert(0, segment)
+        size += segment.bytes
+    return run if len(run) > 1 else []
+
+
+def merge(
+    connection: Connection, stream: StreamRecord, run: Sequence[Segment], forget: Position
+) -> None:
+    """Put one segment in the place of `run`'s, without the deletes up to `forget`.
+
+    Their tables are left: readers may still be at them. `run` is done and has no gaps between.
+    """
+    first, last = run[0], run[-1]
+    assert last.through is not None  # noqa: S101 - it is done
+    with connection.transaction():
+        row = connection.execute(SQL["new_segment_id"]).fetchone()
+        segment_id = row[0] if row else 0
+        into = sql.Identifier(f"segment_{segment_id}")
+        connection.execute(sql.SQL(_SCHEMA["segment_table"]).format(table=into))
+        for index, segment in enumerate(run):
+            query = sql.SQL(SQL["merge"]).format(
+                into=segment_table(segment_id),
+                segment=segment_table(segment.id),
+                newest=sql.SQL(" AND ").join(_newest(later) for later in run[index:]),
+            )
+            connection.execute(query, list(forget))
+        for indexes in ("segment_indexes", "segment_key_index"):
+            connection.execute(sql.SQL(_SCHEMA[indexes]).format(table=into))
+        ids = [segment.id for segment in run]
+        lock_writers(connection, stream.source_id)
+        connection.execute(SQL["add_merged"], [segment_id, *first.after, *last.through, ids])
+        if connection.execute(SQL["remove_segments"], [ids]).rowcount != len(ids):
+            raise RuntimeError(
+                f"segments of stream {stream.name!r} were changed by another process"
+            )
+
+
+def _newest(segment: Segment) -> sql.Composed:
+    return sql.SQL(SQL["newest"]).format(segment=segment_table(segment.id))
+
+
+def forgettable(
+    segments: Sequence[Segment], run: Sequence[Segment], watermarks: Iterable[Position | None]
+) -> Position:
+    """Return up to where deletes may be left out of a merge of `run`."""
+    if run[0] != segments[0]:
+        return START
+    passed = [position for position in watermarks if position is not None]
+    return min(passed, default=run[-1].through or START)

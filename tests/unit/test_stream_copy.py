@@ -1,0 +1,127 @@
+"""The binary COPY of a stream's messages, read back by a plain decoder."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.streams_help import Change, deleted, inserted, updated, wire
+
+from penstock.message import DELETE, UPDATE, WIRE_SCHEMA, Position
+from penstock.streams import copy
+
+
+def decoded(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the rows of binary COPY data without its header and trailer."""
+    at = 0
+    while at < len(data):
+        (count,) = struct.unpack_from(">h", data, at)
+        assert count == len(copy.COLUMNS)
+        at += 2
+        row: dict[str, Any] = {}
+        for name in copy.COLUMNS:
+            (size,) = struct.unpack_from(">i", data, at)
+            at += 4
+            if size < 0:
+                row[name] = None
+                continue
+            value = data[at : at + size]
+            assert len(value) == size
+            at += size
+            number = name in ("lsn", "idx", "group_hash", "old_group_hash")
+            row[name] = struct.unpack(">q", value)[0] if number else value.decode()
+        yield row
+
+
+def rows(batch: pa.RecordBatch, kind: str = "changes", base: int = 0) -> list[dict[str, Any]]:
+    return list(decoded(b"".join(map(bytes, copy.rows(batch, kind, base)))))
+
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+text = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
+changes = st.builds(
+    Change,
+    record=st.fixed_dictionaries({"id": text | st.integers(-(2**63), 2**63 - 1), "name": text}),
+    action=st.sampled_from(["insert", "update", "delete", "read"]),
+    changes=st.none() | st.dictionaries(text, text, max_size=2),
+    group=int64,
+    old_group=st.none() | int64,
+    schema=text.filter(bool),
+    table=text.filter(bool),
+    position=st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62)),
+)
+
+
+@given(st.lists(changes, min_size=1, max_size=20), st.integers(0, 2**62 - 1), st.integers(0, 5))
+def test_every_column_comes_out_as_it_went_in(listed: list[Change], base: int, cut: int) -> None:
+    batch = wire(listed).slice(cut)
+    for row, message in zip(rows(batch, base=base), batch.to_pylist(), strict=True):
+        assert row["lsn"] == message["commit_lsn"] + base
+        assert row["idx"] == message["commit_idx"]
+        assert row["key"] is None
+        same = ("group_hash", "old_group_hash", "table_schema", "table_name", "action")
+        assert {name: row[name] for name in same} == {name: message[name] for name in same}
+        changed = "null" if message["changes"] is None else message["changes"]
+        assert row["message"] == (
+            f'{{"record":{message["record"]},"changes":{changed},'
+            f'"action":"{message["action"]}","metadata":{message["metadata"]}}}'
+        )
+
+
+@given(st.lists(changes, min_size=1, max_size=20))
+def test_rows_have_a_key_and_tell_deletes_alone(listed: list[Change]) -> None:
+    batch = wire(listed)
+    for row, message, change in zip(rows(batch, "rows"), batch.to_pylist(), listed, strict=True):
+        pks = orjson.dumps([change.record["id"]]).decode()
+        assert row["key"] == f"{change.schema}.{change.table}:{pks}"
+        deletion = '"action":"delete",' if change.action == DELETE else ""
+        assert row["message"] == (
+            f'{{"record":{message["record"]},{deletion}"metadata":{message["metadata"]}}}'
+        )
+
+
+def test_a_batch_of_many_blocks_keeps_its_order() -> None:
+    count = 20_001
+    found = rows(wire([inserted(1) for _ in range(count)]))
+    assert [row["idx"] for row in found] == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "pks"),
+    [
+        ('{"record_pks":[1,"a"],"unavailable":[]}', '[1,"a"]'),
+        (r'{"x":"\"record_pks\":[9]","record_pks":["]"],"unavailable":["b"]}', '["]"]'),
+        (r'{"record_pks":["],\"unavailable\":["],"unavailable":[]}', r'["],\"unavailable\":["]'),
+        ('{"unavailable":[],"record_pks":[3]}', "[3]"),
+        ('{"record_pks":[],"unavailable":[]}', None),
+        ("{}", None),
+    ],
+)
+def test_the_key_is_found_in_any_metadata(metadata: str, pks: str | None) -> None:
+    batch = wire([updated(1), updated(2)])
+    index = WIRE_SCHEMA.get_field_index("metadata")
+    values = pa.array([metadata, '{"record_pks":[7],"unavailable":[]}'])
+    keys = [row["key"] for row in rows(batch.set_column(index, "metadata", values), "rows")]
+    assert keys == [None if pks is None else f"public.items:{pks}", "public.items:[7]"]
+
+
+def test_a_long_key_fits_an_index_and_stays_apart() -> None:
+    long = ["x" * 5000, "x" * 5000, "x" * 4999 + "y", "short"]
+    keys = [row["key"] for row in rows(wire([deleted(key) for key in long]), "rows")]
+    assert keys[0] == keys[1] != keys[2]
+    assert max(len(key) for key in keys) < 100
+    assert keys[3] == 'public.items:["short"]'
+
+
+def test_an_update_that_moves_a_row_has_both_groups() -> None:
+    batch = wire([Change({"id": 1}, UPDATE, {}, 5, -6), Change({"id": 2}, group=7)])
+    assert [(row["group_hash"], row["old_group_hash"]) for row in rows(batch)] == [
+        (5, -6),
+        (7, None),
+    ]
