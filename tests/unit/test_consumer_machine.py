@@ -1,0 +1,255 @@
+"""A consumer's state under random requests, against the model; a second process reads along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import orjson
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.consumer_model import Model
+
+from penstock.streams.ack_tokens import make_tokens, read_tokens
+from penstock.streams.consumer import Entry, Parked, State, replay
+from penstock.streams.step import Row, Step
+
+CONSUMER = 7
+ACK_WAIT = 30
+
+
+class Stream:
+    """Messages in memory; as `Ahead`, all is known."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.cursor = (0, -1)
+
+    def knows(self, group: int, parked: Parked) -> bool:
+        return True
+
+    def next(self, group: int, parked: Parked) -> Row | None:
+        behind = (r for r in self.rows if group in r[2:4] and r[:2] >= parked[1:3])
+        return next((row for row in behind if row[:2] <= self.cursor and row[4]), None)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = Stream()
+        self.model = Model()
+        self.log: list[bytes] = []
+        self.seen = [0, 0]
+        self.states = [State(), State()]
+        self.now = 1_000
+        self.due: dict[tuple[int, int], int] = {}  # when what is out comes back
+        self.turn = 0
+
+    @initialize(max_deliver=st.sampled_from([-1, -1, 1, 2]), max_held=st.sampled_from([1, 3, 100]))
+    def configure(self, max_deliver: int, max_held: int) -> None:
+        self.max_deliver, self.max_held = max_deliver, max_held
+
+    def step(self) -> Step:
+        self.turn = 1 - self.turn
+        state = replay(self.states[self.turn], self.log[self.seen[self.turn] :])
+        self.states[self.turn] = state
+        self.seen[self.turn] = len(self.log)
+        state.advance(self.now)
+        step = Step(state, self.now, self.max_deliver, self.max_held)
+        step.expire()
+        return step
+
+    def take(self, step: Step) -> Entry | None:
+        entry = step.entry(ACK_WAIT)
+        if entry is not None:
+            self.states[self.turn].apply(entry)
+            self.log.append(entry.encode())
+            self.seen[self.turn] = len(self.log)
+        for message in step.dead.values():
+            self.model.done(message[:2])
+            self.due.pop(message[:2], None)
+        return entry
+
+    def pass_time(self) -> None:
+        for position, until in list(self.due.items()):
+            if until <= self.now:
+                self.model.came_back(position)
+                del self.due[position]
+
+    @rule(
+        group=st.integers(1, 4),
+        old=st.none() | st.integers(1, 4),
+        new_lsn=st.booleans(),
+        wanted=st.integers(0, 9),
+    )
+    def publish(self, group: int, old: int | None, new_lsn: bool, wanted: int) -> None:
+        lsn, idx = self.stream.rows[-1][:2] if self.stream.rows else (1, -1)
+        lsn, idx = (lsn + 5, 0) if new_lsn else (lsn, idx + 1)
+        old = None if old == group else old
+        text = b"{}" if wanted else None
+        self.stream.rows.append((lsn, idx, group, old, text))
+        if wanted:
+            self.model.publish((lsn, idx), [g for g in (group, old) if g is not None])
+
+    @rule(limit=st.integers(1, 6), scanned=st.integers(1, 12))
+    def receive(self, limit: int, scanned: int) -> None:
+        self.handed_out(limit, scanned)
+
+    def handed_out(self, limit: int, scanned: int) -> list[tuple[int, int]]:
+        step = self.step()
+        state = self.states[self.turn]
+        step.take_again(limit)
+        step.take_replays(limit)
+        self.stream.cursor = state.cursor
+        assert step.take_parked(limit, self.stream) == []
+        rows = [row for row in self.stream.rows if row[:2] > state.cursor][:scanned]
+        step.take_new(limit, rows)
+        first = state.next
+        positions = [state.held[n][:2] for n in step.again] + [row[:2] for row in step.new]
+        assert len(positions) <= limit
+        self.take(step)
+        held = [state.held[first + i] for i in range(len(positions))]
+        assert [message[:2] for message in held] == positions
+        tokens = make_tokens(CONSUMER, first, positions)
+        for token, message in zip(tokens, held, strict=True):
+            self.model.handed_out(message[:2], token, message[4])
+            self.due[message[:2]] = message[5]
+        return positions
+
+    def tokens(self, data: st.DataObject) -> list[str]:
+        known = [t for m in self.model.messages.values() for t in (m.token, *m.old_tokens) if t]
+        known += self.model.forgotten
+        return data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+
+    def expected(self, token: str) -> tuple[str, tuple[int, int]]:
+        """What must become of a request with this token: held, gone, expired or unknown."""
+        ref = read_tokens(CONSUMER, [token])[0]
+        assert ref is not None
+        position = ref[:2]
+        if token in self.model.forgotten:
+            return "unknown", position
+        message = self.model.messages[position]
+        if message.gone:
+            return "gone", position
+        current = message.token == token and not message.waits
+        return ("held" if current else "expired"), position
+
+    @precondition(
+        lambda self: self.model.messages and any(m.token for m in self.model.messages.values())
+    )
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["ack", "ack", "ack", "nack", "extend", "release"]),
+        time=st.integers(0, 50),
+    )
+    def say(self, data: st.DataObject, kind: str, time: int) -> None:
+        tokens = self.tokens(data)
+        fates = [self.expected(token) for token in tokens]
+        step = self.step()
+        refs = read_tokens(CONSUMER, tokens)
+        dead = set(step.dead.values())
+        match kind:
+            case "ack":
+                refused = step.ack(refs)
+            case "nack":
+                refused = step.nack(refs, time)
+            case "extend":
+                refused = step.extend(refs, time)
+            case _:
+                refused = step.release(refs)
+        dead_before = {message[:2] for message in dead}
+        fates = [("gone" if p in dead_before else fate, p) for fate, p in fates]
+        unknown = {"expired", "unknown"} | ({"gone"} if kind == "extend" else set())
+        assert [at for at, _reason in refused] == [
+            i for i, f in enumerate(fates) if f[0] in unknown
+        ]
+        for at, reason in refused:
+            assert reason == ("expired" if fates[at][0] == "expired" else "unknown")
+        self.take(step)
+        for position in {position for fate, position in fates if fate == "held"}:
+            self.due.pop(position, None)
+            message = self.model.messages[position]
+            if kind == "ack":
+                self.model.done(position)
+            elif message.gone:
+                assert kind == "nack"  # it was its last delivery
+            elif kind == "extend":
+                message.out = True
+                self.due[position] = self.now + time
+            else:
+                self.model.came_back(position, counted=kind == "nack")
+                if kind == "nack":
+                    message.out = True
+                    self.due[position] = self.now + time
+        self.pass_time()
+
+    @rule(time=st.integers(1, 60))
+    def wait(self, time: int) -> None:
+        self.now += time
+        self.pass_time()
+
+    @precondition(lambda self: any(m.gone for m in self.model.messages.values()))
+    @rule(data=st.data())
+    def replay_letter(self, data: st.DataObject) -> None:
+        gone = [p for p, m in self.model.messages.items() if m.gone]
+        position = data.draw(st.sampled_from(gone))
+        step = self.step()
+        if position > self.states[self.turn].cursor:
+            return
+        row = next(row for row in self.stream.rows if row[:2] == position)
+        step.replay(row[:4])
+        self.take(step)
+        self.model.replay(position)
+
+    @precondition(lambda self: self.stream.rows)
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        cursor = data.draw(st.sampled_from([(0, -1), *(row[:2] for row in self.stream.rows)]))
+        self.step()
+        entry = Entry(cursor=cursor, rewound=True)
+        self.states[self.turn].apply(entry)
+        self.log.append(entry.encode())
+        self.seen[self.turn] = len(self.log)
+        self.model.rewind(cursor)
+        self.due.clear()
+
+    @rule()
+    def snapshot(self) -> None:
+        self.step()
+        self.log.append(self.states[self.turn].encode())
+
+    @invariant()
+    def replicas_agree(self) -> None:
+        def essence(state: State) -> Any:
+            body = orjson.loads(state.encode())
+            return {name: sorted(v) if name != "s" else v for name, v in body.items()}
+
+        if self.log:
+            other = 1 - self.turn
+            self.states[other] = replay(self.states[other], self.log[self.seen[other] :])
+            self.seen[other] = len(self.log)
+            assert essence(self.states[0]) == essence(self.states[1])
+            state = self.states[0]
+            groups = [g for m in state.held.values() for g in m[2:4] if g is not None]
+            assert sorted(groups) == sorted(state.busy)
+            assert set(state.due) == set(state.parked) - state.busy
+
+    def teardown(self) -> None:
+        for _ in range(10_000):
+            if not self.model.left():
+                return
+            self.now += 100
+            self.pass_time()
+            for position in self.handed_out(limit=100, scanned=100):
+                step = self.step()
+                message = self.model.messages[position]
+                assert message.token is not None
+                assert step.ack(read_tokens(CONSUMER, [message.token])) == []
+                self.take(step)
+                self.model.done(position)
+                self.due.pop(position, None)
+        raise AssertionError(f"never handed out: {self.model.left()}")
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=600, stateful_step_count=50, deadline=None)
