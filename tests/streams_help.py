@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import orjson
 import pyarrow as pa
+from psycopg import sql
 
 from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
-from penstock.streams.store import SourceRecord, Store, StreamRecord
+from penstock.streams.segments import segments_of
+from penstock.streams.store import START as BEFORE_ALL
+from penstock.streams.store import SourceRecord, Store, StreamRecord, segment_table
 
 _numbers = itertools.count(1)
 START = Position(100, -1)
@@ -35,6 +38,15 @@ class Change:
     schema: str = "public"
     table: str = "items"
     position: Position | None = None
+
+
+class Stored(NamedTuple):
+    """A message as a stream has it."""
+
+    position: Position
+    key: str | None
+    action: str
+    message: dict[str, Any]
 
 
 def inserted(key: Any, **columns: Any) -> Change:
@@ -140,3 +152,19 @@ def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: 
     finally:
         writer.close()
     return written
+
+
+def read(store: Store, stream: StreamRecord, after: Position = BEFORE_ALL) -> list[Stored]:
+    """Return what a reader finds in a stream behind `after`, in order, up to the head."""
+    head = store.head(stream.source_id)
+    found: list[Stored] = []
+    with store.connection() as connection:
+        for segment in segments_of(connection, stream.id):
+            query = sql.SQL(
+                "SELECT lsn, idx, key, action, message FROM {} WHERE (lsn, idx) > (%s, %s)"
+                " AND (lsn, idx) <= (%s, %s) ORDER BY lsn, idx"
+            ).format(segment_table(segment.id))
+            end = head if segment.through is None else min(head, segment.through)
+            for lsn, idx, key, action, message in connection.execute(query, [*after, *end]):
+                found.append(Stored(Position(lsn, idx), key, action, orjson.loads(message)))
+    return found

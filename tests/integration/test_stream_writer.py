@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
+import psycopg
+import pyarrow as pa
 import pytest
-from tests.streams_help import deleted, inserted, make_stream, publish, updated
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.streams_help import (
+    START,
+    Change,
+    deleted,
+    inserted,
+    make_stream,
+    publish,
+    read,
+    updated,
+    wire,
+    write_part,
+    writer_of,
+)
 
 from penstock.embedded.handles import Database
-from penstock.streams.store import Store
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.message import Position
+from penstock.sinks.base import SinkError
+from penstock.sinks.stream import BatchPart
+from penstock.streams import maintenance
+from penstock.streams.maintenance import close_segment, run_once
+from penstock.streams.segments import segments_of
+from penstock.streams.store import Store, StreamRecord
 
 
 @pytest.fixture
 def store(database: Database) -> Iterator[Store]:
     with Store.open(database.url) as store:
         yield store
+
+
+def numbered(count: int, per_transaction: int = 7) -> pa.RecordBatch:
+    """Return `count` messages in transactions, with their numbers as ids."""
+    return wire(
+        [
+            Change(
+                {"id": n},
+                position=Position(101 + n // per_transaction, n % per_transaction),
+                group=n % 5,
+            )
+            for n in range(count)
+        ]
+    )
+
+
+def at(batch: pa.RecordBatch, row: int) -> Position:
+    """Return the position of a row, the start of all before the first."""
+    if row < 0:
+        return START
+    return Position(batch["commit_lsn"][row].as_py(), batch["commit_idx"][row].as_py())
+
+
+def parts_of(batch: pa.RecordBatch, first: int, end: int, parts: int) -> list[pa.RecordBatch]:
+    """Return rows first to end as a micro-batch's parts, every group in one of them."""
+    rows = batch.slice(first, end - first)
+    groups = rows["group_hash"].to_pylist()
+    return [rows.filter(pa.array([g % parts == part for g in groups])) for part in range(parts)]
+
+
+def ids(store: Store, stream: StreamRecord) -> list[int]:
+    return [stored.message["record"]["id"] for stored in read(store, stream)]
 
 
 def test_messages_are_what_the_contract_says(store: Store, database: Database) -> None:
@@ -33,3 +90,257 @@ def test_messages_are_what_the_contract_says(store: Store, database: Database) -
     assert message["metadata"]["commit_lsn"] == 101
     assert all(row[8].endswith("}}") for row in rows)
     assert store.head(1) == positions[-1]
+
+
+def test_a_part_is_there_as_a_whole_or_not_at_all(store: Store) -> None:
+    streams = [make_stream(store, name) for name in ("a", "b")]
+    writer = writer_of(store, *streams)
+    batch = numbered(10)
+    writer.begin()
+    writer.write(0, batch)
+    writer.rollback()
+    writer.begin()
+    assert [writer.write(index, batch) for index in (0, 1)] == [10, 10]
+    assert [ids(store, stream) for stream in streams] == [[], []]
+    writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+    assert [ids(store, stream) for stream in streams] == [list(range(10))] * 2
+    writer.close()
+
+
+def test_a_batch_is_visible_when_its_last_part_is_there(store: Store) -> None:
+    stream = make_stream(store)
+    batch = numbered(20)
+    for part, rows in enumerate(parts_of(batch, 0, 20, 3)):
+        assert ids(store, stream) == []
+        write_part(store, stream, rows, BatchPart(START, at(batch, 19), part, 3))
+    assert ids(store, stream) == list(range(20))
+
+
+def test_the_readers_are_told(store: Store, database: Database) -> None:
+    stream = make_stream(store)
+    with database.connect(autocommit=True) as listener:
+        listener.execute("LISTEN penstock")
+        publish(store, stream, [inserted(1)])
+        told = next(listener.notifies(timeout=10))
+    assert (told.channel, told.payload) == ("penstock", f"s{stream.source_id}")
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_what_a_crash_left_comes_again_with_other_boundaries(
+    postgres: EmbeddedPostgres, crash_store: Store, data: st.DataObject
+) -> None:
+    """Random micro-batches, some given up half-way, and all that was not done told again."""
+    number = data.draw(st.integers(0, 10**12))
+    stream = make_stream(crash_store, f"s{number}", source=f"s{number}")
+    count = 40
+    batch = numbered(count)
+    writer = writer_of(crash_store, stream)
+    done = 0  # what the pipeline knows to be there; after a crash it may know less
+    while done < count:
+        end = data.draw(st.integers(done + 1, count))
+        parts = data.draw(st.integers(1, 3))
+        crash = data.draw(st.none() | st.integers(0, parts - 1))
+        for part, rows in enumerate(parts_of(batch, done, end, parts)):
+            writer.begin()
+            writer.write(0, rows)
+            if part == crash:
+                break
+            writer.commit(BatchPart(at(batch, done - 1), at(batch, end - 1), part, parts))
+            assert ids(crash_store, stream) == list(range(len(ids(crash_store, stream))))
+        else:
+            assert ids(crash_store, stream)[:end] == list(range(end))
+            done = end
+            continue
+        writer.close()
+        writer = writer_of(crash_store, stream)
+        done = data.draw(st.integers(max(0, done - 10), done))
+        if data.draw(st.booleans()):
+            with crash_store.connection() as connection:
+                close_segment(connection, stream)
+    writer.close()
+    assert ids(crash_store, stream) == list(range(count))
+
+
+@pytest.fixture(scope="module")
+def crash_store(postgres: EmbeddedPostgres) -> Iterator[Store]:
+    with Store.open(postgres.create_database("crashes")) as store:
+        yield store
+
+
+def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks write at once, segments change under them, and a reader follows."""
+    monkeypatch.setattr(maintenance, "PARTS", 20)
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "changes", 0)
+    stream = make_stream(store)
+    count, size = 6_000, 40
+    batch = numbered(count)
+    finished = threading.Event()
+
+    def write() -> None:
+        writers = [writer_of(store, stream) for _ in range(2)]
+
+        def one(part: int, rows: pa.RecordBatch, which: BatchPart) -> None:
+            writers[part].begin()
+            writers[part].write(0, rows)
+            writers[part].commit(which)
+
+        with ThreadPoolExecutor(2) as tasks:
+            for first in range(0, count, size):
+                start, end = at(batch, first - 1), at(batch, first + size - 1)
+                parts = parts_of(batch, first, first + size, 2)
+                running = [
+                    tasks.submit(one, part, rows, BatchPart(start, end, part, 2))
+                    for part, rows in enumerate(parts)
+                ]
+                for task in running:
+                    task.result()
+        for writer in writers:
+            writer.close()
+
+    def maintain() -> None:
+        with Store(store.url) as own:
+            while not finished.is_set():
+                run_once(own)
+
+    def follow() -> tuple[int, int]:
+        seen, looks, cursor = 0, 0, START
+        with Store(store.url) as own:
+            while seen < count:
+                last = finished.is_set()
+                for stored in read(own, stream, cursor):
+                    assert stored.message["record"]["id"] == seen
+                    seen, cursor = seen + 1, stored.position
+                looks += 1
+                assert seen == count or not last
+        return seen, looks
+
+    with ThreadPoolExecutor(3) as threads:
+        writing, following = threads.submit(write), threads.submit(follow)
+        maintaining = threads.submit(maintain)
+        try:
+            writing.result(120)
+        finally:
+            finished.set()
+        maintaining.result(60)
+        assert following.result(60)[0] == count
+    with store.connection() as connection:
+        assert len(segments_of(connection, stream.id)) > 5
+
+
+def test_messages_up_to_the_head_are_not_written_again(store: Store) -> None:
+    stream = make_stream(store)
+    batch = numbered(30)
+    part = BatchPart(START, at(batch, 29), 0, 1)
+    assert write_part(store, stream, batch, part) == 30
+    with store.connection() as connection:
+        close_segment(connection, stream)
+        connection.execute("DELETE FROM penstock.segment_1 WHERE idx = 0")  # as a merge may
+    assert write_part(store, stream, batch, part) == 0
+    assert len(ids(store, stream)) == 25
+
+
+def test_positions_go_on_in_a_new_cluster(store: Store) -> None:
+    stream = make_stream(store)
+    publish(store, stream, [inserted(1)])
+    old = writer_of(store, stream)
+    moved = store.register_source("shop", "another tag")
+    assert moved.base == store.head(moved.id).lsn == 101
+    batch = wire([inserted(2)], Position(1, -1))
+    with pytest.raises(SinkError, match="Start the pipeline again") as refused:
+        old.begin()
+    assert refused.value.code == "source_changed"
+    old.close()
+    write_part(store, stream, batch, BatchPart(Position(0, -1), Position(2, 0), 0, 1))
+    assert [(s.position, s.message["record"]["id"]) for s in read(store, stream)] == [
+        ((101, 0), 1),
+        ((103, 0), 2),
+    ]
+    assert store.register_source("shop", "another tag") == moved
+
+
+def test_a_lost_connection_is_made_again(store: Store, database: Database) -> None:
+    stream = make_stream(store)
+    writer = writer_of(store, stream)
+    batch = numbered(10)
+    writer.begin()
+    writer.write(0, batch)
+    database.execute("SELECT pg_terminate_backend(%s)", [writer.connection.info.backend_pid])
+    with pytest.raises(SinkError) as lost:
+        writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+    assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
+    writer.begin()
+    assert writer.write(0, batch) == 10
+    writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+    writer.close()
+    assert ids(store, stream) == list(range(10))
+
+
+def test_a_store_that_is_down_is_told_from_one_that_is_broken(
+    store: Store, database: Database, postgres: EmbeddedPostgres
+) -> None:
+    stream = make_stream(store)
+    writer = writer_of(store, stream)
+    writer._url = f"postgresql://postgres:hidden@127.0.0.1:1/{database.name}"
+    with pytest.raises(SinkError) as down:
+        writer.begin()
+    assert (down.value.code, down.value.transient) == ("connection_refused", True)
+    assert "hidden" not in str(down.value)
+    database.execute("CREATE ROLE stranger LOGIN")
+    try:
+        writer._url = store.url.replace("postgres@", "stranger@")
+        with pytest.raises(SinkError) as denied:
+            writer.begin()
+        assert (denied.value.code, denied.value.transient) == ("permission_denied", False)
+        assert "GRANT" in denied.value.remedy
+    finally:
+        writer.close()
+        database.execute("DROP ROLE stranger")
+    writer._url = store.url
+    database.execute("DROP TABLE penstock.segments CASCADE")
+    with pytest.raises(SinkError) as missing:
+        writer.begin()
+    assert (missing.value.code, missing.value.transient) == ("no_table", False)
+    writer.close()
+
+
+def test_a_held_snapshot_leaves_no_dead_rows(store: Store, database: Database) -> None:
+    stream = make_stream(store)
+    with database.connect() as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("SELECT count(*) FROM penstock.batches_1")
+        for _ in range(30):
+            publish(store, stream, [inserted(n) for n in range(20)])
+            with store.connection() as connection:
+                close_segment(connection, stream)
+        store.close()  # a session tells its counts when it ends
+        database.execute("SELECT pg_stat_force_next_flush()")
+        counts = database.execute(
+            "SELECT relname, n_tup_ins, n_tup_upd + n_tup_del, n_dead_tup FROM pg_stat_user_tables"
+            " WHERE relname ~ '^(segment|batches)_[0-9]'"
+        )
+    assert sum(row[1] for row in counts) == 30 * 20 + 30
+    assert {row[2:] for row in counts} == {(0, 0)}
+
+
+def test_a_dump_does_not_hold_up_writers_and_readers(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pg_dump holds ACCESS SHARE on every table while it runs."""
+    monkeypatch.setattr(maintenance, "PARTS", 3)
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "rows", 0)
+    stream = make_stream(store, kind="rows")
+    publish(store, stream, [inserted(1)])
+    with database.connect() as dump:
+        dump.execute("SELECT * FROM penstock.segment_1, penstock.batches_1")
+        for _ in range(4):
+            publish(store, stream, [updated(1)])
+            run_once(store)
+        assert len(read(store, stream)) < 5  # merged all the same
+        assert database.execute("SELECT to_regclass('penstock.segment_1') IS NOT NULL") == [(True,)]
+        assert database.execute("SELECT count(*) FROM penstock.batches_1") == [(5,)]
+    run_once(store)
+    assert database.execute("SELECT to_regclass('penstock.segment_1') IS NULL") == [(True,)]
+    assert database.execute("SELECT count(*) FROM penstock.batches_1") == [(1,)]
+    publish(store, stream, [updated(1)])
+    assert read(store, stream)[-1].position.lsn == 106

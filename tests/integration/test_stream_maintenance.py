@@ -1,0 +1,311 @@
+"""Segments closed, dropped and merged: nothing that somebody still needs goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+from structlog.testing import capture_logs
+from tests.streams_help import (
+    Change,
+    deleted,
+    inserted,
+    make_stream,
+    publish,
+    read,
+    updated,
+    wire,
+    write_part,
+)
+
+from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.message import DELETE, Position
+from penstock.sinks.stream import BatchPart
+from penstock.streams import maintenance
+from penstock.streams.consumer import Entry
+from penstock.streams.maintenance import Maintenance, close_segment, run_once
+from penstock.streams.segments import segments_of
+from penstock.streams.store import START, Store, StreamRecord, consumer_table
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def shared_store(postgres: EmbeddedPostgres) -> Iterator[Store]:
+    with Store.open(postgres.create_database("merges")) as store:
+        yield store
+
+
+def close(store: Store, stream: StreamRecord) -> None:
+    with store.connection() as connection:
+        close_segment(connection, stream)
+
+
+def segments(store: Store, stream: StreamRecord) -> int:
+    with store.connection() as connection:
+        return len(segments_of(connection, stream.id))
+
+
+def age(database: Database, **by: float) -> None:
+    """Make all segments older."""
+    database.execute(
+        "UPDATE penstock.segments SET opened_at = opened_at - %(by)s, closed_at = closed_at - %(by)s",
+        {"by": timedelta(**by)},
+    )
+
+
+def reads_to(store: Store, name: str, position: Position) -> None:
+    """Write a step to a consumer's log that moves its cursor."""
+    (consumer,) = (consumer for consumer in store.consumers() if consumer.name == name)
+    query = "INSERT INTO {0} SELECT coalesce(max(seq), 0) + 1, %s FROM {0}"
+    with store.connection() as connection:
+        entry = Entry(cursor=tuple(position)).encode().decode()
+        connection.execute(sql.SQL(query).format(consumer_table(consumer.id)), [entry])
+
+
+@pytest.mark.parametrize(
+    ("retention", "old"),
+    [
+        (timedelta(days=7), timedelta(hours=21)),
+        (timedelta(days=70), timedelta(days=1)),
+        (timedelta(seconds=90), timedelta(minutes=1)),
+        (None, timedelta(days=1)),
+    ],
+)
+def test_an_old_segment_is_closed(
+    store: Store, database: Database, retention: timedelta | None, old: timedelta
+) -> None:
+    stream = make_stream(store, retention=retention)
+    age(database, seconds=old.total_seconds() + 1)
+    run_once(store)
+    assert segments(store, stream) == 1  # there is nothing in it
+    publish(store, stream, [inserted(1)])
+    database.execute("UPDATE penstock.segments SET opened_at = now()")
+    age(database, seconds=old.total_seconds() - 5)
+    run_once(store)
+    assert segments(store, stream) == 1
+    age(database, seconds=6)
+    run_once(store)
+    assert segments(store, stream) == 2
+    publish(store, stream, [inserted(2)])
+    assert [stored.message["record"]["id"] for stored in read(store, stream)] == [1, 2]
+
+
+def test_a_large_segment_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make_stream(store)
+    publish(store, stream, [inserted(1)])
+    run_once(store)
+    assert segments(store, stream) == 1
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "changes", 1_000)
+    run_once(store)
+    assert segments(store, stream) == 2
+
+
+def test_retention_drops_what_is_old_and_nothing_else(store: Store, database: Database) -> None:
+    stream = make_stream(store, retention=timedelta(hours=1))
+    kept = make_stream(store, "kept", retention=timedelta(days=1))
+    for of in (stream, kept):
+        publish(store, of, [inserted(1)])
+        close(store, of)
+    age(database, minutes=59)
+    run_once(store)
+    assert segments(store, stream) == 2
+    age(database, minutes=2)
+    run_once(store)
+    assert segments(store, stream) == 1
+    assert database.execute("SELECT to_regclass('penstock.segment_1')") == [(None,)]
+    assert len(read(store, kept)) == 1
+    publish(store, stream, [inserted(2)])
+    assert [stored.message["record"]["id"] for stored in read(store, stream)] == [2]
+
+
+def test_a_batch_that_is_not_whole_is_never_dropped(store: Store, database: Database) -> None:
+    stream = make_stream(store, retention=timedelta(hours=1))
+    batch = wire([inserted(1), inserted(2)])
+    write_part(
+        store, stream, batch.slice(0, 1), BatchPart(Position(100, -1), Position(101, 1), 0, 2)
+    )
+    close(store, stream)
+    age(database, days=1)
+    run_once(store)
+    assert read(store, stream) == []
+    write_part(store, stream, batch.slice(1), BatchPart(Position(100, -1), Position(101, 1), 1, 2))
+    assert len(read(store, stream)) == 2
+
+
+def test_who_loses_messages_is_told(store: Store, database: Database) -> None:
+    stream = make_stream(store, retention=timedelta(hours=1))
+    for name in ("behind", "done", "unused"):
+        store.register_consumer("events", name, "pull", {})
+    first, last = publish(store, stream, [inserted(1), inserted(2)])
+    reads_to(store, "behind", first)
+    reads_to(store, "done", last)
+    close(store, stream)
+    age(database, hours=2)
+    with capture_logs() as logs:
+        run_once(store)
+    assert [(log["stream"], log["consumer"]) for log in logs if "dropped" in log["event"]] == [
+        ("events", "behind")
+    ]
+
+
+def test_the_table_of_batches_is_emptied(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "PARTS", 10)
+    stream = make_stream(store)
+    for n in range(10):
+        publish(store, stream, [inserted(n)])
+    run_once(store)
+    assert database.execute("SELECT count(*) FROM penstock.batches_1") == [(10,)]
+    head = store.head(1)
+    batch = wire([inserted(10), inserted(11)], head)
+    start, end = head, Position(head.lsn + 1, 1)
+    write_part(store, stream, batch.slice(0, 1), BatchPart(start, end, 0, 2))
+    run_once(store)
+    assert database.execute("SELECT count(*) FROM penstock.batches_1") == [(2,)]
+    assert store.head(1) == head
+    write_part(store, stream, batch.slice(1), BatchPart(start, end, 1, 2))
+    assert store.head(1) == end
+    assert len(read(store, stream)) == 12
+
+
+def test_segments_of_like_sizes_are_merged() -> None:
+    from penstock.streams.rows import to_merge  # noqa: PLC0415
+    from penstock.streams.segments import Segment  # noqa: PLC0415
+
+    def merged(*sizes: int, head: int = 100) -> list[int]:
+        listed = [
+            Segment(n, Position(n, 0), Position(n + 1, 0), 0, 0, size)
+            for n, size in enumerate(sizes)
+        ]
+        last = Segment(99, Position(len(sizes), 0), None, 0, None, 1)
+        return [segment.id for segment in to_merge([*listed, last], Position(head, 0))]
+
+    assert merged() == []
+    assert merged(5) == []
+    assert merged(5, 5) == [0, 1]
+    assert merged(10, 5) == []
+    assert merged(10, 5, 5) == [0, 1, 2]
+    assert merged(100, 5, 6) == [1, 2]
+    assert merged(5, 5, 5, head=2) == [0, 1]
+
+
+KEYS = st.integers(1, 4)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.lists(KEYS, min_size=1, max_size=6)),
+        st.tuples(st.just("close"), st.none()),
+        st.tuples(st.just("merge"), st.none()),
+        st.tuples(st.just("read"), st.integers(1, 5)),
+    ),
+    max_size=40,
+)
+_numbers = itertools.count()
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS, actions=st.randoms(use_true_random=False))
+def test_what_is_left_folds_to_the_newest_version_of_each_row(
+    shared_store: Store, operations: list[tuple[str, object]], actions: object
+) -> None:
+    """A consumer that is always there, one that comes last, and merges at any time between."""
+    store, name = shared_store, f"rows{next(_numbers)}"
+    stream = make_stream(store, name, source=name, kind="rows")
+    table: dict[int, int] = {}
+    seen: dict[int, int] = {}
+    cursor, versions = START, itertools.count()
+
+    def follow(limit: int | None) -> None:
+        """Read on as a consumer does: what has a newer version is passed over."""
+        nonlocal cursor
+        found = read(store, stream)
+        newest = {stored.key: stored.position for stored in found}
+        ahead = [stored for stored in found if stored.position > cursor][:limit]
+        for stored in ahead:
+            record = stored.message["record"]
+            if newest[stored.key] == stored.position:
+                if stored.action == DELETE:
+                    seen.pop(record["id"], None)
+                else:
+                    seen[record["id"]] = record["version"]
+            cursor = stored.position
+        if ahead:
+            reads_to(store, name, cursor)
+
+    def write(keys: list[int]) -> None:
+        changes: list[Change] = []
+        for key in keys:
+            if key in table and actions.random() < 0.4:  # type: ignore[attr-defined]
+                del table[key]
+                changes.append(deleted(key))
+            else:
+                make = updated if key in table else inserted
+                table[key] = next(versions)
+                changes.append(make(key, version=table[key]))
+        publish(store, stream, changes)
+
+    for operation, value in operations:
+        if operation == "write":
+            write(value)  # type: ignore[arg-type]
+        elif operation == "close":
+            close(store, stream)
+        elif operation == "merge":
+            with store.connection() as connection:
+                maintenance._merge(store, connection, stream)
+        else:
+            follow(value)  # type: ignore[arg-type]
+    follow(None)
+    assert seen == table
+    left: dict[int, int] = {}
+    for stored in read(store, stream):
+        record = stored.message["record"]
+        if stored.action == DELETE:
+            left.pop(record["id"], None)
+        else:
+            left[record["id"]] = record["version"]
+    assert left == table
+
+
+def test_rows_come_to_one_version_each_and_deletes_are_forgotten(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "rows", 0)
+    stream = make_stream(store, kind="rows")
+    for _ in range(6):
+        publish(store, stream, [updated(key) for key in range(3)])
+        run_once(store)
+    last = publish(store, stream, [deleted(0), deleted(1), Change({"x": 1})])[-1]
+    reads_to(store, "events", Position(last.lsn - 1, 0))
+    run_once(store)
+    run_once(store)
+    found = read(store, stream)
+    assert sorted(stored.message["record"].get("id", 9) for stored in found) == [0, 1, 2, 9]
+    assert [stored.message["record"]["id"] for stored in found if stored.action == DELETE] == [0, 1]
+    reads_to(store, "events", last)
+    publish(store, stream, [updated(key) for key in range(2, 40)])
+    run_once(store)
+    run_once(store)
+    assert not [stored for stored in read(store, stream) if stored.action == DELETE]
+    tables = "SELECT count(*) FROM pg_tables WHERE tablename ~ '^segment_[0-9]'"
+    assert database.execute(tables) == [(segments(store, stream),)]
+
+
+def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "INTERVAL", 0.02)
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "changes", 0)
+    stream = make_stream(store)
+    publish(store, stream, [inserted(1)])
+    with Maintenance(store.url):
+        while segments(store, stream) == 1:
+            pass
