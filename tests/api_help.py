@@ -1,0 +1,155 @@
+"""The API for tests: over real HTTP, in a thread, on a store of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from tests.streams_help import inserted, make_stream, publish
+
+from penstock.api.app import Api
+from penstock.api.health import Server
+from penstock.message import Position
+from penstock.streams.store import Store
+
+TIMEOUT = 30.0
+
+
+class ApiServer:
+    """One instance of the API; several may stand over one store."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.app = Api(url)
+        self._server = Server(self.app, "127.0.0.1:0")
+        self.address = self._server.address
+        self.client = self.as_bearer(token)
+
+    def as_bearer(self, token: str | None) -> httpx.Client:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(
+            base_url=f"http://{self.address}", headers=headers, timeout=TIMEOUT, trust_env=False
+        )
+
+    def stop(self) -> None:
+        self._server.close()
+
+    def close(self) -> None:
+        self.client.close()
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Shop:
+    """A store with the stream `events` and one instance of the API, asked as an admin."""
+
+    def __init__(self, url: str) -> None:
+        self._stack = contextlib.ExitStack()
+        self.store = self._stack.enter_context(Store.open(url))
+        self.stream = make_stream(self.store)
+        self.token = self.store.create_token("admin", "admin")
+        self.api = self.serve()
+        self.client = self.api.client
+
+    def serve(self) -> ApiServer:
+        """Return one more instance of the API over the store."""
+        return self._stack.enter_context(ApiServer(self.store.url, self.token))
+
+    def publish(self, *keys: Any) -> list[Position]:
+        """Publish an insert with each of these ids, a group each; return their positions."""
+        return publish(self.store, self.stream, [inserted(key) for key in keys])
+
+    def worker(self, name: str, *consumers: str) -> httpx.Client:
+        """Return a client with a worker's token for these consumers."""
+        token = self.store.create_token(name, "worker", consumers)
+        return self._stack.enter_context(self.api.as_bearer(token))
+
+    def consumer(self, name: str = "workers", **settings: Any) -> str:
+        """Make a consumer of `events` and return its path."""
+        body = {"name": name, "stream": "events", **settings}
+        answer = self.client.post("/v1/http-consumers", json=body)
+        assert answer.status_code == 201, answer.text
+        return f"/v1/http-consumers/{name}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+class Later:
+    """A call that runs in a thread of its own, for requests that wait."""
+
+    def __init__(self, call: Callable[[], httpx.Response]) -> None:
+        self._future: Future[httpx.Response] = Future()
+        threading.Thread(target=self._run, args=[call], daemon=True).start()
+
+    def _run(self, call: Callable[[], httpx.Response]) -> None:
+        try:
+            self._future.set_result(call())
+        except Exception as error:
+            self._future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout: float = TIMEOUT) -> httpx.Response:
+        return self._future.result(timeout)
+
+
+def ids(answer: httpx.Response) -> list[Any]:
+    """Return the `id` column of each message in a receive's answer."""
+    assert answer.status_code == 200, answer.text
+    return [item.get("data", item)["record"]["id"] for item in answer.json()["data"]]
+
+
+def tokens(answer: httpx.Response) -> list[str]:
+    """Return the tokens or ids to ack by of each message in a receive's answer."""
+    assert answer.status_code == 200, answer.text
+    return [item.get("ack_token") or item["ack_id"] for item in answer.json()["data"]]
+
+
+def problem(answer: httpx.Response, status: int, *fields: str) -> dict[str, Any]:
+    """Check that an answer is a problem with this status, of these fields; return it."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["type"] == "about:blank"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert "Traceback" not in answer.text
+    assert [error["field"] for error in body["errors"]] == list(fields), body
+    assert all(error["message"] for error in body["errors"])
+    return body
+
+
+def raw(address: str, token: str, target: str, method: str = "GET") -> socket.socket:
+    """Send a request without a body over a socket of its own, and return the socket."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=TIMEOUT)
+    head = f"{method} {target} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\n\r\n"
+    connection.sendall(head.encode())
+    return connection

@@ -1,0 +1,129 @@
+"""Tokens: what needs one, what each role may do, and that a revoked one is worthless at once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.api_help import Shop, ids, problem, tokens
+
+from penstock.embedded.handles import Database
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        yield shop
+
+
+def every_endpoint(shop: Shop) -> list[tuple[str, str]]:
+    """Return method and path of all that OpenAPI knows, with names in place of parameters."""
+    paths = httpx.get(f"http://{shop.api.address}/openapi.json", trust_env=False).json()["paths"]
+    names = {"{consumer}": "workers", "{stream}": "events", "{id}": "1"}
+    found = []
+    for path, operations in paths.items():
+        target = re.sub(r"{\w+}", lambda match: names[match[0]], path)
+        found += [(method.upper(), target) for method in operations]
+    return found
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer pst_wrong", "Basic YTpi", "pst_wrong", "Bearer é"],
+)
+def test_without_a_token_nothing_is_answered(shop: Shop, authorization: str | None) -> None:
+    header = {} if authorization is None else {b"Authorization": authorization.encode()}
+    with shop.api.as_bearer(None) as client:
+        for method, path in every_endpoint(shop):
+            answer = client.request(method, path, headers=header)
+            problem(answer, 401)
+            assert answer.headers["www-authenticate"] == 'Bearer realm="penstock"'
+        problem(client.get("/v1/nothing", headers=header), 401)
+
+
+def test_docs_are_open(shop: Shop) -> None:
+    with shop.api.as_bearer(None) as client:
+        assert "swagger" in client.get("/docs").text.lower()
+        document = client.get("/openapi.json").json()
+    assert document["info"]["title"] == "Penstock"
+    assert "HTTPBearer" in document["components"]["securitySchemes"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["security"] == [{"HTTPBearer": []}]
+            assert operation["summary"]
+
+
+def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
+    path = shop.consumer()
+    worker = shop.worker("w", "workers")
+    shop.publish(1)
+    answer = worker.get(f"{path}/next", params={"wait_for_ms": 20_000})
+    assert ids(answer) == [1]
+    body = {"ack_tokens": tokens(answer)}
+    assert worker.post(f"{path}/extend", json=body).status_code == 200
+    assert worker.post(f"{path}/nack", json=body).status_code == 200
+    again = {"ack_tokens": tokens(worker.get(f"{path}/next"))}
+    assert worker.post(f"{path}/ack", json=again).status_code == 200
+    consuming = ("next", "receive", "ack", "nack", "extend")
+    for method, target in every_endpoint(shop):
+        if not target.endswith(consuming):
+            problem(worker.request(method, target), 403)
+    assert shop.client.get(path).status_code == 200  # it was not deleted
+
+
+def test_a_workers_token_is_for_its_consumers(shop: Shop) -> None:
+    mine, other = shop.consumer(), shop.consumer("other")
+    worker, group = shop.worker("w", "workers"), shop.worker("g", "events")
+    assert worker.get(f"{mine}/next").status_code == 200
+    for path in (other, "/v1/streams/events", "/v1/http-consumers/nothing"):
+        receive = "receive" if "streams" in path else "next"
+        problem(worker.get(f"{path}/{receive}"), 403)
+        for action in ("ack", "nack", "extend"):
+            problem(worker.post(f"{path}/{action}", json={"ack_tokens": []}), 403)
+    assert group.get("/v1/streams/events/receive").status_code == 200
+    problem(group.get(f"{mine}/next"), 403)
+    everywhere = shop.store.create_token("all", "worker", None)
+    with shop.api.as_bearer(everywhere) as client:
+        assert client.get(f"{mine}/next").status_code == 200
+        assert client.get("/v1/streams/events/receive").status_code == 200
+
+
+def test_a_new_token_is_good_and_a_revoked_one_bad_at_once(shop: Shop) -> None:
+    token = shop.store.create_token("short-lived", "admin")
+    with shop.api.as_bearer(token) as client:
+        started = time.monotonic()
+        _until(client, 200)
+        shop.store.revoke_token("short-lived")
+        _until(client, 401)
+        assert time.monotonic() - started < 4  # before a look without a notification
+
+
+def _until(client: httpx.Client, status: int) -> None:
+    while client.get("/v1/streams").status_code != status:
+        time.sleep(0.02)
+
+
+def test_a_revoked_token_is_bad_where_notifications_are_lost(
+    shop: Shop, database: Database
+) -> None:
+    token = shop.store.create_token("short-lived", "admin")
+    with shop.api.as_bearer(token) as client:
+        _until(client, 200)
+        started = time.monotonic()
+        database.execute("UPDATE penstock.tokens SET revoked_at = now() WHERE name = 'short-lived'")
+        _until(client, 401)
+        assert time.monotonic() - started < 8
+
+
+def test_tokens_survive_a_lost_connection(shop: Shop, database: Database) -> None:
+    database.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'penstock tokens' AND datname = current_database()"
+    )
+    assert shop.client.get("/v1/streams").status_code == 200
+    token = shop.store.create_token("late", "admin")
+    with shop.api.as_bearer(token) as client:
+        _until(client, 200)

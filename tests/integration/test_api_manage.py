@@ -1,0 +1,306 @@
+"""The Management API over HTTP: consumers, rewind, dead letters, looking, streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.api_help import Shop, ids, problem, tokens
+from tests.streams_help import Change, inserted, make_stream, publish, updated
+
+from penstock.embedded.handles import Database
+
+WAIT = {"batch_size": 100, "wait_for_ms": 20_000}
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        yield shop
+
+
+def test_a_consumer_has_the_defaults(shop: Shop) -> None:
+    body = {"name": "workers", "stream": "events"}
+    answer = shop.client.post("/v1/http-consumers", json=body)
+    assert answer.status_code == 201
+    made = answer.json()
+    assert made["name"] == "workers"
+    assert made["stream"] == "events"
+    assert made["type"] == "pull"
+    assert made["own"] is False
+    assert made["disabled"] is None
+    assert (made["ack_wait_ms"], made["max_deliver"]) == (30_000, -1)
+    assert (made["max_ack_pending"], made["max_waiting"]) == (1000, 20)
+    assert made["deliver_policy"] == "all"
+    assert shop.client.get("/v1/http-consumers/workers").json() == made
+    assert made in shop.client.get("/v1/http-consumers").json()["data"]
+
+
+def test_a_body_needs_no_content_type(shop: Shop) -> None:
+    answer = shop.client.post(
+        "/v1/http-consumers",
+        content=b'{"name":"workers","stream":"events"}',
+        headers={"Content-Type": "application/x-www-form-urlencoded"},  # as curl -d has it
+    )
+    assert answer.status_code == 201
+
+
+def test_patch_changes_what_it_gives_and_null_is_the_default(shop: Shop) -> None:
+    path = shop.consumer(ack_wait_ms=100, max_waiting=3)
+    changed = shop.client.patch(path, json={"ack_wait_ms": 700, "max_deliver": 5})
+    assert changed.status_code == 200
+    assert changed.json()["ack_wait_ms"] == 700
+    assert changed.json()["max_waiting"] == 3
+    assert shop.client.patch(path, json={"max_waiting": None}).json()["max_waiting"] == 20
+    assert shop.client.get(path).json()["max_deliver"] == 5
+
+
+def test_a_consumer_that_is_dropped_is_gone(shop: Shop) -> None:
+    path = shop.consumer()
+    assert shop.client.delete(path).json() == {"success": True}
+    for answer in (
+        shop.client.get(path),
+        shop.client.delete(path),
+        shop.client.patch(path, json={}),
+        shop.client.get(f"{path}/next"),
+        shop.client.post(f"{path}/ack", json={"ack_tokens": []}),
+        shop.client.post(f"{path}/rewind", json={"to": "all"}),
+        shop.client.get(f"{path}/messages"),
+        shop.client.get(f"{path}/dead-letters"),
+        shop.client.post(f"{path}/dead-letters/1/replay"),
+        shop.client.post(f"{path}/enable"),
+    ):
+        assert "workers" in problem(answer, 404)["detail"]
+
+
+def test_names_are_taken_once(shop: Shop) -> None:
+    shop.consumer()
+    for name in ("workers", "events"):
+        body = {"name": name, "stream": "events"}
+        problem(shop.client.post("/v1/http-consumers", json=body), 409, "name")
+
+
+def test_a_stream_that_is_not_there(shop: Shop) -> None:
+    body = {"name": "workers", "stream": "nothing"}
+    answer = shop.client.post("/v1/http-consumers", json=body)
+    assert "nothing" in problem(answer, 404)["detail"]
+    problem(shop.client.get("/v1/streams/nothing"), 404)
+    problem(shop.client.get("/v1/streams/nothing/receive"), 404)
+
+
+def test_a_streams_own_group_stays(shop: Shop) -> None:
+    assert shop.client.get("/v1/http-consumers/events").json()["own"] is True
+    problem(shop.client.delete("/v1/http-consumers/events"), 409)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"ack_wait_ms": 0}, "ack_wait_ms"),
+        ({"ack_wait_ms": "soon"}, "ack_wait_ms"),
+        ({"max_deliver": 0}, "max_deliver"),
+        ({"max_ack_pending": 100_001}, "max_ack_pending"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"deliver_policy": "last"}, "deliver_policy"),
+        ({"filters": {"action": "upsert"}}, "filters.action[0]"),
+        ({"filters": {"tables": "x"}}, "filters.tables"),
+        ({"ack_wait": 5}, "ack_wait"),
+        ({"url": "https://example.com"}, "url"),
+        ({"type": "push"}, "type"),
+        ({"name": "a/b"}, "name"),
+        ({"stream": 7}, "stream"),
+    ],
+)
+def test_a_wrong_setting_is_told_by_its_field(
+    shop: Shop, settings: dict[str, Any], field: str
+) -> None:
+    body = {"name": "workers", "stream": "events", **settings}
+    problem(shop.client.post("/v1/http-consumers", json=body), 422, field)
+    if field not in ("name", "stream", "type"):
+        path = shop.consumer()
+        problem(shop.client.patch(path, json=settings), 422, field)
+
+
+def test_what_a_consumer_needs(shop: Shop) -> None:
+    answer = shop.client.post("/v1/http-consumers", json={})
+    assert "name: field required" in problem(answer, 422, "name", "stream")["detail"]
+    path = shop.consumer()
+    problem(shop.client.patch(path, json={"name": "other"}), 422, "name")
+
+
+def test_a_webhooks_secrets_are_never_shown(shop: Shop) -> None:
+    settings = {
+        "type": "webhook",
+        "url": "https://user:hidden@example.com/hook?key=hidden",
+        "headers": {"X-Key": "hidden"},
+        "secrets": [SECRET],
+    }
+    body = {"name": "hook", "stream": "events", **settings}
+    answers = [
+        shop.client.post("/v1/http-consumers", json=body),
+        shop.client.get("/v1/http-consumers/hook"),
+        shop.client.get("/v1/http-consumers"),
+        shop.client.patch("/v1/http-consumers/hook", json={"timeout_ms": 5}),
+    ]
+    assert answers[0].status_code == 201, answers[0].text
+    assert answers[-1].json()["timeout_ms"] == 5
+    assert answers[0].json()["url"] == "https://example.com/hook"
+    wrong = {**body, "name": "other", "secrets": ["whsec_hidden"], "headers": {"a b": "hidden"}}
+    answers.append(shop.client.post("/v1/http-consumers", json=wrong))
+    problem(answers[-1], 422, "headers", "secrets[0]")
+    for answer in answers:
+        assert "hidden" not in answer.text
+        assert SECRET not in answer.text
+
+
+def test_a_disabled_webhook_shows_why_and_can_be_enabled(shop: Shop, database: Database) -> None:
+    body = {"name": "hook", "stream": "events", "type": "webhook", "url": "https://example.com"}
+    shop.client.post("/v1/http-consumers", json=body)
+    path = "/v1/http-consumers/hook"
+    database.execute("UPDATE penstock.consumers SET disabled = '410 Gone' WHERE name = 'hook'")
+    database.execute("SELECT pg_notify('penstock', 'k')")
+    assert _soon(lambda: shop.client.get(path).json()["disabled"]) == "410 Gone"
+    assert shop.client.post(f"{path}/enable").json() == {"success": True}
+    assert shop.client.get(path).json()["disabled"] is None
+
+
+def _soon(look: Any) -> Any:
+    deadline = time.monotonic() + 10
+    while not (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def test_filters(shop: Shop) -> None:
+    make = [
+        Change({"id": 1}, table="orders", schema="public"),
+        Change({"id": 2}, table="items", schema="public"),
+        Change({"id": 3}, table="orders", schema="crm"),
+        updated(4),
+    ]
+    publish(shop.store, shop.stream, make)
+    for name, filters, expected in (
+        ("a", {"collection_id": "orders"}, [1, 3]),
+        ("b", {"table": "orders", "resource_id": "crm"}, [3]),
+        ("c", {"action": ["update"]}, [4]),
+        ("d", {"collection_id": "*", "resource_id": "*"}, [1, 2, 3, 4]),
+    ):
+        path = shop.consumer(name, filters=filters)
+        assert ids(shop.client.get(f"{path}/next", params=WAIT)) == expected, name
+
+
+def test_deliver_policy_new_begins_with_what_comes(shop: Shop) -> None:
+    shop.publish(1)
+    path = shop.consumer(deliver_policy="new")
+    shop.publish(2)
+    assert ids(shop.client.get(f"{path}/next", params=WAIT)) == [2]
+
+
+def test_rewind(shop: Shop) -> None:
+    path = shop.consumer()
+    positions = shop.publish(1, 2, 3)
+    answer = shop.client.get(f"{path}/next", params=WAIT)
+    shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(answer)})
+    second = {"lsn": positions[1].lsn, "idx": positions[1].idx}
+    before = datetime(2025, 1, 1, tzinfo=UTC)
+    for to, expected in (
+        (second, [2, 3]),
+        ("all", [1, 2, 3]),
+        ("new", []),
+        (before.isoformat(), [1, 2, 3]),
+        ((before + timedelta(days=800)).isoformat(), []),
+    ):
+        assert shop.client.post(f"{path}/rewind", json={"to": to}).json() == {"success": True}
+        answer = shop.client.get(f"{path}/next", params={"batch_size": 100})
+        assert ids(answer) == expected, to
+    old = tokens(answer)
+    shop.client.post(f"{path}/rewind", json={"to": "all"})
+    answer = shop.client.get(f"{path}/next", params=WAIT)
+    shop.client.post(f"{path}/rewind", json={"to": "all"})
+    old = tokens(answer)
+    refused = problem(shop.client.post(f"{path}/ack", json={"ack_tokens": old}), 409)["refused"]
+    assert {item["reason"] for item in refused} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    "to",
+    [None, "", "yesterday", "2026-01-31T12:00:00", {"lsn": -1, "idx": 0}, {"lsn": 1}, 7, [], True,
+     {"lsn": 1, "idx": 0, "more": 1}, {"lsn": 2**63, "idx": 0}],
+)  # fmt: skip
+def test_a_rewind_to_nowhere(shop: Shop, to: Any) -> None:
+    path = shop.consumer()
+    body = problem(shop.client.post(f"{path}/rewind", json={"to": to}), 422, "to")
+    assert "2026-01-31T12:00:00Z" in body["detail"]
+
+
+def test_dead_letters(shop: Shop) -> None:
+    path = shop.consumer(max_deliver=2)
+    shop.publish(1, 2)
+    for _ in range(2):
+        answer = shop.client.get(f"{path}/next", params=WAIT)
+        assert ids(answer) == [1, 2]
+        shop.client.post(f"{path}/nack", json={"ack_tokens": tokens(answer)})
+    assert ids(shop.client.get(f"{path}/next")) == []
+    letters = shop.client.get(f"{path}/dead-letters").json()["data"]
+    assert [letter["message"]["record"]["id"] for letter in letters] == [1, 2]
+    assert [letter["deliver_count"] for letter in letters] == [2, 2]
+    first = letters[0]
+    assert first["code"] == "max_deliver"
+    assert first["reason"]
+    assert first["replayed_at"] is None
+    assert set(first["position"]) == {"lsn", "idx"}
+    page = shop.client.get(f"{path}/dead-letters", params={"limit": 1, "after": first["id"]})
+    assert [letter["id"] for letter in page.json()["data"]] == [letters[1]["id"]]
+    dead = shop.client.get(f"{path}/messages", params={"state": "dead"}).json()["data"]
+    assert [message["record"]["id"] for message in dead] == [1, 2]
+
+    replay = f"{path}/dead-letters/{first['id']}/replay"
+    assert shop.client.post(replay).json() == {"success": True}
+    again = shop.client.get(f"{path}/next", params=WAIT)
+    assert ids(again) == [1]
+    shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(again)})
+    letters = shop.client.get(f"{path}/dead-letters").json()["data"]
+    assert [bool(letter["replayed_at"]) for letter in letters] == [True, False]
+    problem(shop.client.post(f"{path}/dead-letters/999999/replay"), 404)
+    problem(shop.client.post(f"{path}/dead-letters/x/replay"), 422, "id")
+    problem(shop.client.get(f"{path}/dead-letters", params={"limit": 0}), 422, "limit")
+
+
+def test_looking_takes_nothing(shop: Shop) -> None:
+    path = shop.consumer()
+    positions = shop.publish(1, 2, 3)
+    answer = shop.client.get(f"{path}/next", params={"batch_size": 1, "wait_for_ms": 20_000})
+    for _ in range(2):
+        held = shop.client.get(f"{path}/messages", params={"state": "delivered"}).json()["data"]
+        assert [message["record"]["id"] for message in held] == ids(answer) == [1]
+        assert held[0]["deliver_count"] == 1
+        assert datetime.fromisoformat(held[0]["held_until"]) > datetime.now(UTC)
+        assert held[0]["position"] == {"lsn": positions[0].lsn, "idx": positions[0].idx}
+        pending = shop.client.get(f"{path}/messages", params={"state": "pending"}).json()["data"]
+        assert [message["record"]["id"] for message in pending] == [2, 3]
+        assert [message["held_until"] for message in pending] == [None, None]
+    one = shop.client.get(f"{path}/messages", params={"limit": 1}).json()["data"]
+    assert [message["record"]["id"] for message in one] == [2]
+    assert ids(shop.client.get(f"{path}/next", params=WAIT)) == [2, 3]
+    problem(shop.client.get(f"{path}/messages", params={"state": "acked"}), 422, "state")
+    problem(shop.client.get(f"{path}/messages", params={"limit": 1001}), 422, "limit")
+    problem(shop.client.get(f"{path}/messages", params={"stat": "dead"}), 422, "stat")
+
+
+def test_streams(shop: Shop) -> None:
+    make_stream(shop.store, "newest", kind="rows")
+    make_stream(shop.store, "week", retention=timedelta(days=7))
+    positions = publish(shop.store, shop.stream, [inserted(1), inserted(2)])
+    streams = {s["name"]: s for s in shop.client.get("/v1/streams").json()["data"]}
+    assert list(streams) == ["events", "newest", "week"]
+    assert streams["newest"]["kind"] == "rows"
+    assert streams["newest"]["retention_ms"] is None
+    assert streams["week"]["retention_ms"] == 7 * 86_400_000
+    events = shop.client.get("/v1/streams/events").json()
+    assert events == streams["events"]
+    assert (events["kind"], events["source"], events["segments"]) == ("changes", "shop", 1)
+    assert events["head"] == {"lsn": positions[-1].lsn, "idx": positions[-1].idx}
