@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from penstock import __version__
+from penstock import __version__, cli_store
+from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors
 
 app = typer.Typer(
-    help="Postgres changes, through Spark, into NATS JetStream.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_store.tokens, name="token")
+app.add_typer(cli_store.dead_letters, name="dead-letters")
 
-ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)
-]
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-
-_CONFIG: Final = Path("penstock.yaml")
-_LISTEN: Final = "127.0.0.1:7380"
-# Errors that say what to do themselves, by the module that has them, with the exit code.
-_KNOWN: Final = (
-    ("penstock.config", "ConfigError", 2),
-    ("penstock.postgres.errors", "CaptureError", 1),
-    ("penstock.sinks.base", "SinkError", 1),
-    ("penstock.api.server", "ListenError", 1),
-    ("penstock.embedded.process", "EmbeddedError", 1),
-)
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """End with a message and an exit code, not a traceback, where the error says what to do."""
-    try:
-        yield
-    except Exception as error:
-        for module, name, code in _KNOWN:
-            # A class whose module nobody imported cannot have been raised.
-            kind = getattr(sys.modules.get(module), name, None)
-            if kind is not None and isinstance(error, kind):
-                typer.echo(str(error), err=True)
-                raise typer.Exit(code) from None
-        raise
 
 
 def _version(wanted: bool) -> None:
@@ -68,12 +37,12 @@ def main(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Postgres changes, through Spark, into NATS JetStream."""
+    """Postgres changes, through Spark, into streams that workers read and into NATS JetStream."""
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = _CONFIG,
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = CONFIG,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented configuration to start from."""
@@ -94,11 +63,11 @@ def init(
 
 
 @app.command()
-def check(config: ConfigFile = _CONFIG, as_json: AsJson = False) -> None:
-    """Inspect everything before anything starts: Java, Postgres, NATS."""
+def check(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+    """Inspect everything before anything starts: Java, Postgres, NATS, the store."""
     from penstock import check as checks  # noqa: PLC0415
 
-    with _errors():
+    with errors():
         report = checks.inspect(config)
     if as_json:
         typer.echo(
@@ -131,12 +100,12 @@ def _print_findings(findings: list[Any]) -> None:
 
 
 @app.command()
-def status(config: ConfigFile = _CONFIG, listen: Listen = _LISTEN, as_json: AsJson = False) -> None:
+def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson = False) -> None:
     """Show each source's slot and lag, and what a running pipeline delivered."""
     from penstock import status as statuses  # noqa: PLC0415
     from penstock.config import load  # noqa: PLC0415
 
-    with _errors():
+    with errors():
         report = statuses.collect(load(config), listen)
     if as_json:
         typer.echo(json.dumps(report))
@@ -147,20 +116,41 @@ def status(config: ConfigFile = _CONFIG, listen: Listen = _LISTEN, as_json: AsJs
 
 @app.command()
 def run(
-    config: ConfigFile = _CONFIG,
+    config: ConfigFile = CONFIG,
     once: Annotated[bool, typer.Option("--once", help="Deliver what is there, then end.")] = False,
     listen: Annotated[
-        str, typer.Option(help="Serve /healthz, /readyz, /status and /metrics here.")
-    ] = _LISTEN,
+        str, typer.Option(help="Serve the API, /healthz, /readyz, /status and /metrics here.")
+    ] = LISTEN,
 ) -> None:
-    """Capture and deliver in the foreground, until SIGTERM or Ctrl-C."""
+    """Capture, deliver and serve the API in the foreground, until SIGTERM or Ctrl-C."""
     from penstock.config import load  # noqa: PLC0415
 
-    with _errors():
+    with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
         from penstock import run as runs  # noqa: PLC0415
 
         raise typer.Exit(runs.run(loaded, once=once, listen=listen))
+
+
+@app.command()
+def api(
+    config: ConfigFile = CONFIG,
+    listen: Annotated[str, typer.Option(help="Serve the API here.")] = LISTEN,
+) -> None:
+    """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
+    from penstock.api.serve import serve  # noqa: PLC0415
+
+    with errors(), cli_store.opened(config) as url:
+        raise typer.Exit(serve(url, listen))
+
+
+@app.command()
+def push(config: ConfigFile = CONFIG) -> None:
+    """Deliver to webhooks alone, over the same store; needs the file's `store` alone too."""
+    from penstock.push.serve import serve  # noqa: PLC0415
+
+    with errors(), cli_store.opened(config) as url:
+        raise typer.Exit(serve(url))
 
 
 @app.command()
@@ -174,7 +164,7 @@ def demo(
     """Run a small shop through an embedded Postgres, the real pipeline and NATS."""
     from penstock import demo as demos  # noqa: PLC0415
 
-    with _errors():
+    with errors():
         raise typer.Exit(demos.run(duration, rate, as_json))
 
 

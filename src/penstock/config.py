@@ -49,6 +49,7 @@ __all__ = [
     "load",
     "load_store",
     "redact_url",
+    "sink_names",
 ]
 
 _SECRET_KEY: Final = re.compile(
@@ -104,6 +105,11 @@ def load_store(
     settings = reader.store()
     reader.check()
     return settings or StoreSettings()
+
+
+def sink_names(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what the file calls its sinks, whatever else is wrong in it."""
+    return list(_names(_Reader(path, environ).document.value, "sinks"))
 
 
 def _read(file: str) -> str:
@@ -293,9 +299,9 @@ def _model_at(model: type[BaseModel], path: yaml_lines.Path) -> type[BaseModel]:
     return model
 
 
-def _names(root: dict[str, Any], key: str) -> dict[str, Any]:
+def _names(root: Any, key: str) -> dict[str, Any]:
     """Return the parts under a key as the file has them, wrong ones too."""
-    value = root.get(key)
+    value = root.get(key) if isinstance(root, dict) else None
     return value if isinstance(value, dict) else {}
 
 

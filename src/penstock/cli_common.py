@@ -1,0 +1,51 @@
+"""What all commands of `penstock` share: their options, and errors that end without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+CONFIG: Final = Path("penstock.yaml")
+LISTEN: Final = "127.0.0.1:7380"
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+# Errors that say what to do themselves, by the module that has them, with the exit code.
+_KNOWN: Final = (
+    ("penstock.config", "ConfigError", 2),
+    ("penstock.postgres.errors", "CaptureError", 1),
+    ("penstock.sinks.base", "SinkError", 1),
+    ("penstock.streams.errors", "StoreError", 1),
+    ("penstock.streams.consumer_types", "ConsumerError", 1),
+    ("penstock.api.server", "ListenError", 1),
+    ("penstock.embedded.process", "EmbeddedError", 1),
+)
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """End with a message and an exit code, not a traceback, where the error says what to do."""
+    try:
+        yield
+    except Exception as error:
+        for module, name, code in _KNOWN:
+            # A class whose module nobody imported cannot have been raised.
+            kind = getattr(sys.modules.get(module), name, None)
+            if kind is not None and isinstance(error, kind):
+                typer.echo(str(error), err=True)
+                raise typer.Exit(code) from None
+        raise
+
+
+def fail(message: str) -> typer.Exit:
+    """Print what is wrong and return what ends the command with exit code 1, to be raised."""
+    typer.echo(message, err=True)
+    return typer.Exit(1)

@@ -1,0 +1,101 @@
+"""Publishes single messages to JetStream, each with its ack: for the rare ones sent by hand."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Self
+
+import orjson
+
+from penstock.nats_config import NatsSinkConfig
+from penstock.sinks.base import SinkError
+from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
+from penstock.sinks.nats_client import Connection, Event, Problem, Reply, connect
+from penstock.subject import MAX_SUBJECT_BYTES
+
+
+class Publisher:
+    """One connection to the first server of `config` that answers; a context manager.
+
+    Nothing is tried twice: what is wrong is raised as a `SinkError`.
+    """
+
+    def __init__(self, config: NatsSinkConfig, *, name: str, source: str) -> None:
+        self._config = config
+        self._source = source
+        self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
+        self._connection = self._connect(name)
+        self._number = 0
+
+    def publish(self, subject: str, key: str, body: bytes) -> None:
+        """Publish with `key` as `Nats-Msg-Id`, and return when the stream has it, or had it before."""
+        self._number += 1
+        expected = self._config.stream
+        header = f"NATS/1.0\r\nNats-Msg-Id: {key}\r\n"
+        header += f"Nats-Expected-Stream: {expected}\r\n\r\n" if expected else "\r\n"
+        self._check(subject, key, len(header.encode()) + len(body))
+        sizes = f"{len(header.encode())} {len(header.encode()) + len(body)}"
+        reply = self._inbox.decode() + str(self._number)
+        self._connection.send(
+            f"HPUB {subject} {reply} {sizes}\r\n{header}".encode() + body + b"\r\n"
+        )
+        deadline = time.monotonic() + self._config.ack_timeout
+        while (left := deadline - time.monotonic()) > 0:
+            acks, events = self._connection.step(left)
+            if str(self._number).encode() in acks or any(
+                self._is_ack(subject, event) for event in events
+            ):
+                return
+        raise ack_overdue(subject, self._config.ack_timeout)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self, name: str) -> Connection:
+        first: SinkError | None = None
+        for server in self._config.servers:
+            try:
+                return connect(self._config, server, self._inbox, f"penstock {name}")
+            except SinkError as error:
+                first = first or error
+        assert first is not None  # noqa: S101 - the settings hold at least one server
+        raise first
+
+    def _check(self, subject: str, key: str, size: int) -> None:
+        most = self._connection.max_payload
+        if size > most:
+            code, reason = "message_too_large", f"It has {size} bytes, the server takes {most}."
+        elif len(subject.encode()) > MAX_SUBJECT_BYTES:
+            code = "subject_too_long"
+            reason = (
+                f"Its subject has {len(subject.encode())} bytes, {MAX_SUBJECT_BYTES} can be sent."
+            )
+        elif any(c.isspace() for c in subject) or "\r" in key or "\n" in key:
+            code, reason = "invalid_subject", "Its subject or its key holds a blank or a line end."
+        else:
+            return
+        raise SinkError(code, reason, transient=False)
+
+    def _is_ack(self, subject: str, event: Event) -> bool:
+        """Tell whether the stream has the message; raises for a refusal."""
+        if isinstance(event, Problem) and event.denied_subject is not None:
+            raise publish_denied(subject, self._connection.server)
+        if not isinstance(event, Reply) or event.number != self._number:
+            return False
+        if event.status == 503:
+            raise no_stream(self._config, self._source, subject)
+        try:
+            body = orjson.loads(event.body)
+        except orjson.JSONDecodeError:
+            return False  # somebody else who listens on the subject; the stream's ack may follow
+        if isinstance(body, dict) and isinstance(body.get("error"), dict):
+            raise refused_by_stream(body, self._config, subject)
+        return isinstance(body, dict) and bool(body.get("stream") and body.get("seq"))
