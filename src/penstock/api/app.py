@@ -37,8 +37,9 @@ class Api(FastAPI):
         self.tokens = Tokens(url)
         self.receives = consume.Receives()
         self.beside = beside
-        self.include_router(consume.router(self.consumers, self.receives))
-        self.include_router(manage.router(self.consumers))
+        # Their routes themselves: `include_router` looks a path up twice.
+        for router in consume.router(self.consumers, self.receives), manage.router(self.consumers):
+            self.router.routes.extend(router.routes)
         self.add_middleware(Gate, tokens=self.tokens)
         problems.handle(self)
 

@@ -29,6 +29,7 @@ class Uvicorn(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             lifespan="on" if isinstance(app, Api) else "off",
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=_GRACE,
