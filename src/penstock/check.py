@@ -1,4 +1,4 @@
-"""`penstock check`: Java, the configuration, each source and each sink, before anything starts."""
+"""`penstock check`: Java, the file, each source and sink, the store, before anything starts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
 
 
 def inspect_config(config: Config) -> Iterator[Finding]:
-    """Look at each source, then at each of its sinks."""
+    """Look at each source and its sinks, then at the store."""
     from penstock.postgres import inspection  # noqa: PLC0415 - its imports take a while
     from penstock.sinks import nats_check  # noqa: PLC0415
 
@@ -101,6 +101,25 @@ def inspect_config(config: Config) -> Iterator[Finding]:
                     finding.fix,
                 )
         yield from shared_streams(name, sinks)
+    yield from inspect_store(config)
+
+
+def inspect_store(config: Config) -> list[Finding]:
+    """Look at the store; the embedded one is not started for that."""
+    if config.store is not None:
+        from penstock.streams import inspection  # noqa: PLC0415
+
+        return inspection.inspect(config.store.get_secret_value(), config)
+    from penstock.embedded.postgres import EmbeddedPostgres  # noqa: PLC0415
+    from penstock.embedded.process import EmbeddedError  # noqa: PLC0415
+    from penstock.embedded.store import FOLDER  # noqa: PLC0415
+
+    data = FOLDER / "store"
+    try:
+        EmbeddedPostgres(data).bin_dir  # noqa: B018 - raises where there is none
+    except EmbeddedError as error:
+        return [Finding("error", "store", str(error))]
+    return [Finding("ok", "store", f"the embedded Postgres, in {data}")]
 
 
 def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:

@@ -77,6 +77,7 @@ class Relation:
     root: str | None
     owned: bool
     readable: bool
+    has_key: bool
     columns: list[str]
     stored: bool
     virtual: bool

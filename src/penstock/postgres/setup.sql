@@ -61,6 +61,8 @@ SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
        pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
            AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
+       EXISTS (SELECT FROM pg_catalog.pg_index i
+               WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
        a.columns, a.stored, a.virtual
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from penstock.finding import Finding
 from penstock.postgres.admin import Catalog, Identity, Publication, Relation
-from penstock.settings import NatsSinkSettings, SinkSettings, nearest
+from penstock.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings, nearest
 from penstock.tables import matches_any
 
 
@@ -69,6 +69,13 @@ def _columns(
         patterns = sink.patterns
         if patterns is not None and not matches_any(patterns, table.schema, table.name):
             continue
+        keyed = table.has_key or any(i.identity == "i" and i.columns for i in identities)
+        if isinstance(sink, StreamSinkSettings) and sink.kind == "rows" and not keyed:
+            message = (
+                f"has no primary key: every version of its rows stays in stream {name} for ever"
+            )
+            fix = f"give it one, leave {table} out of the sink's `tables`, or use kind changes"
+            yield Finding("warning", what, message, fix)
         grouped = sink.group_by or []
         routed = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else []
         for key, columns in (("group_by", grouped), ("subject", routed)):
