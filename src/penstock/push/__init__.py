@@ -1,0 +1,1 @@
+"""Messages delivered to webhooks: consumers of type `webhook`."""

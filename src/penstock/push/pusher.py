@@ -1,0 +1,112 @@
+"""All webhooks of a store, delivered by one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import structlog
+
+from penstock.push.webhook import Webhook
+from penstock.streams.consumer_settings import WebhookSettings
+from penstock.streams.consumer_types import (
+    ConsumerInfo,
+    StoreUnavailable,
+    UnknownConsumer,
+)
+from penstock.streams.engine import Consumers
+
+_LOOK_SECONDS: Final = 30.0  # also where no change was told
+_AGAIN_SECONDS: Final = 1.0
+_AFTER_BUG_SECONDS: Final = 10.0
+
+log = structlog.get_logger("penstock")
+
+
+class Pusher:
+    """Delivers to every webhook consumer that is not disabled, as they come, change and go."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        self._changed = asyncio.Event()
+        self._webhooks: dict[int, _Running] = {}
+        consumers.on_change(self._changed.set)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Deliver until `stop` is set; what is under way then is given a few seconds."""
+        stopping = asyncio.create_task(self._stop(stop))
+        told = False
+        try:
+            while not stop.is_set():
+                wait = _LOOK_SECONDS
+                self._changed.clear()
+                try:
+                    self._match(await self._consumers.list())
+                    told = False
+                except StoreUnavailable as error:
+                    wait = _AGAIN_SECONDS
+                    if not told:
+                        log.warning("webhooks wait for the store", error=str(error))
+                    told = True
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), wait)
+        finally:
+            stopping.cancel()
+            for running in self._webhooks.values():
+                running.stop()
+            tasks = [running.task for running in self._webhooks.values()]
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+
+    async def _stop(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._changed.set()
+
+    def _match(self, infos: list[ConsumerInfo]) -> None:
+        """Start what should run, and stop what should not; what changed starts anew when it ended."""
+        wanted = {info.id: info for info in infos if info.type == "webhook" and not info.disabled}
+        for number, running in self._webhooks.items():
+            info = wanted.get(number)
+            if info is None or (info.name, info.settings) != running.serves:
+                running.stop()
+        for number, info in wanted.items():
+            if number not in self._webhooks and isinstance(info.settings, WebhookSettings):
+                running = _Running(self._consumers, info.name, info.settings)
+                self._webhooks[number] = running
+                running.task.add_done_callback(lambda _, number=number: self._ended(number))  # type: ignore[misc]
+
+    def _ended(self, number: int) -> None:
+        del self._webhooks[number]
+        self._changed.set()
+
+
+class _Running:
+    """A webhook's task, and what it was started with."""
+
+    def __init__(self, consumers: Consumers, name: str, settings: WebhookSettings) -> None:
+        self.serves = (name, settings)
+        self._consumers = consumers
+        self._stopped = asyncio.Event()
+        self._webhook: Webhook | None = None
+        self.task = asyncio.create_task(self._run(name, settings))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._webhook is not None:
+            self._webhook.stop()
+
+    async def _run(self, name: str, settings: WebhookSettings) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._webhook = Webhook(await self._consumers.get(name), settings)
+                await self._webhook.run()
+                return
+            except UnknownConsumer:
+                return
+            except StoreUnavailable:
+                wait = _AGAIN_SECONDS
+            except Exception:
+                log.exception("webhook broke off, and is started anew", consumer=name)
+                wait = _AFTER_BUG_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), wait)

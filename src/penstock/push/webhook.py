@@ -1,0 +1,298 @@
+"""One webhook consumer, as one process delivers it.
+
+Messages are received a little ahead of the requests that carry them, acked together, and given back
+where they could not be sent. What is held longer than a third of `ack_wait_ms` is extended, so that
+a slow endpoint's messages do not go out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from penstock.push import retry
+from penstock.push.errors import EndpointError
+from penstock.push.http import Answer, Endpoint
+from penstock.push.settling import Settling
+from penstock.push.signing import Signer, request_id
+from penstock.streams.consumer_settings import WebhookSettings
+from penstock.streams.consumer_types import Delivery, Received, StoreUnavailable, TooManyWaiting
+from penstock.streams.consuming import Consumer
+
+_WAIT_SECONDS: Final = 30.0
+_AHEAD_SECONDS: Final = 0.1  # messages are received at most so long before they are sent
+_MOST_RECEIVED: Final = 1_000
+_MOST_TOGETHER: Final = 10_000
+_PATIENCE: Final = 5  # failures in a row, before the endpoint is asked with one request at a time
+_LONGEST_PAUSE: Final = 10.0
+_BATCH_ATTEMPTS: Final = 3  # from then on its messages go one by one
+_STOP_SECONDS: Final = 5.0
+_TELL_SECONDS: Final = 10.0
+_STORE_SECONDS: Final = 1.0
+
+log = structlog.get_logger("penstock")
+
+Chunk = list[Delivery]
+"""The messages of one request."""
+
+
+class Webhook:
+    """Delivers a consumer's messages until `stop`, or until the endpoint is gone for good."""
+
+    def __init__(self, consumer: Consumer, settings: WebhookSettings) -> None:
+        self._consumer = consumer
+        self._settings = settings
+        self._size = settings.batch_size if settings.batch else 1
+        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+        self._endpoint = Endpoint(
+            settings.url.get_secret_value(), headers, allow_private=settings.allow_private
+        )
+        self._signer = Signer([secret.get_secret_value() for secret in settings.secrets])
+        self._settling = Settling(consumer, settings.ack_wait_ms / 1000)
+        self._waiting: deque[Chunk] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Event()
+        self._over = asyncio.Event()
+        self._gone: str | None = None
+        self._together: dict[tuple[int, int], str] = {}  # batches that failed, by position
+        self._receiving: asyncio.Task[Received] | None = None
+        self._sent, self._sent_since, self._pace = 0, time.monotonic(), 0
+        self._failures = 0
+        self._failing_since = self._resume_at = 0.0
+        self._untold, self._told_at = 0, float("-inf")
+
+    def stop(self) -> None:
+        """Take no more messages, and let `run` end."""
+        self._over.set()
+
+    async def run(self) -> None:
+        """Deliver; raises `UnknownConsumer` where the consumer was deleted."""
+        over = asyncio.create_task(self._over.wait())
+        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._settling.run())]
+        try:
+            await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tasks[0].cancel()
+            over.cancel()
+            await self._end()
+            tasks[1].cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self._endpoint.close()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _end(self) -> None:
+        self._give_back(self._waiting)
+        self._waiting.clear()
+        if self._workers:
+            await asyncio.wait(self._workers, timeout=_STOP_SECONDS)
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        if self._gone is not None:
+            await self._disable(self._gone)
+        await self._settling.finish(_STOP_SECONDS)
+
+    async def _disable(self, reason: str) -> None:
+        # Where the store is away for longer, the endpoint will say so again.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                while True:
+                    try:
+                        await self._consumer.disable(reason)
+                    except StoreUnavailable:
+                        await asyncio.sleep(_STORE_SECONDS)
+                        continue
+                    log.error("webhook disabled", consumer=self._consumer.info.name, error=reason)
+                    return
+
+    # Receiving
+
+    async def _receive(self) -> None:
+        """Keep as much at hand as the endpoint takes, and no more."""
+        while True:
+            if self._failures >= _PATIENCE:
+                await self._probe()
+                continue
+            ahead = self._ahead()
+            room = self._settings.concurrency - len(self._workers) + ahead - len(self._waiting)
+            if room <= 0 or len(self._waiting) > ahead // 2:
+                await self._one_less()
+                continue
+            chunks = await self._take(room * self._size)
+            if self._failures >= _PATIENCE:
+                self._give_back(chunks)
+                continue
+            self._waiting.extend(chunks)
+            while self._waiting and len(self._workers) < self._settings.concurrency:
+                worker = asyncio.create_task(self._work(self._waiting.popleft()))
+                self._workers.add(worker)
+
+    def _ahead(self) -> int:
+        """Return how many requests are made in `_AHEAD_SECONDS` at the present pace."""
+        elapsed = time.monotonic() - self._sent_since
+        if elapsed >= _AHEAD_SECONDS:
+            self._pace = int(self._sent * _AHEAD_SECONDS / elapsed)
+            self._sent, self._sent_since = 0, time.monotonic()
+        return self._pace
+
+    async def _one_less(self) -> None:
+        self._free.clear()
+        await self._free.wait()
+
+    async def _take(self, limit: int) -> list[Chunk]:
+        call = self._consumer.receive(min(limit, _MOST_RECEIVED), _WAIT_SECONDS)
+        receiving = self._receiving = asyncio.create_task(call)
+        try:
+            received = await receiving
+        except (StoreUnavailable, TooManyWaiting):
+            await asyncio.sleep(_STORE_SECONDS)
+            return []
+        except asyncio.CancelledError:
+            if receiving.done() and not receiving.cancelled() and not receiving.exception():
+                self._settling.release([d.token for d in receiving.result().deliveries])
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return []  # by `_failed`: what is to come waits for the endpoint
+        self._settling.hold([delivery.token for delivery in received.deliveries])
+        return self._chunks(received.deliveries)
+
+    def _chunks(self, deliveries: Sequence[Delivery]) -> list[Chunk]:
+        """Return what goes into a request each: a batch that failed stays as it was at first."""
+        if self._size == 1:
+            return [[delivery] for delivery in deliveries]
+        together: dict[str, Chunk] = {}
+        others: Chunk = []
+        alone: list[Chunk] = []
+        for delivery in sorted(deliveries, key=_position):
+            batch = self._together.get(delivery.position)
+            if delivery.deliver_count > _BATCH_ATTEMPTS:
+                alone.append([delivery])
+            elif batch is not None:
+                together.setdefault(batch, []).append(delivery)
+            else:
+                others.append(delivery)
+        size = self._size
+        fresh = [others[at : at + size] for at in range(0, len(others), size)]
+        return [*together.values(), *fresh, *alone]
+
+    def _give_back(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self._settling.release([delivery.token for delivery in chunk])
+
+    # Sending
+
+    async def _work(self, chunk: Chunk) -> None:
+        try:
+            await self._deliver(chunk)
+            while self._waiting and not self._over.is_set() and self._failures < _PATIENCE:
+                await self._deliver(self._waiting.popleft())
+        finally:
+            self._workers.discard(asyncio.current_task())
+            self._free.set()
+
+    async def _probe(self) -> None:
+        """Ask an endpoint that keeps failing with one request at a time."""
+        self._give_back(self._waiting)
+        self._waiting.clear()
+        while self._workers:
+            await self._one_less()
+        if self._failures < _PATIENCE:
+            return
+        await asyncio.sleep(self._resume_at - time.monotonic())
+        chunks = await self._take(self._size)
+        self._give_back(chunks[1:])
+        for chunk in chunks[:1]:
+            self._workers.add(worker := asyncio.create_task(self._work(chunk)))
+            await asyncio.wait([worker])
+
+    def _id(self, chunk: Chunk) -> str:
+        positions = [delivery.position for delivery in chunk]
+        return request_id(self._consumer.info.id, positions)
+
+    async def _deliver(self, chunk: Chunk) -> None:
+        tokens = [delivery.token for delivery in chunk]
+        body = chunk[0].message
+        if self._settings.batch:
+            body = b'{"data":[%b]}' % b",".join([delivery.message for delivery in chunk])
+        try:
+            headers = self._signer.headers(self._id(chunk), body)
+            answer = await self._endpoint.post(body, headers, self._settings.timeout_ms / 1000)
+        except EndpointError as error:
+            self._failed(chunk, error.code, str(error))
+        except asyncio.CancelledError:
+            self._settling.release(tokens)
+            raise
+        except Exception:
+            log.exception("webhook request broke off", consumer=self._consumer.info.name)
+            self._failed(chunk, "internal", "an error of Penstock's own")
+        else:
+            if 200 <= answer.status < 300:
+                self._settling.ack(tokens)
+                self._succeeded(chunk)
+            elif answer.status == 410:
+                self._gone = f"{self._endpoint.address} answered 410 Gone"
+                self._settling.release(tokens)
+                self._over.set()
+            else:
+                self._answered(chunk, answer)
+        self._sent += 1
+        self._free.set()
+
+    def _answered(self, chunk: Chunk, answer: Answer) -> None:
+        what = f"{self._endpoint.address} answered {answer.status}"
+        if 300 <= answer.status < 400:
+            what += ": redirects are not followed, give the address it leads to"
+        self._failed(chunk, f"http_{answer.status}", what, retry.seconds_of(answer.retry_after))
+
+    def _succeeded(self, chunk: Chunk) -> None:
+        if self._together:
+            for delivery in chunk:
+                self._together.pop(delivery.position, None)
+        if self._failures >= _PATIENCE:
+            seconds = round(time.monotonic() - self._failing_since, 1)
+            log.info("webhook delivers again", consumer=self._consumer.info.name, seconds=seconds)
+        self._failures = 0
+
+    def _failed(
+        self, chunk: Chunk, code: str, error: str, retry_after: float | None = None
+    ) -> None:
+        wait = retry.delay(max(delivery.deliver_count for delivery in chunk), retry_after)
+        self._settling.nack([delivery.token for delivery in chunk], wait)
+        if len(chunk) > 1:
+            if len(self._together) > _MOST_TOGETHER:
+                self._together.clear()  # other processes got what was to come back here
+            self._together.update(dict.fromkeys(map(_position, chunk), self._id(chunk)))
+        self._failures += 1
+        over = self._failures - _PATIENCE
+        if over >= 0:
+            pause = min(retry.delay(over + 1), _LONGEST_PAUSE)
+            wished = min(retry_after or 0.0, retry.MOST)
+            self._resume_at = time.monotonic() + max(pause, wished)
+        if over == 0:
+            self._failing_since = time.monotonic()
+            if self._receiving is not None:
+                self._receiving.cancel()
+        self._tell(code, error, "webhook keeps failing" if over == 0 else "webhook failed")
+
+    def _tell(self, code: str, error: str, event: str) -> None:
+        self._untold += 1
+        now = time.monotonic()
+        if self._failures == _PATIENCE or now - self._told_at >= _TELL_SECONDS:
+            log.warning(
+                event, consumer=self._consumer.info.name, code=code, error=error,
+                failures=self._untold,
+            )  # fmt: skip
+            self._untold, self._told_at = 0, now
+
+
+def _position(delivery: Delivery) -> tuple[int, int]:
+    return delivery.position
