@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from penstock.message import WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats import BACKOFF_MAX, NatsSink, Task, backoff, group_keys, waits_of
+from penstock.sinks.nats import NatsSink
+from penstock.sinks.nats_task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
 from penstock.sinks.nats_check import refused_by_stream
 from penstock.sinks.nats_client import Event, Info, Parser, Ping, Pong, Problem, Reply
 from penstock.sinks.nats_frames import BLOCK_ROWS, Encoder

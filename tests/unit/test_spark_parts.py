@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.message import WIRE_SCHEMA
-from penstock.spark.blocks import pack, unpack
+from penstock.blocks import pack, unpack
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
 from penstock.spark.session import local_master

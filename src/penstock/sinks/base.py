@@ -57,6 +57,16 @@ class Written:
     dead: list[DeadLetter] = field(default_factory=list)
 
 
+class Unfinished(Exception):  # noqa: N818 - what was done is done, and the rest is at hand
+    """A sink has not taken a whole batch: why, which messages are left in their order, what it took."""
+
+    def __init__(self, error: SinkError, rest: pa.RecordBatch, written: Written):
+        super().__init__(str(error))
+        self.error = error
+        self.rest = rest
+        self.written = written
+
+
 OnRetry = Callable[[SinkError, float], None]
 """Called before each wait with the error and the seconds until the next try."""
 
@@ -64,16 +74,19 @@ OnRetry = Callable[[SinkError, float], None]
 class Sink(Protocol):
     """Where a pipeline writes."""
 
-    def write(self, batch: pa.RecordBatch) -> Written:
+    def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Make every message of `batch` durable, or a dead letter, and only then return.
 
         `batch` has `penstock.message.WIRE_SCHEMA`. Messages of a group (rows that share a
         `group_hash`; an `old_group_hash` ties a row to that group too) become durable in the order
         of their rows. Transient failures are retried inside, with backoff, for as long as it takes;
         raises `SinkError` only for what needs an operator.
+
+        With `patience`, in seconds, it raises `Unfinished` in the place of any `SinkError`, and
+        also where nothing gets on for so long.
         """
 
-    def connect(self) -> None:
+    def connect(self, patience: float | None = None) -> None:
         """Connect now rather than at the first write; waits and raises as `write` does."""
 
     def close(self) -> None:

@@ -283,11 +283,20 @@ class Connection:
         return SinkError("connection_lost", f"The connection to {self.server} is lost: {reason}.")
 
 
-def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> Connection:
-    """Open, secure and log in one connection that listens on `inbox`; raises `SinkError`."""
+def connect(
+    config: NatsSinkConfig,
+    server: Server,
+    inbox: bytes,
+    name: str,
+    timeout: float = CONNECT_TIMEOUT,
+) -> Connection:
+    """Open, secure and log in one connection that listens on `inbox`; raises `SinkError`.
+
+    Each step of it may take `timeout` seconds.
+    """
     where = f"{server.host}:{server.port}"
     try:
-        sock = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT)
+        sock = socket.create_connection((server.host, server.port), timeout)
     except ConnectionRefusedError:
         raise SinkError(
             "connection_refused",
@@ -310,7 +319,7 @@ def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> 
         connection = Connection(sock, server, info, parser)
         greeting = orjson.dumps(hello(config, server, info, name))
         connection.send(b"CONNECT " + greeting + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
-        _await_pong(connection)
+        _await_pong(connection, timeout)
         return connection
     except BaseException as error:
         if connection is not None:
@@ -319,7 +328,7 @@ def connect(config: NatsSinkConfig, server: Server, inbox: bytes, name: str) -> 
         if isinstance(error, TimeoutError):
             raise SinkError(
                 "timeout",
-                f"{where} does not greet as a NATS server within {CONNECT_TIMEOUT:g} s.",
+                f"{where} does not greet as a NATS server within {timeout:g} s.",
                 remedy="Mend `url`; a server with tls handshake_first is not supported.",
             ) from None
         if isinstance(error, ssl.SSLError):
@@ -392,8 +401,8 @@ def _tls_error(server: Server, reason: str) -> SinkError:
     )
 
 
-def _await_pong(connection: Connection) -> None:
-    deadline = time.monotonic() + CONNECT_TIMEOUT
+def _await_pong(connection: Connection, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.step(left)[1]:
             if isinstance(event, Problem):
@@ -402,7 +411,7 @@ def _await_pong(connection: Connection) -> None:
                 return
     raise SinkError(
         "timeout",
-        f"{connection.server} did not answer the login within {CONNECT_TIMEOUT:g} s.",
+        f"{connection.server} did not answer the login within {timeout:g} s.",
     )
 
 

@@ -37,7 +37,7 @@ from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
 from penstock.postgres.errors import CaptureError
-from penstock.spark.blocks import BLOCK_DDL, pack
+from penstock.blocks import BLOCK_DDL, pack
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions

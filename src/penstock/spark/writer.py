@@ -18,7 +18,7 @@ from penstock.monitor import Reporter
 from penstock.settings import NatsSinkSettings
 from penstock.sinks.base import Sink, SinkError, Written
 from penstock.sinks.nats import NatsSink
-from penstock.spark.blocks import unpack
+from penstock.blocks import unpack
 from penstock.tables import TablePattern, matches_any
 
 COUNT_DDL = "delivered bigint"
