@@ -145,6 +145,8 @@ def test_paths_and_methods_that_are_not_there(shop: Shop) -> None:
     answer = shop.client.delete(NEXT)
     problem(answer, 405)
     assert answer.headers["allow"] == "GET"
+    answer = shop.client.put("/v1/http-consumers/workers")
+    assert answer.headers["allow"] == "DELETE, GET, PATCH"
     # HEAD would take messages with it and not give them.
     assert shop.client.head(NEXT).status_code == 405
     assert shop.client.head(RECEIVE).status_code == 405

@@ -173,8 +173,9 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         if request.method == "POST" and await request.body():
             values |= await read_object(request)
             known(values, *_RECEIVE)
-            for name, value in values.items():
-                within(name, value, *_RECEIVE[name][:2])
+            values = {
+                name: within(name, value, *_RECEIVE[name][:2]) for name, value in values.items()
+            }
         consumer = await consumer_of(request)
         received = await receives.receive(
             consumer, values["batch_size"], values["wait_for_ms"] / 1000, request.receive
@@ -261,7 +262,11 @@ def _receive_schema(method: str) -> dict[str, Any]:
 
 
 def _tokens_schema(field: str, more: dict[str, Any]) -> dict[str, Any]:
-    tokens = {"type": "array", "items": {"type": "string"}, "maxItems": _MAX_TOKENS}
+    tokens = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": f"At most {_MAX_TOKENS}.",
+    }
     return {
         "type": "object",
         "properties": {field: tokens, **more},

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from penstock.streams.consumer_types import (
     ConsumerError,
@@ -147,12 +148,22 @@ def _problem(request: Request, error: Exception) -> Problem:
         case HTTPException(status_code=404):
             return Problem(404, f"There is no {path}: see /docs.")
         case HTTPException(status_code=405):
-            return Problem(405, f"{path} does not take {method}.", headers=error.headers)
+            allowed = _methods(request)
+            return Problem(
+                405, f"{path} takes {allowed}, not {method}.", headers={"Allow": allowed}
+            )
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers)
     log.error("a request failed", method=method, path=path,
               error=f"{type(error).__name__}: {error}")  # fmt: skip
     return Problem(500, "The server failed: its log says why.")
+
+
+def _methods(request: Request) -> str:
+    """Return what a path takes; each of its routes knows its own alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    matching = (route for route in routes if route.path_regex.match(request.url.path))
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 def _of_consumer(error: ConsumerError) -> Problem:

@@ -76,6 +76,8 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 def within(name: str, value: object, least: int, most: int) -> int:
     """Return `value` if it is a whole number from `least` to `most`, or raise `Problem`."""
+    if type(value) is float and value.is_integer():
+        value = int(value)  # 5.0 is a whole number in JSON
     if type(value) is not int or not least <= value <= most:
         raise wrong(name, f"{_short(repr(value))} is not a whole number from {least} to {most}")
     return value

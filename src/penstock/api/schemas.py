@@ -6,7 +6,16 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi.security import HTTPBearer
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+)
 
 from penstock.message import Position
 from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings
@@ -18,13 +27,29 @@ BEARER: Final = HTTPBearer(
 _MAX_LSN: Final = 2**63 - 1
 
 
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float):
+        raise ValueError("not a number")
+    return value
+
+
+def _time(value: Any) -> Any:
+    # pydantic also takes seconds since 1970.
+    if not isinstance(value, str) or value[4:5] != "-":
+        raise ValueError("not a time")
+    return value
+
+
+_Whole = Annotated[int, Field(ge=0, le=_MAX_LSN), BeforeValidator(_number)]
+
+
 class PositionBody(BaseModel):
     """A message's place in its stream."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
-    lsn: Annotated[int, Field(ge=0, le=_MAX_LSN)]
-    idx: Annotated[int, Field(ge=0, le=_MAX_LSN)]
+    lsn: _Whole
+    idx: _Whole
 
 
 class _Message(BaseModel):
@@ -168,7 +193,7 @@ class Rewind(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    to: Literal["all", "new"] | PositionBody | AwareDatetime
+    to: Literal["all", "new"] | PositionBody | Annotated[AwareDatetime, BeforeValidator(_time)]
 
 
 def consumer_body(info: ConsumerInfo) -> dict[str, Any]:

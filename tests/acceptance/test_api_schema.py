@@ -1,0 +1,85 @@
+"""What OpenAPI says and what the API does are the same, whatever is sent: schemathesis."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import schemathesis
+from schemathesis import Case, HookContext, engine
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events
+from tests.api_help import Shop
+
+from penstock.embedded.handles import Database
+
+_SECONDS = 60
+_MAX_WAIT = 5  # milliseconds that a receive may wait here
+# What a JSON schema can't say: which strings are URLs, tables, secrets, and which settings are whose.
+_SETTINGS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "422"]}}
+
+
+@schemathesis.hook
+def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
+    """Let half of what is sent be about something that is there, and nothing wait."""
+    if case.method != "DELETE":
+        for name, there in (("consumer", "workers"), ("stream", "events")):
+            given = case.path_parameters.get(name)
+            if isinstance(given, str) and len(given) % 2:
+                case.path_parameters[name] = there
+    for place in (case.query, case.body):
+        if isinstance(place, dict) and "wait_for_ms" in place:
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                wait = int(float(place["wait_for_ms"]))
+                if _MAX_WAIT < wait <= 300_000:
+                    place["wait_for_ms"] = _MAX_WAIT
+
+
+def test_every_operation(database: Database) -> None:
+    with Shop(database.url) as shop:
+        shop.consumer("workers", max_deliver=3, ack_wait_ms=100)
+        shop.publish(*range(50))
+        config = SchemathesisConfig.from_dict(
+            {
+                "seed": 1,
+                "max-time": _SECONDS,
+                "generation": {"deterministic": True, "max-examples": 12, "no-shrink": True},
+                "operations": [
+                    {"include-name": "POST /v1/http-consumers", "checks": _SETTINGS},
+                    {"include-name": "PATCH /v1/http-consumers/{consumer}", "checks": _SETTINGS},
+                ],
+                "headers": {"Authorization": f"Bearer {shop.token}"},
+            }
+        )
+        schema = schemathesis.openapi.from_url(
+            f"http://{shop.api.address}/openapi.json", config=config
+        )
+        wrong, seen = _run(schema)
+        assert not wrong, "\n".join(wrong)
+        assert set(seen) >= {200, 201, 400, 401, 404, 405, 409, 422}, seen
+        assert shop.client.get("/v1/streams/events").status_code == 200
+
+
+def _run(schema: schemathesis.BaseSchema) -> tuple[list[str], Counter[int]]:
+    """Return what went wrong, and how often each status was answered."""
+    wrong: dict[str, str] = {}
+    seen: Counter[int] = Counter()
+    for event in engine.from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError):
+            wrong[event.label] = f"{event.label}: {event.value}"
+        elif isinstance(event, events.FatalError):
+            raise event.exception
+        elif isinstance(event, events.ScenarioFinished):
+            for key, checks in event.recorder.checks.items():
+                interaction = event.recorder.interactions[key]
+                if interaction.response is not None:
+                    seen[interaction.response.status_code] += 1
+                for check in checks:
+                    if check.failure_info is not None:
+                        failure = check.failure_info.failure
+                        wrong.setdefault(
+                            f"{event.recorder.label} {check.name}",
+                            f"{event.recorder.label}: {failure}\n{check.failure_info.code_sample}",
+                        )
+    return list(wrong.values()), seen
