@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -158,15 +159,31 @@ def _running(data: Path) -> _Running | None:
         pid, port = int(lines[0]), int(lines[3])
     except (FileNotFoundError, IndexError, ValueError):
         return None
+    if not _is_alive(pid):
+        return None
+    if _command(pid) != "postgres":
+        # Process ids come again, soon in a container, and Postgres would not start for that.
+        path.unlink(missing_ok=True)
+        return None
+    return _Running(pid, port, len(lines) > 7 and lines[7].strip() == "ready")
+
+
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return None
+        return False
     except PermissionError:
         pass
-    with contextlib.suppress(FileNotFoundError):
-        # Process ids come again, soon in a container, and Postgres would not start for that.
-        if Path(f"/proc/{pid}/comm").read_text().strip() != "postgres":
-            path.unlink(missing_ok=True)
-            return None
-    return _Running(pid, port, len(lines) > 7 and lines[7].strip() == "ready")
+    return True
+
+
+def _command(pid: int) -> str:
+    """Return the name of the program that a process runs, or nothing if it has ended."""
+    if Path("/proc/self/comm").exists():
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+        return ""
+    ps = ["ps", "-o", "comm=", "-p", str(pid)]
+    ran = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603
+    return Path(ran.stdout.strip()).name

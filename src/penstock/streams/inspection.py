@@ -31,6 +31,7 @@ class _Server:
     role: str
     may_create: bool
     has_schema: bool
+    has_tables: bool
     owner: str | None
     owned: bool
 
@@ -49,20 +50,17 @@ def _findings(connection: _Connection, url: str, config: Config) -> Iterator[Fin
     with connection.cursor(row_factory=class_row(_Server)) as cursor:
         server = cursor.execute(_SQL["server"]).fetchone()
     assert server is not None  # noqa: S101 - this statement always returns one
-    ours = server.has_schema and _value(connection, "has_tables")
-    faults = list(_faults(connection, server, ours))
+    faults = list(_faults(connection, server))
     yield from faults
     if not faults:
-        there = (
-            f"its schema has version {_value(connection, 'version')}" if ours else "empty so far"
-        )
-        message = f"Postgres {server.version} at {address(url)}, role {server.role}, {there}"
-        yield Finding("ok", "store", message)
-        if ours:
+        where = f"Postgres {server.version} at {address(url)}, role {server.role}"
+        there = f"schema of version {_version(connection)}" if server.has_tables else "empty so far"
+        yield Finding("ok", "store", f"{where}, {there}")
+        if server.has_tables:
             yield from _contents(connection, config)
 
 
-def _faults(connection: _Connection, server: _Server, ours: bool) -> Iterator[Finding]:
+def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
     role, database = sql.Identifier(server.role), sql.Identifier(server.database)
     if server.version_num // 10_000 < OLDEST_VERSION:
         message = f"Postgres {server.version}: Penstock needs {OLDEST_VERSION} or newer"
@@ -83,7 +81,7 @@ def _faults(connection: _Connection, server: _Server, ours: bool) -> Iterator[Fi
         grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role)
         message = f"role {server.role} may not change the schema penstock, which is {owner}'s"
         yield Finding("error", "store", message, f"{grant.as_string(connection)};")
-    elif ours and (version := _value(connection, "version")) > VERSION:
+    elif server.has_tables and (version := _version(connection)) > VERSION:
         message = f"its schema has version {version}, and this Penstock knows {VERSION}"
         yield Finding("error", "store", message, "run the newer Penstock that made it")
 
@@ -110,7 +108,7 @@ def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:
             yield Finding("error", f"sink {name}", message, "give the sink another name")
 
 
-def _value(connection: _Connection, query: str) -> Any:
-    row = connection.execute(_SQL[query]).fetchone()
-    assert row is not None  # noqa: S101 - these statements always return one
-    return row[0]
+def _version(connection: _Connection) -> int:
+    row = connection.execute(_SQL["version"]).fetchone()
+    assert row is not None  # noqa: S101 - this statement always returns one
+    return int(row[0])

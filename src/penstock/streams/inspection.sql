@@ -11,6 +11,8 @@ SELECT pg_catalog.current_setting('server_version_num')::int AS version_num,
        current_user::text AS role,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
        n.oid IS NOT NULL AS has_schema,
+       EXISTS (SELECT FROM pg_catalog.pg_class c
+               WHERE c.relnamespace = n.oid AND c.relname = 'migrations') AS has_tables,
        pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner,
        COALESCE(pg_catalog.pg_has_role(n.nspowner, 'USAGE'), true) AND NOT EXISTS (
            SELECT FROM pg_catalog.pg_class c
@@ -18,10 +20,6 @@ SELECT pg_catalog.current_setting('server_version_num')::int AS version_num,
              AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')) AS owned
 FROM (SELECT 1) AS one
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'penstock'
-
--- name: has_tables
--- Whether the schema is Penstock's.
-SELECT pg_catalog.to_regclass('penstock.migrations') IS NOT NULL
 
 -- name: version
 SELECT COALESCE(pg_catalog.max(version), 0) FROM penstock.migrations
