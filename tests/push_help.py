@@ -75,7 +75,7 @@ class Receiver:
         self.pause = 0.0
         self._at_once = 0
         self._connections = itertools.count()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._changed = asyncio.Condition()
         self._released = asyncio.Event()
 
@@ -100,9 +100,13 @@ class Receiver:
         for writer in self._writers:
             writer.transport.abort()
 
+    async def end(self) -> None:
+        self.drop_connections()
+        await asyncio.gather(*(task for task in self._writers.values() if task))
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self._connections)
-        self._writers.add(writer)
+        self._writers[writer] = asyncio.current_task()
         self.open += 1
         try:
             while (request := await _read(reader, number)) is not None:
@@ -123,7 +127,7 @@ class Receiver:
             pass
         finally:
             self.open -= 1
-            self._writers.discard(writer)
+            del self._writers[writer]
             writer.close()
             await self._tell()
 
@@ -154,7 +158,7 @@ async def receiver(
         yield endpoint
     finally:
         server.close()
-        endpoint.drop_connections()
+        await endpoint.end()
 
 
 def settings(url: str, **others: Any) -> WebhookSettings:
@@ -204,7 +208,7 @@ class MemoryConsumer(Consumer):
 
     def held(self) -> list[_Message]:
         now = time.monotonic()
-        return [m for m in self.log if m.token is not None and m.ready_at > now]
+        return [m for m in self.log if m.token and not m.acked and m.ready_at > now]
 
     async def _tell(self) -> None:
         async with self._changed:

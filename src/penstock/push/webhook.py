@@ -27,10 +27,12 @@ from penstock.streams.consuming import Consumer
 
 _WAIT_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 0.1  # messages are received at most so long before they are sent
+_LOOK_SECONDS: Final = 0.5  # whether the endpoint has become slower
 _MOST_RECEIVED: Final = 1_000
 _MOST_TOGETHER: Final = 10_000
 _PATIENCE: Final = 5  # failures in a row, before the endpoint is asked with one request at a time
 _LONGEST_PAUSE: Final = 10.0
+_PROBED: Final = 100  # among so many messages the one is chosen that such a request carries
 _BATCH_ATTEMPTS: Final = 3  # from then on its messages go one by one
 _STOP_SECONDS: Final = 5.0
 _TELL_SECONDS: Final = 10.0
@@ -122,6 +124,8 @@ class Webhook:
                 await self._probe()
                 continue
             ahead = self._ahead()
+            while len(self._waiting) > 2 * ahead + self._settings.concurrency:
+                self._give_back([self._waiting.pop()])  # the endpoint has become slower
             room = self._settings.concurrency - len(self._workers) + ahead - len(self._waiting)
             if room <= 0 or len(self._waiting) > ahead // 2:
                 await self._one_less()
@@ -145,7 +149,8 @@ class Webhook:
 
     async def _one_less(self) -> None:
         self._free.clear()
-        await self._free.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._free.wait(), _LOOK_SECONDS if self._waiting else None)
 
     async def _take(self, limit: int) -> list[Chunk]:
         call = self._consumer.receive(min(limit, _MOST_RECEIVED), _WAIT_SECONDS)
@@ -208,7 +213,10 @@ class Webhook:
         if self._failures < _PATIENCE:
             return
         await asyncio.sleep(self._resume_at - time.monotonic())
-        chunks = await self._take(self._size)
+        chunks = await self._take(max(self._size, _PROBED))
+        # What failed least often: else a few messages that the endpoint cannot take, and which come
+        # back again and again, would make it look dead to all the others.
+        chunks.sort(key=_attempt)
         self._give_back(chunks[1:])
         for chunk in chunks[:1]:
             self._workers.add(worker := asyncio.create_task(self._work(chunk)))
@@ -245,7 +253,8 @@ class Webhook:
             else:
                 self._answered(chunk, answer)
         self._sent += 1
-        self._free.set()
+        if len(self._waiting) <= self._pace // 2:
+            self._free.set()
 
     def _answered(self, chunk: Chunk, answer: Answer) -> None:
         what = f"{self._endpoint.address} answered {answer.status}"
@@ -265,7 +274,7 @@ class Webhook:
     def _failed(
         self, chunk: Chunk, code: str, error: str, retry_after: float | None = None
     ) -> None:
-        wait = retry.delay(max(delivery.deliver_count for delivery in chunk), retry_after)
+        wait = retry.delay(_attempt(chunk), retry_after)
         self._settling.nack([delivery.token for delivery in chunk], wait)
         if len(chunk) > 1:
             if len(self._together) > _MOST_TOGETHER:
@@ -292,6 +301,10 @@ class Webhook:
                 failures=self._untold,
             )  # fmt: skip
             self._untold, self._told_at = 0, now
+
+
+def _attempt(chunk: Chunk) -> int:
+    return max(delivery.deliver_count for delivery in chunk)
 
 
 def _position(delivery: Delivery) -> tuple[int, int]:

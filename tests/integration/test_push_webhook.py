@@ -1,0 +1,497 @@
+"""What a webhook does with every way that an endpoint, or the store, can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog
+from standardwebhooks.webhooks import Webhook as Verifier
+from tests.push_help import (
+    HANG,
+    OK,
+    Behaviour,
+    MemoryConsumer,
+    MemoryConsumers,
+    Receiver,
+    Request,
+    answer,
+    receiver,
+    settings,
+)
+
+from penstock.push import retry, webhook
+from penstock.push.pusher import Pusher
+from penstock.push.webhook import Webhook
+
+Test = Callable[[Receiver, MemoryConsumer], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def delivering(to: Receiver, **others: Any) -> AsyncIterator[MemoryConsumer]:
+    """Run a webhook for a consumer in memory; it has ended at the end."""
+    of = settings(others.pop("url", to.url), **others)
+    consumer = MemoryConsumer("billing", of)
+    running = Webhook(consumer, of)
+    task = asyncio.create_task(running.run())
+    try:
+        yield consumer
+    finally:
+        running.stop()
+        await task
+
+
+def run(test: Test, behaviour: Behaviour = lambda _: OK, **others: Any) -> None:
+    async def served() -> None:
+        async with receiver(behaviour) as to, delivering(to, **others) as consumer:
+            await test(to, consumer)
+
+    asyncio.run(served())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backoff from 20 ms on instead of a second, and probes after 200 ms at the latest."""
+    monkeypatch.setattr(retry, "LEAST", 0.02)
+    monkeypatch.setattr(webhook, "_LONGEST_PAUSE", 0.2)
+
+
+def first_time(fail: bytes | None) -> Behaviour:
+    """Fail each record's first request."""
+    seen: set[Any] = set()
+
+    def behaviour(request: Request) -> bytes | None:
+        new = set(request.records) - seen
+        seen.update(new)
+        return fail if new else OK
+
+    return behaviour
+
+
+def test_one_bare_message_a_request() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(50))
+        await consumer.all_acked()
+        assert sorted(to.delivered()) == list(range(50))
+        assert {request.body for request in to.requests} == {m.body for m in consumer.log}
+        assert to.requests[0].headers["content-type"] == "application/json"
+        assert {len(request.records) for request in to.requests} == {1}
+
+    run(test)
+
+
+def test_batches() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(57))
+        await consumer.all_acked()
+        assert sorted(to.delivered()) == list(range(57))
+        assert max(len(request.records) for request in to.requests) == 10
+        assert all(request.body.startswith(b'{"data":[{') for request in to.requests)
+        assert to.most_at_once <= 2
+
+    run(test, batch=True, batch_size=10, concurrency=2)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_signed_with_both_secrets(batch: bool) -> None:
+    new, old = ("whsec_" + base64.b64encode(os.urandom(32)).decode() for _ in range(2))
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(["é", "b"])
+        await consumer.all_acked()
+        for request in to.requests:
+            for secret in (new, old):
+                Verifier(secret).verify(request.body, request.headers)
+
+    run(test, secrets=[new, old], batch=batch)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_more_requests_at_once_than_concurrency(concurrency: int) -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        to.pause = 0.01
+        await consumer.publish(range(30))
+        await consumer.all_acked()
+        assert to.most_at_once == concurrency
+
+    run(test, concurrency=concurrency)
+
+
+@pytest.mark.parametrize(
+    "fail", [answer(500), answer(404), answer(302, "location: /"), answer(199), HANG, None, b"?"]
+)
+@pytest.mark.usefixtures("quick")
+def test_whatever_is_no_success_is_tried_again_with_the_same_id(fail: bytes | None) -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(["a", "b"])
+        await consumer.all_acked()
+        ids = defaultdict(list)
+        for request in to.requests:
+            ids[request.records[0]].append(request.id)
+        assert {key: len(of) for key, of in ids.items()} == {"a": 2, "b": 2}
+        assert all(len(set(of)) == 1 for of in ids.values())
+        assert ids["a"] != ids["b"]
+        assert sorted(key for key, _ in consumer.nacks) == ["a", "b"]
+
+    run(test, first_time(fail), timeout_ms=200)
+
+
+def test_backoff_and_retry_after_are_the_nack_s_delay() -> None:
+    def behaviour(request: Request) -> bytes:
+        key = request.records[0]
+        return answer(503, f"retry-after: {key}") if key else answer(503)
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(["30", "7200", "", "0"])
+        await consumer.until(lambda: len(consumer.nacks) == 4)
+        delays = dict(consumer.nacks)
+        assert (delays["30"], delays["7200"], delays["0"]) == (30.0, 600.0, 1.0)
+        assert 1.0 <= delays[""] <= 1.2
+
+    run(test, behaviour)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failing_group_waits_in_order_and_others_go_on() -> None:
+    failed: Counter[Any] = Counter()
+
+    def behaviour(request: Request) -> bytes:
+        key = request.records[0]
+        failed[key] += 1
+        return answer(500) if key == "a0" and failed[key] <= 4 else OK
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(["a0", "a1", "a2", *(f"b{n}" for n in range(20))], lambda k: k[0])
+        await consumer.all_acked()
+        delivered = to.delivered()
+        assert [key for key in delivered if key[0] == "a"] == ["a0"] * 5 + ["a1", "a2"]
+        assert [key for key in delivered if key[0] == "b"] == [f"b{n}" for n in range(20)]
+        assert delivered.index("b19") < delivered.index("a1")
+
+    run(test, behaviour)
+
+
+@pytest.mark.usefixtures("quick")
+def test_poisoned_messages_leave_the_others_their_way() -> None:
+    """Also where so many fail that the endpoint seems to be gone."""
+
+    def behaviour(request: Request) -> bytes:
+        return answer(400) if str(request.records[0]).startswith("bad") else OK
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish([*(f"bad{n}" for n in range(8)), *range(100)])
+        good = [message for message in consumer.log if b"bad" not in message.body]
+        await consumer.until(lambda: all(message.acked for message in good))
+        assert not any(message.acked for message in consumer.log if message not in good)
+
+    run(test, behaviour)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_batch_is_repeated_as_it_was_and_then_taken_apart() -> None:
+    def behaviour(request: Request) -> bytes:
+        return answer(500) if "bad" in request.records else OK
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(["a", "bad", "c", "d"])
+        good = [message for message in consumer.log if b"bad" not in message.body]
+        await consumer.until(lambda: all(message.acked for message in good))
+        await consumer.publish(["e"])
+        await to.until(lambda: len(to.requests) >= 8)
+        whole = [request for request in to.requests if len(request.records) > 1]
+        assert [request.records for request in whole] == [["a", "bad", "c", "d"]] * 3
+        assert len({request.id for request in whole}) == 1
+        bad = {request.id for request in to.requests if request.records == ["bad"]}
+        assert len(bad) == 1
+        assert bad.isdisjoint(request.id for request in to.requests if request.records != ["bad"])
+
+    run(test, behaviour, batch=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
+    dead = True
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        nonlocal dead
+        to.behaviour = lambda _: answer(503) if dead else OK
+        with structlog.testing.capture_logs() as logs:
+            await consumer.publish(range(200))
+            await consumer.until(lambda: len(consumer.nacks) >= 8)
+            at_first, to.most_at_once = len(to.requests), 0
+            assert at_first <= 12  # as many as were under way, and few more
+            assert sum(consumer.received) - at_first <= 200
+            await to.got(at_first + 4)
+            assert to.most_at_once == 1
+            gaps = [b.at - a.at for a, b in zip(to.requests[-4:], to.requests[-3:], strict=False)]
+            assert min(gaps) >= 0.02
+            assert len(consumer.held()) <= 20  # the rest is left to other processes
+            dead = False
+            await consumer.all_acked()
+        events = [entry["event"] for entry in logs]
+        assert events.count("webhook keeps failing") == 1
+        assert events.count("webhook delivers again") == 1
+        failing = next(entry for entry in logs if entry["event"] == "webhook keeps failing")
+        assert failing["code"] == "http_503"
+
+    run(test)
+
+
+def test_a_receive_that_waits_does_not_keep_an_endpoint_from_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages at hand are given back when the fifth fails, not when the next receive ends."""
+    monkeypatch.setattr(webhook, "_PATIENCE", 2)
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(2))
+        await consumer.until(lambda: len(consumer.nacks) == 2)
+        to.behaviour = lambda _: OK
+        await consumer.publish(["fresh"])
+        started = time.monotonic()
+        await consumer.all_acked()
+        assert time.monotonic() - started < 4
+        assert to.most_at_once <= 2
+
+    run(test, lambda _: answer(500), concurrency=4)
+
+
+def test_410_disables_visibly_and_keeps_the_messages() -> None:
+    async def served() -> None:
+        async with receiver(lambda _: answer(410)) as to:
+            of = settings(to.url + "/secret?token=secret")
+            consumer = MemoryConsumer("billing", of)
+            await consumer.publish(range(10))
+            with structlog.testing.capture_logs() as logs:
+                await Webhook(consumer, of).run()
+            assert consumer.disabled == f"http://127.0.0.1:{to.port} answered 410 Gone"
+            assert "secret" not in str(logs)
+            assert [entry["event"] for entry in logs] == ["webhook disabled"]
+            assert not any(message.acked or message.deliver_count for message in consumer.log)
+            assert consumer.held() == []
+            assert consumer.nacks == []
+
+    asyncio.run(served())
+
+
+def test_a_private_address_is_refused_and_says_what_to_do() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        with structlog.testing.capture_logs() as logs:
+            await consumer.publish(["a"])
+            await consumer.until(lambda: bool(consumer.nacks))
+        assert to.requests == []
+        assert logs[0]["code"] == "private_address"
+        assert "allow_private: true" in logs[0]["error"]
+
+    run(test, allow_private=False)
+
+
+def test_no_secret_in_the_log() -> None:
+    async def served() -> None:
+        async with receiver(lambda _: answer(500)) as to:
+            url = f"http://user-s3cret:s3cret@127.0.0.1:{to.port}/s3cret?key=s3cret"
+            headers = {"authorization": "Bearer s3cret"}
+            async with delivering(to, url=url, headers=headers) as consumer:
+                with structlog.testing.capture_logs() as logs:
+                    await consumer.publish(range(10))
+                    await consumer.until(lambda: len(consumer.nacks) >= 6)
+            assert logs
+            assert "s3cret" not in str(logs)
+
+    asyncio.run(served())
+
+
+def test_slow_requests_are_extended_and_not_delivered_twice() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        to.pause = 0.9
+        await consumer.publish(["a", "b"])
+        await consumer.all_acked()
+        assert sorted(to.delivered()) == ["a", "b"]
+        assert consumer.extended >= 2
+
+    run(test, ack_wait_ms=300)
+
+
+def test_the_store_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "_STORE_SECONDS", 0.02)
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(3))
+        to.pause = 0.1
+        await to.got(3)
+        consumer.away = True  # before the acks
+        await asyncio.sleep(0.3)
+        assert not any(message.acked for message in consumer.log)
+        consumer.away = False
+        await consumer.publish(range(3, 6))
+        await consumer.all_acked()
+        assert sorted(to.delivered()) == list(range(6))
+
+    run(test)
+
+
+def test_messages_are_received_ahead_only_as_far_as_the_pace_goes() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(3000))
+        await to.got(1000)
+        quick = max(consumer.received)
+        to.pause = 0.15
+        await to.got(1040)
+        assert len(consumer.held()) <= 8  # of which four are under way
+        assert quick > 8
+        to.pause = 0
+        await consumer.all_acked()
+
+    run(test)
+
+
+def test_stop_lets_requests_end_and_gives_the_rest_back() -> None:
+    async def served() -> None:
+        async with receiver() as to:
+            to.pause = 0.2
+            async with delivering(to) as consumer:
+                await consumer.publish(range(50))
+                await to.got(4)
+            assert sum(message.acked for message in consumer.log) == len(to.requests) == 4
+            assert consumer.held() == []
+            assert all(m.deliver_count == m.acked for m in consumer.log)
+
+    asyncio.run(served())
+
+
+def test_stop_cuts_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "_STOP_SECONDS", 0.1)
+
+    async def served() -> None:
+        async with receiver(lambda _: HANG) as to:
+            async with delivering(to) as consumer:
+                await consumer.publish(["a"])
+                await to.got(1)
+            assert consumer.held() == []
+            await to.until(lambda: to.open == 0)
+
+    asyncio.run(served())
+
+
+# All webhooks of a process
+
+
+@asynccontextmanager
+async def pushing(*consumers: MemoryConsumer) -> AsyncIterator[MemoryConsumers]:
+    store, stop = MemoryConsumers(*consumers), asyncio.Event()
+    task = asyncio.create_task(Pusher(store).run(stop))
+    try:
+        yield store
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+def test_consumers_come_change_and_go() -> None:
+    async def served() -> None:
+        async with receiver() as first, receiver() as second:
+            a = MemoryConsumer("a", settings(first.url), 1)
+            async with pushing(a) as store:
+                await a.publish(["1"])
+                await a.all_acked()
+
+                b = MemoryConsumer("b", settings(second.url), 2)
+                store.consumers["b"] = b
+                store.changed()
+                await b.publish(["2"])
+                await b.all_acked()
+
+                store.consumers["a"] = moved = MemoryConsumer("a", settings(second.url), 1)
+                store.changed()
+                await moved.publish(["3"])
+                await moved.all_acked()
+
+                moved.disabled = "by hand"
+                store.changed()
+                await asyncio.sleep(0)
+                del store.consumers["b"]
+                b.gone = True
+                store.changed()
+                await second.until(lambda: second.open == 0)
+                await moved.publish(["4"])
+                moved.disabled = None
+                store.changed()
+                await moved.all_acked()
+            assert first.delivered() == ["1"]
+            assert second.delivered() == ["2", "3", "4"]
+
+    asyncio.run(served())
+
+
+def test_the_list_is_read_again_when_the_store_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.push.pusher._AGAIN_SECONDS", 0.02)
+
+    async def served() -> None:
+        async with receiver() as to:
+            a = MemoryConsumer("a", settings(to.url))
+            await a.publish(["1"])
+            with structlog.testing.capture_logs() as logs:
+                store, stop = MemoryConsumers(a), asyncio.Event()
+                store.away = True
+                task = asyncio.create_task(Pusher(store).run(stop))
+                while not logs:
+                    await asyncio.sleep(0.01)
+                store.away = False
+                await a.all_acked()
+                stop.set()
+                await task
+            assert [entry["event"] for entry in logs] == ["webhooks wait for the store"]
+
+    asyncio.run(served())
+
+
+def test_a_disabled_consumer_is_left_alone_after_410() -> None:
+    async def served() -> None:
+        async with receiver(lambda _: answer(410)) as to:
+            a = MemoryConsumer("a", settings(to.url))
+            async with pushing(a) as store:
+                await a.publish(range(3))
+                await a.until(lambda: a.disabled is not None)
+                await to.until(lambda: to.open == 0)
+                seen = len(to.requests)
+                store.changed()
+                await a.publish(["more"])
+                await asyncio.sleep(0.1)
+                assert len(to.requests) == seen
+                to.behaviour = lambda _: OK
+                a.disabled = None
+                store.changed()
+                await a.all_acked()
+
+    asyncio.run(served())
+
+
+def test_a_bug_is_told_and_the_webhook_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.push.pusher._AFTER_BUG_SECONDS", 0.01)
+
+    async def served() -> None:
+        async with receiver() as to:
+            a = MemoryConsumer("a", settings(to.url))
+            real, calls = a.receive, Counter[str]()
+
+            async def receive(limit: int, wait: float) -> Any:
+                calls["receive"] += 1
+                if calls["receive"] == 1:
+                    raise KeyError("a bug")
+                return await real(limit, wait)
+
+            monkeypatch.setattr(a, "receive", receive)
+            with structlog.testing.capture_logs() as logs:
+                async with pushing(a):
+                    await a.publish(["1"])
+                    await a.all_acked()
+            assert [entry["log_level"] for entry in logs] == ["error"]
+
+    asyncio.run(served())
