@@ -7,10 +7,13 @@ through in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+import orjson
 import pyarrow as pa
+
+from penstock.message import BatchPart, Position
 
 BLOCK_DDL: Final = "block binary"
 BLOCK_SCHEMA: Final = pa.schema([pa.field("block", pa.binary())])
@@ -19,19 +22,41 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 _ROWS: Final = 2_000
 
 
-def pack(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` as rows of `BLOCK_SCHEMA`, each a stream of some thousand messages."""
+_PART: Final = b"part"
+
+
+def pack(batch: pa.RecordBatch, part: BatchPart | None = None) -> pa.RecordBatch:
+    """Return `batch` as rows of `BLOCK_SCHEMA`, each a stream of some thousand messages.
+
+    `part`, which tells the micro-batch that they are of, travels in each.
+    """
+    schema = batch.schema
+    if part is not None:
+        schema = schema.with_metadata({_PART: orjson.dumps([[*part.start], [*part.end], *part[2:]])})
     blocks = []
     for first in range(0, max(batch.num_rows, 1), _ROWS):
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+        with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
             writer.write_batch(batch.slice(first, _ROWS))
         blocks.append(sink.getvalue().to_pybytes())
     return pa.record_batch([pa.array(blocks, pa.binary())], schema=BLOCK_SCHEMA)
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches that were packed."""
+def unpack(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[BatchPart | None, pa.RecordBatch]]:
+    """Yield the batches that were packed, each with the part that it is of."""
     for batch in batches:
         for block in batch.column(0):
-            yield from pa.ipc.open_stream(block.as_buffer())
+            with pa.ipc.open_stream(block.as_buffer()) as stream:
+                part = _part(stream.schema.metadata)
+                for messages in stream:
+                    yield part, messages
+
+
+def _part(metadata: Mapping[bytes, bytes] | None) -> BatchPart | None:
+    text = (metadata or {}).get(_PART)
+    if text is None:
+        return None
+    start, end, part, parts = orjson.loads(text)
+    return BatchPart(Position(*start), Position(*end), part, parts)

@@ -43,6 +43,15 @@ class Position(NamedTuple):
         return cls(parse_lsn(str(offset["lsn"])), int(offset["idx"]))
 
 
+class BatchPart(NamedTuple):
+    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions."""
+
+    start: Position
+    end: Position
+    part: int
+    parts: int
+
+
 def format_lsn(lsn: int) -> str:
     """Return an LSN as Postgres prints it: 0x16B3748 becomes `0/16B3748`."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from penstock.message import WIRE_SCHEMA
+from penstock.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.blocks import pack, unpack
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
@@ -39,11 +39,14 @@ def wire(rows: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2000, 4001])
-def test_blocks_hold_every_message_in_order(rows: int) -> None:
-    blocks = pack(wire(rows))
-    batches = list(unpack(iter([blocks])))
+@pytest.mark.parametrize("part", [None, BatchPart(Position(8, 3), Position(1 << 62, 5), 1, 2)])
+def test_blocks_hold_every_message_in_order(rows: int, part: BatchPart | None) -> None:
+    found = list(unpack(iter([pack(wire(rows), part)])))
+    batches = [batch for _, batch in found]
     assert max((b.num_rows for b in batches), default=0) <= 2000
     assert pa.Table.from_batches(batches, WIRE_SCHEMA).equals(pa.Table.from_batches([wire(rows)]))
+    assert {of for of, _ in found} == {part}
+    assert all(isinstance(of.end, Position) for of, _ in found if of is not None)
 
 
 def test_messages_go_to_columns_and_back() -> None:

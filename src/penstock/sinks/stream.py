@@ -21,12 +21,14 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock import queries
-from penstock.message import Position
+from penstock.message import BatchPart, Position
 from penstock.sinks.base import SinkError
 from penstock.streams import copy
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.store import CONNECT, START
+
+__all__ = ["Backlog", "BatchPart", "Open", "StreamRoute", "StreamWriter"]
 
 _SQL: Final = queries.load("penstock.streams", "write.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -40,15 +42,6 @@ class StreamRoute:
     name: str
     stream_id: int
     kind: str
-
-
-class BatchPart(NamedTuple):
-    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions."""
-
-    start: Position
-    end: Position
-    part: int
-    parts: int
 
 
 class Backlog(NamedTuple):
@@ -216,21 +209,22 @@ class StreamWriter:
         high = pc.max(idx.filter(pc.equal(lsn, ends["max"]))).as_py()
         return Position(ends["min"] + self._base, low), Position(ends["max"] + self._base, high)
 
-    def commit(self, part: BatchPart) -> None:
-        """Make the part durable, and tell the readers."""
-        base = self._base
-        values = [
-            part.start.lsn + base, part.start.idx, part.end.lsn + base, part.end.idx,
-            part.part, part.parts,
-        ]  # fmt: skip
+    def commit(self, part: BatchPart | None) -> None:
+        """Make what was written durable; with `part` that one is there now, and readers are told."""
         connection = self.connection
         try:
             with connection.pipeline():
-                connection.execute(self._add_part, values)
-                connection.execute(_SQL["notify"], [f"s{self._source_id}"])
+                if part is not None:
+                    connection.execute(self._add_part, self._values(part))
+                    connection.execute(_SQL["notify"], [f"s{self._source_id}"])
                 connection.execute(_SQL["commit"])
         except psycopg.Error as error:
             self._fail(error)
+
+    def _values(self, part: BatchPart) -> list[int]:
+        start, end = part.start, part.end
+        lsns = start.lsn + self._base, end.lsn + self._base
+        return [lsns[0], start.idx, lsns[1], end.idx, part.part, part.parts]
 
     def rollback(self) -> None:
         """Give the part up; nothing of it is there."""

@@ -29,15 +29,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock import log as logging
+from penstock.blocks import BLOCK_DDL, pack
 from penstock.config import PostgresSource
-from penstock.message import WIRE_SCHEMA, Position, format_lsn
+from penstock.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.monitor import Report, Reporter
 from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
 from penstock.postgres.errors import CaptureError
-from penstock.blocks import BLOCK_DDL, pack
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions
@@ -101,6 +101,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._until_lsn: int | None = None
         self._initial: Offset | None = None
         self._warmed = self._warm = False
+        self._done: Position | None = None
         self._planned: tuple[tuple[Offset, Offset], Sequence[InputPartition]] | None = None
         self._draining = False
 
@@ -143,6 +144,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._warmed = True
             return {**start, "warm": 1}
         self._warm = True
+        self._done = position
         self._report(capture.stats)
         if self._draining:
             capture.settle(5.0)
@@ -183,11 +185,14 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
         if self._server is not None:
             self._server.forget()
-        return [self._partition(batch) for batch in batches]
+        return [
+            self._partition(batch, BatchPart(first, last, part, len(batches)))
+            for part, batch in enumerate(batches)
+        ]
 
-    def _partition(self, batch: pa.RecordBatch) -> InputPartition:
+    def _partition(self, batch: pa.RecordBatch, part: BatchPart | None = None) -> InputPartition:
         if self._blocks:
-            batch = pack(batch)
+            batch = pack(batch, part)
         if batch.nbytes <= _INLINE_BYTES:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -303,6 +308,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "confirmed_lsn": stats.confirmed_lsn,
                 "unread_bytes": stats.unread_bytes,
                 "warm": self._warm,
+                "done": None if self._done is None else [*self._done],
             }
         )
 
