@@ -3,36 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import contenders, drain, latency, report, resources, rig, usage
-from benchmarks.contenders import Contender
+from benchmarks.streams import benchmark as streams
+from benchmarks.streams import crew, matrix, sizes
+from benchmarks.streams.run import Run
 
 PYTHON_VARIABLE = "PENSTOCK_BENCH_PYTHON"
 PEERS_PYTHON = contenders.HERE.parent / ".venv-bench" / "bin" / "python"
 RATES = (100, 1000, 10_000)
+LATENCY_S, CONSUME_S = 15.0, 5.0
+RIGGED = ("drain", "latency", "resources")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of drain, latency and resources."""
+
+    rows: int
+    rounds: int
+    seconds: float
+    idle_s: float = 30.0
+    long_rows: int = 3_000_000
+
+
+def _joined(values: Iterable[int]) -> str:
+    return ",".join(map(str, values))
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "what", nargs="?", default="all", choices=["drain", "latency", "resources", "all"]
-    )
+    parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, "consume", "all"])
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--rows", type=int, default=300_000, help="of the drain")
     parser.add_argument("--shapes", default="large,single", help="of the drain's transactions")
-    parser.add_argument("--seconds", type=float, default=15, help="at each rate of the latency")
-    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="rows a second")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="at each rate of the latency (15), of each case of consume (5)",
+    )
+    parser.add_argument("--rates", default=_joined(RATES), help="rows a second")
+    parser.add_argument("--parts", default=",".join(streams.PARTS), help="of consume")
+    parser.add_argument("--batches", default=_joined(matrix.BATCHES), help="of consume's matrix")
+    parser.add_argument("--workers", default=_joined(matrix.WORKERS), help="of consume's matrix")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="of consume's backlog")
+    parser.add_argument(
+        "--held-seconds", type=float, default=300, help="that consume holds a snapshot for"
+    )
+    parser.add_argument(
+        "--large", action="store_true", help=f"consume from {sizes.LARGE:,} messages too"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one short round: does it work at all?"
     )
     parser.add_argument(
-        "--only", default="", help="contenders: " + ", ".join(c.name for c in contenders.ALL)
+        "--only",
+        default="",
+        help=f"contenders: {', '.join(c.name for c in contenders.ALL)};"
+        f" of consume: {', '.join(crew.SIDES)}",
     )
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument(
@@ -43,63 +80,97 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen(names: str) -> list[Contender]:
-    """Return the contenders that `--only` names, or all."""
-    known = {contender.name: contender for contender in contenders.ALL}
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(known)
-    for name in wanted:
-        if name not in known:
-            raise SystemExit(f"--only {name}: unknown contender; choose from {', '.join(known)}")
-    return [known[name] for name in wanted]
+def named(option: str, text: str, known: Iterable[str]) -> list[str]:
+    """Return the names of a list separated by commas, or end with what is wrong."""
+    choices = list(known)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in choices:
+            raise SystemExit(f"{option} {name}: unknown; choose from {', '.join(choices)}")
+    return names
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a list separated by commas, or end with what is wrong."""
+    try:
+        found = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise SystemExit(f"{option} {text}: not numbers; write them as 1,10,100")
+    return found
 
 
 def main() -> int:
     """Run what was asked for; the exit code is 1 if a contender failed."""
     options = arguments()
-    contestants = chosen(options.only)
+    known = {contender.name: contender for contender in contenders.ALL}
+    wanted = named("--only", options.only, [*known, *crew.SIDES])
+    contestants = [known[name] for name in wanted if name in known] or list(known.values())
+    sides = [name for name in wanted if name in crew.SIDES] or list(crew.SIDES)
     if not shutil.which(options.peers_python):
         raise SystemExit(
             f"no interpreter {options.peers_python!r}; `make bench` makes one with the peers,"
             f" or set {PYTHON_VARIABLE}"
         )
-    try:
-        rates = tuple(int(rate) for rate in options.rates.split(","))
-    except ValueError:
-        raise SystemExit(
-            f"--rates {options.rates}: not numbers; write them as 100,1000,10000"
-        ) from None
-    shapes = tuple(options.shapes.split(","))
-    for shape in shapes:
-        if shape not in drain.SHAPES:
-            raise SystemExit(f"--shapes {shape}: unknown; choose from {', '.join(drain.SHAPES)}")
-    rows, rounds, seconds = options.rows, options.rounds, options.seconds
-    idle_s, long_rows = 30.0, 3_000_000
+    rates = numbers("--rates", options.rates)
+    shapes = tuple(named("--shapes", options.shapes, drain.SHAPES))
+    plan = streams.Plan(
+        named("--parts", options.parts, streams.PARTS),
+        numbers("--batches", options.batches),
+        numbers("--workers", options.workers),
+        options.held_seconds,
+        (*sizes.SIZES, sizes.LARGE) if options.large else sizes.SIZES,
+    )
+    run = Run(
+        options.peers_python,
+        sides,
+        options.rounds,
+        options.seconds or CONSUME_S,
+        options.messages,
+        max(options.messages // 10, 1),
+    )
+    scale = Scale(options.rows, options.rounds, options.seconds or LATENCY_S)
     if options.quick:
-        rows, rounds, seconds, idle_s, long_rows = min(rows, 100_000), 1, 5.0, 5.0, 300_000
+        scale = Scale(min(options.rows, 100_000), 1, 5.0, 5.0, 300_000)
+        run = dataclasses.replace(run, rounds=1, seconds=2.0, messages=100_000, groups=10_000)
+        plan = dataclasses.replace(plan, held_s=10.0, sizes=(10_000, 100_000))
     # SIGTERM must run the `with` blocks that end the servers and contenders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parts = []
-    with rig.servers(options.peers_python, contestants) as servers:
-        parts.append(report.facts(servers))
-        strangers = usage.Strangers()
-        if options.what in ("drain", "all"):
-            drained = drain.measure(servers, rows, rounds, shapes)
-            parts.append(report.drain(drained, rows, rounds))
-        if options.what in ("latency", "all"):
-            delayed = latency.measure(servers, rates, seconds, rounds)
-            parts.append(report.delays(delayed, seconds, rounds))
-        if options.what in ("resources", "all"):
-            used = resources.measure(servers, idle_s, seconds, long_rows)
-            parts.append(report.resources(used, long_rows))
-        parts.append(report.strangers(strangers.percent()))
-        parts.append(report.failures(servers.failures))
-    parts.append(report.missing(contestants))
+    parts, failures = [], run.failures
+    strangers = usage.Strangers()
+    if options.what in (*RIGGED, "all"):
+        with rig.servers(options.peers_python, contestants) as servers:
+            parts.append(report.facts(servers))
+            parts += rigged(options.what, servers, scale, rates, shapes)
+            failures += servers.failures
+        parts.append(report.missing(contestants))
+    if options.what in ("consume", "all"):
+        parts += streams.measure(run, plan)
+    parts.append(report.strangers(strangers.percent()))
+    parts.append(report.failures(failures))
     text = "# Benchmarks\n\n" + "\n".join(part for part in parts if part)
     print(text)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text)
-    return 1 if servers.failures else 0
+    return 1 if failures else 0
+
+
+def rigged(
+    what: str, servers: rig.Rig, scale: Scale, rates: tuple[int, ...], shapes: tuple[str, ...]
+) -> Iterator[str]:
+    """Yield the tables of what runs through a slot into JetStream."""
+    rounds = scale.rounds
+    if what in ("drain", "all"):
+        drained = drain.measure(servers, scale.rows, rounds, shapes)
+        yield report.drain(drained, scale.rows, rounds)
+    if what in ("latency", "all"):
+        delayed = latency.measure(servers, rates, scale.seconds, rounds)
+        yield report.delays(delayed, scale.seconds, rounds)
+    if what in ("resources", "all"):
+        used = resources.measure(servers, scale.idle_s, scale.seconds, scale.long_rows)
+        yield report.resources(used, scale.long_rows)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def run(rig: Rig, contender: Contender, rate: int, seconds: float) -> Delayed:
     with rig.start(contender, table) as (running, stream):
         ready = wait_until_ready(rig, running, table, stream)
         with _consumer(rig, running, stream) as received:
-            _, first = _write(rig, table, ready + 1, rate, WARM_UP_S, per_transaction)
+            _, first = write(rig.folder, table, ready + 1, rate, WARM_UP_S, per_transaction)
             cpu, start = usage.cpu_seconds(running.pid), time.monotonic()
-            committed, after = _write(rig, table, first, rate, seconds, per_transaction)
+            committed, after = write(rig.folder, table, first, rate, seconds, per_transaction)
             cpu = 100 * (usage.cpu_seconds(running.pid) - cpu) / (time.monotonic() - start)
             with Probe(rig.nats_url) as probe:
                 wait_for_count(running, probe, stream, after - 1, SETTLE_TIMEOUT_S)
@@ -109,11 +109,11 @@ def wait_until_ready(rig: Rig, running: Running, table: Table, stream: str) -> i
     return 1
 
 
-def _write(
-    rig: Rig, table: Table, first: int, rate: int, seconds: float, per_transaction: int
+def write(
+    folder: Path, table: Table, first: int, rate: int, seconds: float, per_transaction: int
 ) -> tuple[array[int], int]:
     """Have the writer write; return what it committed, and the id that comes next."""
-    file = rig.folder / "committed.bin"
+    file = folder / "committed.bin"
     arguments = [table.url, table.name, first, rate, seconds, per_transaction, file]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.writer", *map(str, arguments)],

@@ -43,7 +43,7 @@ def facts(rig: Rig) -> str:
             "python, pyspark, pyarrow",
             f"{platform.python_version()}, {version('pyspark')}, {version('pyarrow')}",
         ),
-        ("java", _java_version()),
+        ("java", java_version()),
         (
             "postgres",
             f"{postgres['server_version']}, fsync {postgres['fsync']}, synchronous_commit"
@@ -88,15 +88,15 @@ def drain(results: Sequence[Drained], rows: int, rounds: int) -> str:
         if OURS in rates:
             if "mq-bridge" in rates:
                 ratio = rates[OURS] / rates["mq-bridge"]
-                verdicts.append(_at_least(f"{shape}: times mq-bridge", ratio, 0.8, 1.2))
+                verdicts.append(at_least(f"{shape}: times mq-bridge", ratio, 0.8, 1.2))
             debezium = [rates[name] for name in rates if name.startswith("debezium")]
             if debezium:
                 ratio = rates[OURS] / max(debezium)
-                verdicts.append(_at_least(f"{shape}: times the better Debezium", ratio, 2.0, 2.0))
+                verdicts.append(at_least(f"{shape}: times the better Debezium", ratio, 2.0, 2.0))
     header = ["drain", "msgs/s (median)", "range", "wall s", "body, bytes", "penstock / this"]
     return (
         f"## Drain of {rows:,} rows into JetStream, {rounds} rounds\n\n"
-        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+        f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
     )
 
 
@@ -123,8 +123,8 @@ def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
                 ]
             )
             if name == OURS and rate == LOAD_RATE:
-                verdicts.append(_at_most("p50 at 1,000 rows/s, ms", p50, 80, 40))
-                verdicts.append(_at_most("p99 at 1,000 rows/s, ms", p99, 200, 120))
+                verdicts.append(at_most("p50 at 1,000 rows/s, ms", p50, 80, 40))
+                verdicts.append(at_most("p99 at 1,000 rows/s, ms", p99, 200, 120))
     header = ["latency, ms", "p50", "p99", "max", "rows/s committed", "CPU, % of a core"]
     shape = ", ".join(
         f"{rate:,} rows/s in transactions of {latency.rows_per_transaction(rate)}"
@@ -132,7 +132,7 @@ def delays(results: Sequence[Delayed], seconds: float, rounds: int) -> str:
     )
     return (
         f"## Latency from COMMIT to consumer, {seconds:.0f} s, {rounds} rounds\n\n{shape}.\n\n"
-        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+        f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
     )
 
 
@@ -153,14 +153,14 @@ def resources(results: Sequence[Used], drain_rows: int) -> str:
             ]
         )
         if used.contender == OURS and used.situation == "idle":
-            verdicts.append(_at_most("idle, % of a core", used.cpu_percent, 5, 1))
+            verdicts.append(at_most("idle, % of a core", used.cpu_percent, 5, 1))
         if used.contender == OURS and used.situation == "drain":
-            verdicts.append(_at_most("drain, peak MiB", used.memory.pss / MIB, 2048, 1024))
+            verdicts.append(at_most("drain, peak MiB", used.memory.pss / MIB, 2048, 1024))
     header = ["resources", "CPU, % of a core", "PSS, MiB", "java alone", "processes", "RSS, MiB"]
     return (
         f"## Resources of the whole process tree\n\nload: {LOAD_RATE:,} rows/s. drain: the peak"
         f" while {drain_rows:,} rows drain, a third of them in one transaction.\n\n"
-        f"{table(header, lines)}\n\n{_verdicts(verdicts)}"
+        f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
     )
 
 
@@ -186,23 +186,27 @@ def _names(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _at_least(what: str, value: float, bar: float, aim: float) -> list[str]:
+def at_least(what: str, value: float, bar: float, aim: float) -> list[str]:
+    """Return a verdict's row for what is better the greater it is."""
     verdict = "aim reached" if value >= aim else "bar reached" if value >= bar else "MISSED"
     return [what, f"{value:.2f}", f">= {bar:g}", f">= {aim:g}", verdict]
 
 
-def _at_most(what: str, value: float, bar: float, aim: float) -> list[str]:
+def at_most(what: str, value: float, bar: float, aim: float) -> list[str]:
+    """Return a verdict's row for what is better the less it is."""
     verdict = "aim reached" if value <= aim else "bar reached" if value <= bar else "MISSED"
     return [what, f"{value:.1f}", f"<= {bar:g}", f"<= {aim:g}", verdict]
 
 
-def _verdicts(verdicts: Sequence[Sequence[str]]) -> str:
+def verdict_table(verdicts: Sequence[Sequence[str]]) -> str:
+    """Return the verdicts' table, nothing if there are none."""
     if not verdicts:
         return ""
     return table(["penstock", "reached", "bar", "aim", "verdict"], verdicts) + "\n"
 
 
-def _java_version() -> str:
+def java_version() -> str:
+    """Return the version of the Java that Spark would use."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else "java"
     try:

@@ -1,0 +1,142 @@
+"""The same while another connection holds a snapshot: a backlog that is fed as fast as it is consumed.
+
+First without a snapshot, on a fresh backlog, for a fifth of the time; then with one, on another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from benchmarks.rig import say
+from benchmarks.streams import bed as beds
+from benchmarks.streams.bed import SQL, Bed
+from benchmarks.streams.crew import Cost, Crew, Sample, backlog, crew
+from benchmarks.streams.matrix import WARM_UP_S
+from benchmarks.streams.run import Run
+from penstock.streams.maintenance import Maintenance
+from penstock.streams.store import StreamRecord
+
+BATCH, WORKERS = 100, 4
+_FEED_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One side: its pace without a snapshot, and in the first and the last fifth of one's life."""
+
+    side: str
+    free: float  # messages a second
+    first: float
+    last: float
+    free_cost: Cost  # µs a message, feeding included
+    last_cost: Cost
+    kept_bytes: int  # the consumer's log, or the queue with its backlog, at the end
+    free_kept_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.side} {self.free:,.0f} msgs/s free; {self.first:,.0f}, at last {self.last:,.0f}"
+            f" under the snapshot; {self.free_cost}, at last {self.last_cost}"
+        )
+
+
+def measure(run: Run, bed: Bed, seconds: float) -> list[Held]:
+    """Run each side free for `seconds` / 5 and under a snapshot for `seconds`."""
+    results = []
+    fifth = seconds / 5
+    for side in run.sides:
+        with run.tolerate(f"held snapshot, {side}"):
+            free, _, free_kept = _fed(run, bed, side, fifth, 1, held=False)
+            first, last, kept = _fed(run, bed, side, fifth, 5, held=True)
+            results.append(
+                Held(side, free[0], first[0], last[0], free[1], last[1], kept, free_kept)
+            )
+            say(f"held snapshot for {seconds:.0f} s: {results[-1]}")
+    return results
+
+
+def _fed(
+    run: Run, bed: Bed, side: str, seconds: float, times: int, *, held: bool
+) -> tuple[tuple[float, Cost], tuple[float, Cost], int]:
+    """Return rate and cost of the first and the last of so many spans, and the bytes kept."""
+    with ExitStack() as stack:
+        stream = bed.stream(run.messages, run.groups) if side != "pgmq" else None
+        consumers = stack.enter_context(backlog(bed, side, stream, run.messages, run.groups))
+        if held:
+            stack.enter_context(_snapshot(bed))
+        if stream is not None:
+            stack.enter_context(Maintenance(bed.url))
+        team = stack.enter_context(crew(bed, side, consumers, batch=BATCH, workers=WORKERS))
+        stack.enter_context(_feeder(run, bed, stream, team))
+        team.go()
+        samples: list[Sample] = [team.run_for(WARM_UP_S)]
+        samples += [team.run_for(seconds) for _ in range(times)]
+        kept = bed.kept_bytes(consumers[0] if consumers else None)
+        team.stop()
+        team.harvests()
+    pairs = [
+        (after.rate_since(before), after.cost_since(before))
+        for before, after in (samples[:2], samples[-2:])
+    ]
+    return pairs[0], pairs[1], kept
+
+
+@contextmanager
+def _snapshot(bed: Bed) -> Iterator[None]:
+    with bed.connect() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute(SQL["hold"])
+        yield
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def _feeder(run: Run, bed: Bed, stream: StreamRecord | None, team: Crew) -> Iterator[None]:
+    """Write, from a thread, as many messages as were consumed meanwhile."""
+    ended = threading.Event()
+    errors: list[psycopg.Error] = []
+
+    def feed() -> None:
+        fed = 0
+        with bed.connect() as connection:
+            while not ended.wait(_FEED_S):
+                due = sum(mark.acked for mark in team.progress.marks()) - fed
+                if due:
+                    first, last = run.messages + fed + 1, run.messages + fed + due
+                    _add(connection, stream, first, last, run.groups)
+                    fed += due
+
+    def guarded() -> None:
+        try:
+            feed()
+        except psycopg.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _add(
+    connection: psycopg.Connection[Any],
+    stream: StreamRecord | None,
+    first: int,
+    last: int,
+    groups: int,
+) -> None:
+    if stream is None:
+        beds.add_to_queue(connection, first, last, groups)
+    else:
+        beds.add_to_stream(connection, stream, first, last, groups)
