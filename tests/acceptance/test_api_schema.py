@@ -30,8 +30,8 @@ def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None
                 case.path_parameters[name] = there
     for place in (case.query, case.body):
         if isinstance(place, dict) and "wait_for_ms" in place:
-            with contextlib.suppress(ValueError, TypeError, OverflowError):
-                wait = int(float(place["wait_for_ms"]))
+            with contextlib.suppress(ValueError, OverflowError):
+                wait = int(float(str(place["wait_for_ms"])))
                 if _MAX_WAIT < wait <= 300_000:
                     place["wait_for_ms"] = _MAX_WAIT
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
@@ -16,6 +17,8 @@ from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Tokens
 from penstock.api.requests import inline
 from penstock.streams.engine import Consumers
+
+log = structlog.get_logger("penstock.api")
 
 Beside = Callable[[Consumers, asyncio.Event], Awaitable[None]]
 """What runs in the server's event loop until the event is set."""
@@ -63,19 +66,26 @@ class Api(FastAPI):
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    assert isinstance(app, Api)  # noqa: S101
+    assert isinstance(app, Api)  # noqa: S101 - for the type checker
     stop = asyncio.Event()
     await app.consumers.open()
     try:
         await app.tokens.open()
-        task = asyncio.ensure_future(app.beside(app.consumers, stop)) if app.beside else None
+        tasks = []
+        if app.beside is not None:
+            tasks.append(asyncio.ensure_future(app.beside(app.consumers, stop)))
+            tasks[0].add_done_callback(_tell)
         yield
         stop.set()
-        if task is not None:
-            await task
+        await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await app.tokens.close()
         await app.consumers.close()
+
+
+def _tell(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("what runs beside the API ended", error=f"{type(error).__name__}: {error}")
 
 
 def add_health(app: Api) -> None:

@@ -15,16 +15,18 @@ from typing import Final, Literal
 
 import psycopg
 import structlog
+from psycopg import sql
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api.problems import Problem
 from penstock.queries import load
+from penstock.streams.names import CHANNEL
+from penstock.streams.store import CONNECT
 
 MAX_BODY: Final = 1 << 20
 _SECONDS: Final = 5.0  # between two looks at the tokens
 _STALE: Final = 15.0  # older ones say nothing
-_CONNECT_SECONDS: Final = 5
 
 log = structlog.get_logger("penstock.api")
 
@@ -85,11 +87,11 @@ class Tokens:
     async def _follow(self) -> None:
         while True:
             try:
+                options = {**CONNECT, "application_name": "penstock tokens"}
                 async with await psycopg.AsyncConnection.connect(
-                    self._url, autocommit=True, connect_timeout=_CONNECT_SECONDS,
-                    application_name="penstock tokens",
-                ) as connection:  # fmt: skip
-                    await connection.execute("LISTEN penstock")
+                    self._url, autocommit=True, **options
+                ) as connection:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                     while True:
                         await self._read(connection)
                         async for notify in connection.notifies(timeout=_SECONDS):
