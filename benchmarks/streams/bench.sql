@@ -52,3 +52,13 @@ SELECT avg(octet_length(message))::float8 FROM bench.messages(1, 1000, 100)
 -- name: hold
 -- A row read and a transaction id: from now on no dead row that is younger can be removed.
 SELECT pg_current_xact_id(), (SELECT count(*) FROM pg_class)
+
+-- name: read
+SELECT msg_id, read_ct, message FROM pgmq.read('bench', %s, %s)
+
+-- name: delete
+-- The numbers come as one text, which costs the worker less than a list.
+SELECT count(*) FROM pgmq.delete('bench', %s::text::bigint[])
+
+-- name: delete_consumer
+DELETE FROM penstock.consumers WHERE name = %s

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks import usage
 from benchmarks.contenders import HERE, ContenderError
 from benchmarks.rig import say
-from benchmarks.streams.bed import Bed
+from benchmarks.streams.bed import SQL, Bed
 from benchmarks.streams.crew import penstock, start
 from benchmarks.streams.matrix import WARM_UP_S
 from benchmarks.streams.progress import Progress, rate
@@ -114,4 +114,4 @@ def _check_signature(head: Path) -> None:
 def _delete(bed: Bed, consumer: str) -> None:
     """Drop the consumer: the next `penstock push` is to find its own alone."""
     with bed.connect() as connection:
-        connection.execute("DELETE FROM penstock.consumers WHERE name = %s", [consumer])
+        connection.execute(SQL["delete_consumer"], [consumer])

@@ -23,8 +23,10 @@ from pydantic import BaseModel
 
 from benchmarks.streams.keepalive import Client
 from benchmarks.streams.progress import Harvest, Progress
+from penstock import queries
 from penstock.streams.engine import Consumers
 
+_SQL = queries.load("benchmarks.streams", "bench.sql")
 _VISIBILITY_S = 30  # the consumers' default too
 _START_TIMEOUT_S = 60
 
@@ -81,17 +83,13 @@ class _Pgmq:
 
     def receive(self) -> tuple[list[int], Any]:
         rows = self._cursor.execute(
-            "SELECT msg_id, read_ct, message FROM pgmq.read('bench', %s, %s)",
-            [_VISIBILITY_S, self._batch],
-            prepare=True,
+            _SQL["read"], [_VISIBILITY_S, self._batch], prepare=True
         ).fetchall()
         return [row[2]["record"]["id"] for row in rows], [row[0] for row in rows]
 
     def ack(self, handles: Any) -> None:
         ids = "{" + ",".join(map(str, handles)) + "}"
-        deleted = self._cursor.execute(
-            "SELECT count(*) FROM pgmq.delete('bench', %s::text::bigint[])", [ids], prepare=True
-        ).fetchone()
+        deleted = self._cursor.execute(_SQL["delete"], [ids], prepare=True).fetchone()
         if deleted is None or deleted[0] != len(handles):
             raise SystemExit(f"pgmq deleted {deleted} of {len(handles)} messages")
 
