@@ -27,6 +27,7 @@ SIDES = {
     "engine": "what the API stands on; engine and workers in one process",
     "pgmq": "SQL: pgmq.read and pgmq.delete, prepared; each worker a process with one connection",
 }
+WARM_UP_S = 1.0
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 60
 _POLL_S = 0.05
@@ -114,6 +115,14 @@ class Crew:
             time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0)))
         self.running.check()
         return self.sample()
+
+    def warm_up(self) -> Sample:
+        """Let them begin, until each has acked something; return where they are then."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        sample = self.run_for(WARM_UP_S)
+        while any(not mark.acked for mark in sample.marks) and time.monotonic() < deadline:
+            sample = self.run_for(_POLL_S)
+        return sample
 
     def wait(self, timeout: float) -> Sample:
         """Wait until they have nothing left; return where they are then."""

@@ -17,7 +17,6 @@ from benchmarks.rig import say
 from benchmarks.streams import bed as beds
 from benchmarks.streams.bed import SQL, Bed
 from benchmarks.streams.crew import Cost, Crew, Sample, backlog, crew
-from benchmarks.streams.matrix import WARM_UP_S
 from benchmarks.streams.run import Run
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.store import StreamRecord
@@ -75,7 +74,7 @@ def _fed(
         team = stack.enter_context(crew(bed, side, consumers, batch=BATCH, workers=WORKERS))
         stack.enter_context(_feeder(run, bed, stream, team))
         team.go()
-        samples: list[Sample] = [team.run_for(WARM_UP_S)]
+        samples: list[Sample] = [team.warm_up()]
         samples += [team.run_for(seconds) for _ in range(times)]
         kept = bed.kept_bytes(consumers[0] if consumers else None)
         team.stop()

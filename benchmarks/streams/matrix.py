@@ -11,7 +11,6 @@ from benchmarks.streams.run import Run
 
 BATCHES = (1, 10, 100, 1000)
 WORKERS = (1, 4, 16)
-WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def measure(
                             crew(bed, side, consumers, batch=batch, workers=count) as team,
                         ):
                             team.go()
-                            before = team.run_for(WARM_UP_S)
+                            before = team.warm_up()
                             after = team.run_for(run.seconds)
                             team.stop()
                             team.harvests()

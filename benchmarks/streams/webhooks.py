@@ -13,8 +13,7 @@ from benchmarks import usage
 from benchmarks.contenders import HERE, ContenderError
 from benchmarks.rig import say
 from benchmarks.streams.bed import SQL, Bed
-from benchmarks.streams.crew import penstock, start
-from benchmarks.streams.matrix import WARM_UP_S
+from benchmarks.streams.crew import WARM_UP_S, penstock, start
 from benchmarks.streams.progress import Progress, rate
 from benchmarks.streams.run import Run
 from penstock.embedded.process import free_port
