@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE, WIRE_SCHEMA, Position
+from penstock.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
 from penstock.streams.segments import segments_of
 from penstock.streams.store import START as BEFORE_ALL
@@ -27,7 +27,8 @@ START = Position(100, -1)
 class Change:
     """One message to publish; `group` and `old_group` stand for the hashes of group keys.
 
-    Without a group it is that of the `id` in the record. A position left out is the next one.
+    Without a group it is that of the `id` in the record, the primary key; without a position the
+    next one.
     """
 
     record: dict[str, Any] = field(default_factory=lambda: {"id": next(_numbers)})
@@ -66,7 +67,7 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
     rows: dict[str, list[Any]] = {name: [] for name in WIRE_SCHEMA.names}
     for idx, change in enumerate(changes):
         at = change.position or Position(after.lsn + 1, idx)
-        pks = [] if change.action == TRUNCATE else [change.record.get("id")]
+        pks = [change.record["id"]] if "id" in change.record else []
         metadata = {
             "table_schema": change.schema,
             "table_name": change.table,

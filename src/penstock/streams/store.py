@@ -156,8 +156,12 @@ class Store:
     def open(cls, url: str) -> Store:
         """Connect, and bring the schema up to date."""
         store = cls(url)
-        with store.connection() as connection:
-            migrate(connection)
+        try:
+            with store.connection() as connection:
+                migrate(connection)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:

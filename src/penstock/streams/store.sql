@@ -20,7 +20,8 @@ SELECT pg_try_advisory_lock(%s, %s)
 SELECT pg_notify('penstock', %s)
 
 -- name: has_schema
-SELECT to_regclass('penstock.migrations') IS NOT NULL
+-- Not by to_regclass, which may remember that there was none before the lock was had.
+SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'penstock' AND tablename = 'migrations')
 
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS penstock;

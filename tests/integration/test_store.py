@@ -1,0 +1,191 @@
+"""The store: its schema is made once, and what is registered in it is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg
+import pytest
+from tests.streams_help import make_stream
+
+from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.sinks.base import DeadLetter
+from penstock.streams.migrate import VERSION
+from penstock.streams.store import Store, StoreError
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+def test_many_that_open_at_once_make_the_schema_once(database: Database) -> None:
+    together = threading.Barrier(6)
+
+    def open_one() -> None:
+        together.wait()
+        Store.open(database.url).close()
+
+    with ThreadPoolExecutor(6) as threads:
+        for opened in [threads.submit(open_one) for _ in range(6)]:
+            opened.result(60)
+    versions = database.execute("SELECT version FROM penstock.migrations ORDER BY version")
+    assert versions == [(version,) for version in range(1, VERSION + 1)]
+
+
+def test_opening_again_changes_nothing_and_needs_no_rights(
+    store: Store, database: Database
+) -> None:
+    before = database.execute("SELECT oid, relname FROM pg_class ORDER BY oid")
+    Store.open(database.url).close()
+    assert database.execute("SELECT oid, relname FROM pg_class ORDER BY oid") == before
+
+
+def test_a_newer_schema_is_refused(store: Store, database: Database) -> None:
+    database.execute("INSERT INTO penstock.migrations (version) VALUES (99)")
+    with pytest.raises(StoreError) as refused:
+        Store.open(database.url)
+    assert refused.value.code == "schema_newer"
+    assert "99" in refused.value.message
+
+
+def test_a_role_that_may_not_create_is_told_so(database: Database) -> None:
+    database.execute("CREATE ROLE visitor LOGIN")
+    try:
+        with pytest.raises(StoreError) as refused:
+            Store.open(database.url.replace("postgres@", "visitor@"))
+        assert refused.value.code == "permission_denied"
+        assert "GRANT CREATE ON DATABASE" in refused.value.remedy
+    finally:
+        database.execute("DROP ROLE visitor")
+
+
+def test_a_database_that_is_not_utf8_is_refused(postgres: EmbeddedPostgres) -> None:
+    with psycopg.connect(postgres.url, autocommit=True) as admin:
+        admin.execute(
+            "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'"
+            " TEMPLATE template0"
+        )
+        try:
+            with pytest.raises(StoreError) as refused:
+                Store.open(postgres.database_url("latin"))
+            assert (refused.value.code, "LATIN1" in refused.value.message) == ("encoding", True)
+        finally:
+            admin.execute("DROP DATABASE latin")
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "transient"),
+    [
+        ("postgresql://postgres:hidden@127.0.0.1:1/x", "connection_refused", True),
+        ("postgresql://postgres:hidden@127.0.0.1:{port}/nowhere", "database_missing", False),
+        ("postgresql://nobody:hidden@127.0.0.1:{port}/postgres", "authentication_failed", False),
+    ],
+)
+def test_what_keeps_it_from_connecting_is_told_without_the_password(
+    postgres: EmbeddedPostgres, url: str, code: str, transient: bool
+) -> None:
+    with pytest.raises(StoreError) as refused:
+        Store.open(url.format(port=postgres.port))
+    assert (refused.value.code, refused.value.transient) == (code, transient)
+    assert "hidden" not in str(refused.value)
+    assert refused.value.remedy
+
+
+def test_a_lost_connection_is_made_again_by_the_next_call(store: Store, database: Database) -> None:
+    with store.connection() as connection:
+        pid = connection.info.backend_pid
+    database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    with pytest.raises(StoreError) as lost:
+        store.sources()
+    assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
+    assert store.sources() == []
+
+
+def test_a_source_is_run_once(store: Store, database: Database) -> None:
+    source = store.register_source("shop", "tag")
+    with store.claim_source(source.id) as first, Store(database.url) as other:
+        with other.claim_source(source.id) as second:
+            assert (first, second) == (True, False)
+        with other.claim_source(source.id + 1) as another:
+            assert another
+    with store.claim_source(source.id) as again:
+        assert again
+
+
+def test_a_stream_is_found_again_and_stays_what_it_is(store: Store) -> None:
+    made = make_stream(store, retention=timedelta(days=7))
+    assert make_stream(store, retention=timedelta(hours=1)).retention == timedelta(hours=1)
+    assert [stream.id for stream in store.streams()] == [made.id]
+    assert [(c.name, c.own, c.stream) for c in store.consumers()] == [("events", True, "events")]
+    for source, kind in (("shop", "rows"), ("crm", "changes")):
+        with pytest.raises(StoreError, match="give the sink another name"):
+            make_stream(store, source=source, kind=kind)
+
+
+def test_consumers_of_the_configuration_are_taken_over(store: Store, database: Database) -> None:
+    make_stream(store)
+    made = store.register_consumer("events", "billing", "pull", {"max_deliver": 3})
+    assert store.register_consumer("events", "billing", "pull", {"max_deliver": 3}) == made
+    changed = store.register_consumer("events", "billing", "webhook", {"url": "http://x"})
+    assert (changed.id, changed.type, changed.settings) == (made.id, "webhook", {"url": "http://x"})
+    assert database.execute(f"SELECT * FROM penstock.consumer_{made.id}") == []
+    make_stream(store, "orders")
+    for stream, name, code in [
+        ("nothing", "billing", "no_stream"),
+        ("orders", "billing", "name_taken"),
+        ("orders", "events", "name_taken"),
+    ]:
+        with pytest.raises(StoreError) as refused:
+            store.register_consumer(stream, name, "pull", {})
+        assert refused.value.code == code
+    with pytest.raises(StoreError) as taken:
+        make_stream(store, "billing")
+    assert taken.value.code == "name_taken"
+    assert store.stream("billing") is None
+
+
+def test_dead_letters_of_sinks(store: Store) -> None:
+    letters = [DeadLetter(f"k{n}", "a.b", "too_large", "why", '{"é": "\0"}') for n in range(3)]
+    store.add_dead_letters("nats", letters)
+    store.add_dead_letters("other", letters[:1])
+    first, second, third = store.dead_letters("nats")
+    assert (first.idempotency_key, first.subject, first.code) == ("k0", "a.b", "too_large")
+    assert store.dead_letters("nats", limit=1, offset=1) == [second]
+    store.mark_replayed(first.id)
+    store.mark_replayed(second.id)
+    store.add_dead_letters("nats", letters[:1])  # the replay failed
+    again = store.dead_letter(first.id)
+    assert again is not None
+    assert again.replayed_at is None
+    assert store.purge("nats", replayed=True) == 1
+    assert store.purge(id=third.id) == 1
+    assert [letter.id for letter in store.dead_letters("nats")] == [first.id]
+    assert store.dead_letter(second.id) is None
+    assert store.dead_letters(consumer="nats") == []
+    assert store.purge() == 2
+
+
+def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Database) -> None:
+    token = store.create_token("ci", "worker", ["billing"])
+    assert token.startswith("pst_")
+    assert len(token) > 40
+    assert database.execute("SELECT hash FROM penstock.tokens") == [
+        (hashlib.sha256(token.encode()).digest(),)
+    ]
+    with pytest.raises(StoreError, match="already"):
+        store.create_token("ci", "admin")
+    assert [(t.name, t.role, t.consumers) for t in store.tokens()] == [
+        ("ci", "worker", ["billing"])
+    ]
+    with database.connect(autocommit=True) as listener:
+        listener.execute("LISTEN penstock")
+        assert [store.revoke_token("ci"), store.revoke_token("ci")] == [True, False]
+        assert next(listener.notifies(timeout=10)).payload == "t"
+    assert store.tokens()[0].revoked_at is not None
