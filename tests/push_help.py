@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -25,7 +25,6 @@ from penstock.streams.consumer_types import (
     UnknownConsumer,
 )
 from penstock.streams.consuming import Consumer
-from penstock.streams.engine import Consumers
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HANG = b""
@@ -176,7 +175,7 @@ class _Message:
     acked: bool = False
 
 
-class MemoryConsumer(Consumer):
+class MemoryConsumer:
     """A consumer in memory: order by group, leases, nack with delay; `away` makes the store fail."""
 
     def __init__(self, name: str, of: WebhookSettings, number: int = 7) -> None:
@@ -191,6 +190,11 @@ class MemoryConsumer(Consumer):
         self._tokens = itertools.count(1)
         self._changed = asyncio.Condition()
         self._ack_wait = of.ack_wait_ms / 1000
+
+    @property
+    def whole(self) -> Consumer:
+        """Itself, for those who need but what it has."""
+        return cast(Consumer, self)
 
     async def publish(self, keys: Iterable[Any], group: Callable[[Any], Any] = lambda k: k) -> None:
         for key in keys:
@@ -300,7 +304,7 @@ class MemoryConsumer(Consumer):
         await self._tell()
 
 
-class MemoryConsumers(Consumers):
+class MemoryConsumers:
     """Consumers in memory, for `Pusher`."""
 
     def __init__(self, *consumers: MemoryConsumer) -> None:
@@ -311,7 +315,7 @@ class MemoryConsumers(Consumers):
     async def get(self, name: str) -> Consumer:
         if name not in self.consumers:
             raise UnknownConsumer(name)
-        return self.consumers[name]
+        return self.consumers[name].whole
 
     async def list(self) -> list[ConsumerInfo]:
         if self.away:

@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -30,6 +30,7 @@ from tests.push_help import (
 from penstock.push import retry, webhook
 from penstock.push.pusher import Pusher
 from penstock.push.webhook import Webhook
+from penstock.streams.engine import Consumers
 
 Test = Callable[[Receiver, MemoryConsumer], Coroutine[Any, Any, None]]
 
@@ -39,7 +40,7 @@ async def delivering(to: Receiver, **others: Any) -> AsyncIterator[MemoryConsume
     """Run a webhook for a consumer in memory; it has ended at the end."""
     of = settings(others.pop("url", to.url), **others)
     consumer = MemoryConsumer("billing", of)
-    running = Webhook(consumer, of)
+    running = Webhook(consumer.whole, of)
     task = asyncio.create_task(running.run())
     try:
         yield consumer
@@ -270,7 +271,7 @@ def test_410_disables_visibly_and_keeps_the_messages() -> None:
             consumer = MemoryConsumer("billing", of)
             await consumer.publish(range(10))
             with structlog.testing.capture_logs() as logs:
-                await Webhook(consumer, of).run()
+                await Webhook(consumer.whole, of).run()
             assert consumer.disabled == f"http://127.0.0.1:{to.port} answered 410 Gone"
             assert "secret" not in str(logs)
             assert [entry["event"] for entry in logs] == ["webhook disabled"]
@@ -386,7 +387,7 @@ def test_stop_cuts_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) -> Non
 @asynccontextmanager
 async def pushing(*consumers: MemoryConsumer) -> AsyncIterator[MemoryConsumers]:
     store, stop = MemoryConsumers(*consumers), asyncio.Event()
-    task = asyncio.create_task(Pusher(store).run(stop))
+    task = asyncio.create_task(Pusher(cast(Consumers, store)).run(stop))
     try:
         yield store
     finally:
@@ -440,7 +441,7 @@ def test_the_list_is_read_again_when_the_store_is_back(monkeypatch: pytest.Monke
             with structlog.testing.capture_logs() as logs:
                 store, stop = MemoryConsumers(a), asyncio.Event()
                 store.away = True
-                task = asyncio.create_task(Pusher(store).run(stop))
+                task = asyncio.create_task(Pusher(cast(Consumers, store)).run(stop))
                 while not logs:
                     await asyncio.sleep(0.01)
                 store.away = False
