@@ -54,7 +54,7 @@ class Model:
         message = self.messages[position]
         message.out = False
         if not counted:
-            message.deliver_count -= 1
+            message.deliver_count = max(message.deliver_count - 1, 0)
 
     def done(self, position: Position) -> None:
         message = self.messages[position]

@@ -42,6 +42,7 @@ class Entry:
     until: int = 0  # of `again` and `new`
     parked: list[tuple[int, Parked | None]] = field(default_factory=list)  # None: no more
     replays: list[Message] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)  # replays that are no more
     rewound: bool = False
 
     def encode(self) -> bytes:
@@ -73,6 +74,8 @@ class Entry:
             body["p"] = self.parked
         if self.replays:
             body["y"] = self.replays
+        if self.dropped:
+            body["z"] = self.dropped
         if self.rewound:
             body["w"] = True
         return orjson.dumps(body)
@@ -97,6 +100,7 @@ class Entry:
             until=body.get("u", 0),
             parked=[(group, parked and tuple(parked)) for group, parked in body.get("p", ())],
             replays=[(m[0], m[1], m[2], m[3]) for m in body.get("y", ())],
+            dropped=[(p[0], p[1]) for p in body.get("z", ())],
             rewound=body.get("w", False),
         )
 
@@ -186,6 +190,8 @@ class State:
                     self.due[group] = None
         for letter in entry.replays:
             self.replays[letter[0], letter[1]] = letter
+        for position in entry.dropped:
+            self.replays.pop(position, None)
         if entry.cursor is not None:
             self.cursor = entry.cursor
             self.passed += entry.passed

@@ -2,59 +2,276 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from penstock.streams.consumer_types import ConsumerInfo, ConsumerSpec, StreamInfo
+import psycopg
+import structlog
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from penstock import queries
+from penstock.message import Position
+from penstock.streams.consumer import START, State
+from penstock.streams.consumer_settings import settings_of
+from penstock.streams.consumer_types import (
+    ConsumerInfo,
+    ConsumerSpec,
+    NameTaken,
+    Refused,
+    StoreUnavailable,
+    StreamInfo,
+    UnknownConsumer,
+    UnknownStream,
+)
 from penstock.streams.consuming import Consumer
+from penstock.streams.names import CHANNEL, batches_table, consumer_table
+from penstock.streams.reader import StreamRef
+from penstock.streams.sessions import SQL, Connection, Sessions, composed
+
+_STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+_SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
+_LISTENER: Final = "penstock api"
+_PRESENCE: Final = 3.0
+_RETRY: Final = 0.5
+_log: Final = structlog.get_logger("penstock.streams")
 
 
 class Consumers:
     """All consumers of the store at `url`, with at most `pool_size` connections and one to listen."""
 
     def __init__(self, url: str, *, pool_size: int = 8) -> None:
-        self._url = url
-        self._pool_size = pool_size
+        self._sessions = Sessions(url, pool_size)
+        self._consumers: dict[int, Consumer] = {}
+        self._names: dict[str, ConsumerInfo] = {}
+        self._stale = True
+        self._loading = asyncio.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._listener: asyncio.Task[None] | None = None
+        self._alone = False  # no other process serves this store
+        self._notices: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect; where the store does not answer, every later call tries again."""
-        raise NotImplementedError
+        ready = asyncio.Event()
+        self._listener = asyncio.create_task(self._listen(ready))
+        await ready.wait()
 
     async def close(self) -> None:
         """Answer what waits with nothing, and disconnect."""
-        raise NotImplementedError
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+        for task in list(self._notices):
+            await asyncio.wait([task])
+        for consumer in self._consumers.values():
+            await consumer.close()
+        await self._sessions.close()
 
     async def get(self, name: str) -> Consumer:
         """Return a consumer; raises `UnknownConsumer`."""
-        raise NotImplementedError
+        info = self._names.get(name)
+        if info is None or self._stale:
+            await self._load(name)
+            info = self._names.get(name)
+        if info is None:
+            raise UnknownConsumer(f"There is no consumer {name!r}.")
+        return self._consumers[info.id]
 
     async def own(self, stream: str) -> Consumer:
         """Return a stream's own consumer group; raises `UnknownStream`."""
-        raise NotImplementedError
+        try:
+            consumer = await self.get(stream)
+        except UnknownConsumer:
+            consumer = None
+        if consumer is None or not consumer.info.own:
+            raise UnknownStream(f"There is no stream {stream!r}.")
+        return consumer
 
     async def streams(self) -> list[StreamInfo]:
         """Return all streams by name."""
-        raise NotImplementedError
+        found = []
+        for (
+            id_,
+            name,
+            kind,
+            source,
+            retention,
+            segments,
+            at,
+            source_id,
+        ) in await self._sessions.rows(SQL["streams"]):
+            head = await self._head(source_id)
+            position = None if head == START else Position(*head)
+            found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
+        return found
+
+    async def _head(self, source: int) -> tuple[int, int]:
+        query = sql.SQL(_STORE_SQL["head"]).format(batches=batches_table(source))
+        rows = await self._sessions.rows(query)
+        return (rows[0][0], rows[0][1]) if rows else START
 
     async def list(self) -> list[ConsumerInfo]:
         """Return all consumers by name."""
-        raise NotImplementedError
+        await self._load()
+        return sorted(self._names.values(), key=lambda info: info.name)
 
     async def create(self, spec: ConsumerSpec) -> ConsumerInfo:
         """Make a consumer; raises `NameTaken`, `UnknownStream`, `pydantic.ValidationError`."""
-        raise NotImplementedError
+        settings = settings_of(spec.type, spec.settings)
+        rows = await self._sessions.rows(SQL["stream"], (spec.stream,))
+        if not rows:
+            raise UnknownStream(f"There is no stream {spec.stream!r}.")
+        stream, source = rows[0]
+        start = await self._head(source) if settings.deliver_policy == "new" else START
+        taken = NameTaken(
+            f"There is a stream or a consumer {spec.name!r} already: take another name."
+        )
+        try:
+            async with self._sessions.session() as connection, connection.transaction():
+                if await _rows(connection, SQL["named"], {"name": spec.name}):
+                    raise taken
+                values = (stream, spec.name, spec.type, False, Jsonb(settings.stored()))
+                made = await _rows(connection, _STORE_SQL["create_consumer"], values)
+                log = consumer_table(made[0][0])
+                table = sql.Identifier(f"consumer_{made[0][0]}")
+                await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
+                first = State(start).encode().decode()
+                await connection.execute(composed("first_entry", log=log), (first,))
+                await connection.execute(_STORE_SQL["notify"], ("k",))
+        except psycopg.errors.UniqueViolation:
+            raise taken from None
+        await self._load()
+        return self._names[spec.name]
 
     async def update(self, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
         Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
-        raise NotImplementedError
+        info = (await self.get(name)).info
+        values = {**info.settings.stored(), **changes}
+        given = {key: value for key, value in values.items() if value is not None}
+        settings = settings_of(info.type, given)
+        await self._store(info, settings.stored(), info.disabled)
+        return (await self.get(name)).info
+
+    async def _store(
+        self, info: ConsumerInfo, settings: Mapping[str, Any], disabled: str | None
+    ) -> None:
+        async with self._sessions.session() as connection, connection.transaction():
+            values = (Jsonb(settings), disabled, info.id)
+            await connection.execute(SQL["update_consumer"], values)
+            await connection.execute(_STORE_SQL["notify"], ("k",))
+        await self._load()
+
+    async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
+        await self._store(info, info.settings.stored(), disabled)
 
     async def delete(self, name: str) -> None:
         """Drop a consumer and all it knew; raises `UnknownConsumer`, `Refused` for a stream's own."""
-        raise NotImplementedError
+        info = (await self.get(name)).info
+        if info.own:
+            raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
+        async with self._sessions.session() as connection, connection.transaction():
+            await connection.execute(SQL["delete_consumer"], (info.id,))
+            await connection.execute(composed("drop_log", log=consumer_table(info.id)))
+            await connection.execute(_STORE_SQL["notify"], ("k",))
+        await self._load()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
-        raise NotImplementedError
+        self._callbacks.append(callback)
+
+    # The list
+
+    async def _load(self, name: str | None = None) -> None:
+        """Read the list, unless another call has while this one waited and has found `name`."""
+        async with self._loading:
+            if name is not None and not self._stale and name in self._names:
+                return
+            self._stale = self._listener is None
+            try:
+                rows = await self._sessions.rows(SQL["consumers"])
+            except BaseException:
+                self._stale = True
+                raise
+            self._names = {}
+            for row in rows:
+                id_, name_, stream, type_, own, settings, disabled, created_at, *of = row
+                checked = settings_of(type_, settings)
+                info = ConsumerInfo(id_, name_, stream, type_, own, checked, disabled, created_at)
+                self._names[name_] = info
+                consumer = self._consumers.get(id_)
+                if consumer is None:
+                    self._consumers[id_] = Consumer(
+                        self._sessions, info, StreamRef(*of), self._save, self._freed
+                    )
+                elif consumer.info != info:
+                    consumer.change(info)
+            known = {info.id for info in self._names.values()}
+            for id_ in self._consumers.keys() - known:
+                gone = self._consumers.pop(id_)
+                error = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
+                await gone.close(error)
+
+    # Other processes
+
+    def _freed(self, consumer: int) -> None:
+        if not self._alone:
+            task = asyncio.create_task(self._notify(f"c{consumer}"))
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
+
+    async def _notify(self, payload: str) -> None:
+        with contextlib.suppress(StoreUnavailable):  # the others look every second
+            await self._sessions.execute(_STORE_SQL["notify"], (payload,))
+
+    async def _listen(self, ready: asyncio.Event) -> None:
+        """Hear of new messages and changes, and of other processes, for as long as this one runs."""
+        while True:
+            try:
+                connection = await self._sessions.connect(_LISTENER)
+                async with connection:
+                    await self._hear(connection, ready)
+            except (StoreUnavailable, psycopg.Error):
+                self._alone, self._stale = False, True
+                ready.set()
+                await asyncio.sleep(_RETRY)
+
+    async def _hear(self, connection: Connection, ready: asyncio.Event) -> None:
+        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+        self._stale = True
+        for consumer in self._consumers.values():
+            consumer.head_moved()
+            consumer.log_moved()
+        self._changed()
+        while True:
+            row = await self._sessions.clock.ask(connection, SQL["presence"])
+            self._alone = not row[1]
+            ready.set()
+            async for notice in connection.notifies(timeout=_PRESENCE):
+                self._heard(notice.payload)
+
+    def _heard(self, payload: str) -> None:
+        kind, number = payload[:1], payload[1:]
+        if kind == "s":
+            for consumer in self._consumers.values():
+                if str(consumer.stream.source_id) == number:
+                    consumer.head_moved()
+        elif kind == "c" and number.isdigit():
+            if (found := self._consumers.get(int(number))) is not None:
+                found.log_moved()
+        elif kind == "k":
+            self._stale = True
+            self._changed()
+
+    def _changed(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+
+async def _rows(connection: Connection, query: Any, params: Any) -> list[tuple[Any, ...]]:
+    return await (await connection.execute(query, params)).fetchall()

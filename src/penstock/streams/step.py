@@ -7,12 +7,12 @@ the entry is in the log, the state takes it; when another process was faster, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
 from penstock.streams.ack_tokens import Ref
-from penstock.streams.consumer import Entry, Held, Message, Parked, State
+from penstock.streams.consumer import Entry, Held, Parked, State
 
 EXPIRED: Final = "expired"
 UNKNOWN: Final = "unknown"
@@ -56,7 +56,7 @@ class Step:
         self._parked: dict[int, Parked | None] = {}
         self._cursor: tuple[int, int] | None = None
         self._passed = 0
-        self._replays: list[Message] = []
+        self._dropped: list[tuple[int, int]] = []
         self.dead: dict[int, Held] = {}
         """What is delivered no more, by number."""
         self.again: list[int] = []
@@ -95,10 +95,6 @@ class Step:
         self._released.update(numbers)
         return refused
 
-    def replay(self, message: Message) -> None:
-        """Hand a dead letter out again, when its group is free."""
-        self._replays.append(message)
-
     def _sort(
         self, refs: Sequence[Ref | None]
     ) -> tuple[list[int], list[tuple[int, str]], list[int]]:
@@ -126,7 +122,7 @@ class Step:
                 continue
             if ref[2] not in self._gone:
                 if positions is None:
-                    positions = {(message[0], message[1]) for message in held.values()}
+                    positions = {m[:2] for number, m in held.items() if number not in self._gone}
                 if (ref[0], ref[1]) in positions or (ref[0], ref[1]) in self._state.replays:
                     refused.append((at, EXPIRED))
                     continue
@@ -154,14 +150,14 @@ class Step:
         return len(self.again) + len(self.new)
 
     @property
+    def full(self) -> bool:
+        """Whether `max_held` messages are held."""
+        return self._room <= 0
+
+    @property
     def _room(self) -> int:
         """How many more messages may be held."""
         return self._max_held - len(self._state.held) + len(self._gone) - len(self.new)
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """Where the cursor will be."""
-        return self._cursor or self._state.cursor
 
     def expire(self) -> None:
         """Take out what came back and was delivered often enough."""
@@ -187,16 +183,16 @@ class Step:
         out = self._gone if not self._moved else self._gone | self._moved.keys()
         return (number for number in self._state.ready if number not in out)
 
-    def take_replays(self, wanted: int) -> list[Message]:
-        """Hand out replayed dead letters whose group is free; their JSON is the caller's affair."""
-        taken: list[Message] = []
-        for message in self._state.replays.values():
+    def take_replays(self, wanted: int, texts: Mapping[tuple[int, int], bytes]) -> None:
+        """Hand out replayed dead letters whose group is free; drop those that are not in `texts`."""
+        for position, message in self._state.replays.items():
             if self.taken >= wanted or self._room <= 0:
                 break
-            if not self._busy(message[2]) and not (message[3] and self._busy(message[3])):
-                self._take((*message, None))
-                taken.append(message)
-        return taken
+            groups = [group for group in message[2:] if group is not None]
+            if position not in texts:
+                self._dropped.append(position)
+            elif not any(self._busy(group) for group in groups):
+                self._take((*message, texts[position]))
 
     def take_parked(self, wanted: int, ahead: Ahead) -> list[tuple[int, Parked]]:
         """Hand out the next messages of groups that are free again, up to `wanted` in all.
@@ -242,16 +238,17 @@ class Step:
         rest = (max(count - 1, 1), row[0], row[1] + 1, last_lsn, last_idx)
         self._parked[group] = rest if left else None
 
-    def take_new(self, wanted: int, rows: Sequence[Row]) -> int:
+    def take_new(self, wanted: int, rows: Sequence[Row], start: int = 0) -> int:
         """Hand out messages behind the cursor, up to `wanted` in all, and park those of busy groups.
 
-        Return how many of the rows the cursor has passed.
+        `rows` are those behind the cursor, of which the first `start` were passed before. Return how
+        many have been passed now.
         """
         busy, parked, taken, mine = self._state.busy, self._state.parked, self._taken, self._parked
         left = min(wanted - self.taken, self._room)
-        count = filtered = 0
+        count, filtered = start, 0
         new = self.new
-        for row in rows:
+        for row in islice(rows, start, None):
             if left <= 0:
                 break
             count += 1
@@ -272,10 +269,10 @@ class Step:
                     taken.add(old)
             new.append(row)
             left -= 1
-        if count:
+        if count > start:
             last = rows[count - 1]
             self._cursor = (last[0], last[1])
-            self._passed += count - filtered
+            self._passed += count - start - filtered
         return count
 
     def skip_to(self, cursor: tuple[int, int]) -> None:
@@ -335,10 +332,10 @@ class Step:
             new=[row[:4] for row in self.new],
             until=self._now + ack_wait,
             parked=list(self._parked.items()),
-            replays=self._replays,
+            dropped=self._dropped,
         )
-        empty = not (entry.done or entry.moved or entry.again or entry.new or entry.parked)
-        return None if empty and not entry.replays and entry.cursor is None else entry
+        something = (entry.done, entry.moved, entry.again, entry.new, entry.parked, entry.dropped)
+        return entry if any(something) or entry.cursor is not None else None
 
 
 def _ranges(numbers: set[int]) -> list[tuple[int, int]]:

@@ -1,0 +1,146 @@
+-- What consumers ask of the store. A consumer's log is {log}, a segment of its stream {segment}.
+
+-- name: clock
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: presence
+-- The time, and whether other processes serve consumers of this store.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+       EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+               AND application_name = 'penstock api' AND pid <> pg_backend_pid())
+
+-- name: consumers
+SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
+       s.id, s.kind, s.source_id
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
+
+-- name: streams
+SELECT s.id, s.name, s.kind, o.name, s.retention,
+       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id
+FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id ORDER BY s.name
+
+-- name: stream
+SELECT id, source_id FROM penstock.streams WHERE name = %s
+
+-- name: named
+-- Whether a stream or a consumer has the name.
+SELECT FROM penstock.streams WHERE name = %(name)s
+UNION ALL SELECT FROM penstock.consumers WHERE name = %(name)s
+
+-- name: update_consumer
+UPDATE penstock.consumers SET settings = %s, disabled = %s WHERE id = %s
+
+-- name: delete_consumer
+DELETE FROM penstock.consumers WHERE id = %s
+
+-- name: segments
+SELECT id, after_lsn, after_idx, through_lsn, through_idx FROM penstock.segments
+WHERE stream_id = %s ORDER BY after_lsn, after_idx
+
+-- name: entries
+SELECT seq, entry FROM {log} WHERE seq > %s ORDER BY seq
+
+-- name: first_entry
+INSERT INTO {log} (seq, entry) VALUES (1, %s) ON CONFLICT DO NOTHING
+
+-- name: append
+-- No row if another process has taken this step, or has replaced the log since.
+INSERT INTO {log} (seq, entry) SELECT %(seq)s, %(entry)s
+WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s - 1) ON CONFLICT DO NOTHING
+
+-- name: lock_log
+SET LOCAL lock_timeout = '100ms';
+LOCK TABLE {log} IN ACCESS EXCLUSIVE MODE
+
+-- name: last_entry
+SELECT max(seq) FROM {log}
+
+-- name: replace_log
+TRUNCATE {log}
+
+-- name: put_entry
+INSERT INTO {log} (seq, entry) VALUES (%s, %s)
+
+-- name: read
+-- Messages of a segment behind one position, up to another.
+SELECT m.lsn, m.idx, m.group_hash, m.old_group_hash, {message}
+FROM {segment} m
+WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
+ORDER BY m.lsn, m.idx LIMIT %(limit)s
+
+-- name: look_up
+-- The next messages of groups, each from a position on, up to another.
+SELECT g.number, m.lsn, m.idx, m.group_hash, m.old_group_hash, m.message
+FROM unnest(%(groups)s::bigint[], %(lsns)s::bigint[], %(idxs)s::bigint[], %(last_lsns)s::bigint[],
+            %(last_idxs)s::bigint[], %(limits)s::bigint[])
+     WITH ORDINALITY AS g (group_hash, lsn, idx, last_lsn, last_idx, n, number)
+CROSS JOIN LATERAL (
+    (SELECT m.* FROM {segment} m WHERE m.group_hash = g.group_hash
+     AND (m.lsn, m.idx) >= (g.lsn, g.idx) AND (m.lsn, m.idx) <= (g.last_lsn, g.last_idx)
+     AND {wanted} ORDER BY m.lsn, m.idx LIMIT g.n)
+    UNION ALL
+    (SELECT m.* FROM {segment} m WHERE m.old_group_hash = g.group_hash
+     AND m.group_hash <> m.old_group_hash
+     AND (m.lsn, m.idx) >= (g.lsn, g.idx) AND (m.lsn, m.idx) <= (g.last_lsn, g.last_idx)
+     AND {wanted} ORDER BY m.lsn, m.idx LIMIT g.n)
+    ORDER BY lsn, idx LIMIT g.n
+) m ORDER BY g.number, m.lsn, m.idx
+
+-- name: messages
+-- Messages of a segment by their positions.
+SELECT m.lsn, m.idx, m.message
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[]) AS p (lsn, idx)
+JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx) WHERE {wanted}
+
+-- name: groups
+SELECT m.group_hash, m.old_group_hash FROM {segment} m WHERE (m.lsn, m.idx) = (%s, %s)
+
+-- name: count
+-- Of the first messages of a segment behind one position, up to another: the last one's position, how
+-- many are for the consumer, and how many there are.
+SELECT lsn, idx, count(*) FILTER (WHERE {matches}) OVER (), count(*) OVER () FROM (
+    SELECT * FROM {segment} m
+    WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
+    ORDER BY m.lsn, m.idx LIMIT %(limit)s
+) m ORDER BY lsn DESC, idx DESC LIMIT 1
+
+-- name: at_time
+-- The first message of a segment at or behind an LSN, and when it was committed.
+SELECT lsn, message::json -> 'metadata' ->> 'commit_timestamp' FROM {segment}
+WHERE lsn >= %s ORDER BY lsn, idx LIMIT 1
+
+-- name: last_lsn
+SELECT lsn FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1
+
+-- name: add_dead_letters
+-- A message that comes again after a replay is the same dead letter, and waits again.
+INSERT INTO penstock.dead_letters
+    (consumer_id, lsn, idx, idempotency_key, code, reason, message, deliver_count)
+SELECT %(consumer)s, m.lsn, m.idx, m.message::json -> 'metadata' ->> 'idempotency_key',
+       'max_deliver', %(reason)s, m.message, p.count
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx)
+ON CONFLICT (consumer_id, lsn, idx) DO UPDATE
+SET reason = excluded.reason, deliver_count = excluded.deliver_count, at = now(), replayed_at = NULL
+
+-- name: dead_again
+-- Replayed dead letters whose messages may be in no segment any more.
+UPDATE penstock.dead_letters d SET deliver_count = p.count, at = now(), replayed_at = NULL
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+WHERE d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx) AND d.replayed_at IS NOT NULL
+
+-- name: dead_letters
+SELECT id, lsn, idx, coalesce(deliver_count, 0), code, reason, message, at, replayed_at
+FROM penstock.dead_letters WHERE consumer_id = %s AND id > %s ORDER BY id LIMIT %s
+
+-- name: mark_replayed
+UPDATE penstock.dead_letters SET replayed_at = now() WHERE consumer_id = %s AND id = %s
+RETURNING lsn, idx
+
+-- name: replayed
+-- Messages of replayed dead letters by their positions.
+SELECT d.lsn, d.idx, d.message FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[]) AS p (lsn, idx)
+JOIN penstock.dead_letters d ON d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx)
+
+-- name: drop_log
+DROP TABLE {log}

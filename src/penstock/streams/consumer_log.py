@@ -1,0 +1,179 @@
+"""A consumer's log in the store: read, written to, and replaced when it has grown long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+import psycopg
+import structlog
+
+from penstock.streams.consumer import Entry, Held, State, replay
+from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
+from penstock.streams.names import consumer_table, segment_table
+from penstock.streams.reader import Position, Segment
+from penstock.streams.sessions import SQL, Connection, Sessions, composed
+
+_ENTRIES: Final = 2_000
+_BYTES: Final = 4 << 20
+_log: Final = structlog.get_logger("penstock.streams")
+
+
+class ConsumerLog:
+    """The log of one consumer, and the state that it comes to. Used by one task.
+
+    Raises `StoreUnavailable`, and `UnknownConsumer` where the consumer was deleted.
+    """
+
+    def __init__(self, sessions: Sessions, consumer: int, name: str) -> None:
+        self._sessions = sessions
+        self._consumer = consumer
+        self._name = name
+        self.state: State | None = None
+        """None while it has to be read."""
+        self._seq = 0
+        self._entries = 0  # since the log was last replaced
+        self._bytes = 0
+        self._doubtful: tuple[int, str, range] | None = None
+        self.lost: range | None = None
+        """Deliveries of a step that was taken although its requests were told that it failed."""
+        log = consumer_table(consumer)
+        self._append = composed("append", log=log)
+        self._since = composed("entries", log=log)
+        self._table = log
+
+    def forget(self) -> None:
+        """Read the log anew before it is used again."""
+        self.state = None
+
+    async def load(self, start: Callable[[], Awaitable[Position]]) -> State:
+        """Return the state; an empty log gets its first entry, with the cursor from `start`."""
+        if self.state is None:
+            self._seq = self._entries = self._bytes = 0
+            await self.sync()
+        if self._seq == 0:
+            state = State(await start())
+            await self._rows(
+                composed("first_entry", log=self._table), (state.encode().decode(),), fetch=False
+            )
+            await self.sync()
+        assert self.state is not None  # noqa: S101 - read above
+        return self.state
+
+    async def sync(self) -> bool:
+        """Take the steps of other processes; return whether there were any."""
+        rows = await self._rows(self._since, (self._seq,))
+        if not rows:
+            return False
+        doubtful = self._doubtful
+        if doubtful is not None:
+            self._doubtful = None
+            if any(seq == doubtful[0] and entry == doubtful[1] for seq, entry in rows):
+                self.lost = doubtful[2]
+        self.state = replay(self.state or State(), (entry for _seq, entry in rows))
+        self._seq = rows[-1][0]
+        self._entries += len(rows)
+        self._bytes += sum(len(entry) for _seq, entry in rows)
+        return True
+
+    async def append(
+        self, entry: Entry, dead: Collection[Held] = (), segments: Collection[Segment] = ()
+    ) -> bool:
+        """Take a step, whose `dead` become dead letters; False if another process was faster.
+
+        Then its steps have been read, and this one has to be decided again.
+        """
+        state = self.state
+        assert state is not None  # noqa: S101 - a step is decided on it
+        text = entry.encode().decode()
+        values = {"seq": self._seq + 1, "entry": text}
+        handed_out = range(state.next, state.next + len(entry.again) + len(entry.new))
+        try:
+            async with self._sessions.session() as connection:
+                if dead:
+                    taken = await self._bury(connection, values, dead, segments)
+                else:
+                    taken = (await connection.execute(self._append, values)).rowcount == 1
+        except psycopg.errors.UndefinedTable:
+            raise self._unknown() from None
+        except BaseException:
+            self._doubtful = (self._seq + 1, text, handed_out)
+            raise
+        if not taken:
+            await self.sync()
+            return False
+        state.apply(entry)
+        self._seq += 1
+        self._entries += 1
+        self._bytes += len(text)
+        return True
+
+    async def _bury(
+        self,
+        connection: Connection,
+        values: dict[str, object],
+        dead: Collection[Held],
+        segments: Collection[Segment],
+    ) -> bool:
+        async with connection.transaction():
+            if (await connection.execute(self._append, values)).rowcount != 1:
+                return False
+            columns = {
+                "consumer": self._consumer,
+                "lsns": [message[0] for message in dead],
+                "idxs": [message[1] for message in dead],
+                "counts": [message[4] for message in dead],
+                "reason": "neither acked in time nor after all the deliveries that max_deliver allows",
+            }
+            await connection.execute(SQL["dead_again"], columns)
+            for segment in segments:
+                if any(segment.after < message[:2] <= segment.through for message in dead):
+                    table = segment_table(segment.id)
+                    await connection.execute(composed("add_dead_letters", segment=table), columns)
+        _log.warning("messages became dead letters", consumer=self._name, messages=len(dead))
+        return True
+
+    @property
+    def long(self) -> bool:
+        """Whether the log should be replaced."""
+        return self._entries >= _ENTRIES or self._bytes >= _BYTES
+
+    async def replace(self) -> None:
+        """Put the state in the place of all entries; if someone holds the table, another time."""
+        state = self.state
+        assert state is not None  # noqa: S101 - it is read before it is replaced
+        self._entries = self._bytes = 0
+        text = state.encode().decode()
+        try:
+            async with self._sessions.session() as connection, connection.transaction():
+                for statement in composed("lock_log", log=self._table).as_string().split(";"):
+                    await connection.execute(statement.encode())
+                query = composed("last_entry", log=self._table)
+                row = await (await connection.execute(query)).fetchone()
+                if row is None or row[0] != self._seq:
+                    return
+                await connection.execute(composed("replace_log", log=self._table))
+                query = composed("put_entry", log=self._table)
+                await connection.execute(query, (self._seq + 1, text))
+        except psycopg.errors.UndefinedTable:
+            raise self._unknown() from None
+        except StoreUnavailable as error:
+            if not isinstance(error.__context__, psycopg.errors.LockNotAvailable):
+                raise
+            return
+        self._seq += 1
+        self._bytes = len(text)
+
+    async def _rows(
+        self, query: object, params: tuple[object, ...], *, fetch: bool = True
+    ) -> list[tuple[int, str]]:
+        try:
+            if not fetch:
+                await self._sessions.execute(query, params)
+                return []
+            return await self._sessions.rows(query, params)
+        except psycopg.errors.UndefinedTable:
+            raise self._unknown() from None
+
+    def _unknown(self) -> UnknownConsumer:
+        return UnknownConsumer(f"There is no consumer {self._name!r} any more.")

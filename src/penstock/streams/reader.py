@@ -1,0 +1,356 @@
+"""A stream's messages for one consumer: read ahead of its cursor, by group, and by position."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from penstock import queries
+from penstock.streams.consumer import START, Parked
+from penstock.streams.consumer_settings import Filters
+from penstock.streams.names import batches_table, segment_table
+from penstock.streams.selection import ALL, matches, superseded
+from penstock.streams.sessions import Sessions, composed
+from penstock.streams.step import Row
+
+_BYTES: Final = 4 << 20
+_ROWS: Final = 5_000
+_FIRST_ROWS: Final = 200
+_LOOKED_UP: Final = 20_000
+_OF_A_GROUP: Final = 50
+_LAST: Final = (1 << 63) - 1
+_HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
+
+Position = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    """What a reader needs to know of a stream."""
+
+    id: int
+    kind: str
+    source_id: int
+
+
+class Segment(NamedTuple):
+    """A segment holds the positions behind `after` up to `through`, which is the end of all if open."""
+
+    id: int
+    after: Position
+    through: Position
+
+
+@dataclass(slots=True)
+class _Known:
+    """A group's next messages; there are no others up to `through`."""
+
+    rows: list[Row]
+    through: Position
+
+
+class Reader:
+    """Reads a stream for a consumer. Used by one task, but for `fill`, which may run beside it."""
+
+    def __init__(
+        self, sessions: Sessions, stream: StreamRef, consumer: int, filters: Filters
+    ) -> None:
+        self._sessions = sessions
+        self._stream = stream
+        self._consumer = consumer
+        self._matches = matches(filters)
+        self.rows: list[Row] = []
+        """What comes behind the cursor."""
+        self.head: Position = START
+        self.head_stale = True
+        """Whether the head may have moved on."""
+        self.segments: list[Segment] = []
+        self._start: Position = START  # `rows` begin behind it
+        self._end: Position = START  # and have all up to it
+        self._size = _BYTES // _FIRST_ROWS  # of a message, roughly
+        self._known: dict[int, _Known] = {}
+        self._generation = 0
+
+    @property
+    def at_head(self) -> bool:
+        """Whether there is nothing behind `rows`, as far as the head is known."""
+        return self._end >= self.head
+
+    @property
+    def low(self) -> bool:
+        """Whether it is time to read ahead."""
+        return len(self.rows) < min(_ROWS, _BYTES // self._size) // 2 and not self.at_head
+
+    async def refresh(self) -> None:
+        """Ask for the head, and for the segments up to there."""
+        if not self.head_stale:
+            return
+        self.head_stale = False
+        try:
+            async with self._sessions.session() as connection:
+                query = sql.SQL(_HEAD).format(batches=batches_table(self._stream.source_id))
+                row = await (await connection.execute(query)).fetchone()
+                # Behind the head's look: what it speaks of is in these.
+                listed = await connection.execute(composed("segments"), (self._stream.id,))
+                self.segments = [
+                    Segment(
+                        row[0], (row[1], row[2]), (_LAST, _LAST) if row[3] is None else row[3:5]
+                    )
+                    for row in await listed.fetchall()
+                ]
+        except BaseException:
+            self.head_stale = True
+            raise
+        if row is not None:
+            self.head = max(self.head, (row[0], row[1]))
+
+    def seek(self, cursor: Position) -> None:
+        """Make `rows` begin behind `cursor`."""
+        if cursor == self._start:
+            return
+        if not self._start <= cursor <= self._end:
+            self.forget()
+            self._end = cursor
+        elif self.rows and self.rows[0][:2] <= cursor:
+            passed = next((i for i, r in enumerate(self.rows) if r[:2] > cursor), len(self.rows))
+            del self.rows[:passed]
+        self._start = cursor
+
+    def passed(self, count: int, cursor: Position) -> None:
+        """Take the first `count` rows off: the cursor has passed them."""
+        del self.rows[:count]
+        self._start = cursor
+
+    def forget(self) -> None:
+        """Drop all that was read."""
+        self._generation += 1
+        self.rows.clear()
+        self._known.clear()
+        self._end = self._start
+
+    def expired(self, cursor: Position) -> Position | None:
+        """Return where the stream begins if `cursor` lies before that."""
+        first = self.segments[0].after if self.segments else cursor
+        return first if first > cursor else None
+
+    async def fill(self) -> None:
+        """Read on, up to a full buffer or the head."""
+        await self._whole(self._fill)
+
+    async def _fill(self) -> None:
+        limit = min(_ROWS, max(_BYTES // self._size, 1))
+        while not self.at_head and limit > 0:
+            generation, end = self._generation, self._end
+            segment = next((s for s in self.segments if s.through > end), None)
+            if segment is None:
+                self._end = self.head
+                return
+            last = min(self.head, segment.through)
+            query = composed("read", segment=segment_table(segment.id), message=self._text(segment))
+            rows = await self._sessions.messages(
+                query, {**self._range(max(end, segment.after), last), "limit": limit}
+            )
+            if generation != self._generation:
+                return
+            self.rows += rows
+            self._end = last if len(rows) < limit else rows[-1][:2]
+            limit -= len(rows)
+            if rows:
+                size = sum(len(row[4]) for row in rows if row[4]) // len(rows) + 100
+                # Growing with care: the next ones may be larger.
+                self._size = max(size, self._size // 8)
+
+    def _text(self, segment: Segment) -> sql.Composable:
+        parts: list[sql.Composable] = []
+        if self._matches is not ALL:
+            parts.append(sql.SQL("WHEN NOT ({}) THEN NULL").format(self._matches))
+        if self._stream.kind == "rows":
+            parts.append(sql.SQL("WHEN {} THEN ''").format(self._superseded(segment)))
+        if not parts:
+            return sql.SQL("m.message")
+        return sql.SQL("CASE {} ELSE m.message END").format(sql.SQL(" ").join(parts))
+
+    def _superseded(self, segment: Segment) -> sql.Composable:
+        return superseded([s.id for s in self.segments if s.after >= segment.after])
+
+    def _wanted(self, segment: Segment, filtered: sql.Composable = ALL) -> sql.Composable:
+        if self._stream.kind != "rows":
+            return filtered
+        return sql.SQL("{} AND NOT {}").format(filtered, self._superseded(segment))
+
+    def _range(self, after: Position, last: Position) -> dict[str, Any]:
+        names = ("lsn", "idx", "last_lsn", "last_idx", "head_lsn", "head_idx")
+        return dict(zip(names, (*after, *last, *self.head), strict=True))
+
+    async def _whole(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`, again with the segments as they are now where one was merged away."""
+        for _ in range(10):
+            try:
+                return await work()
+            except psycopg.errors.UndefinedTable:
+                self.head_stale = True
+                await self.refresh()
+        return await work()
+
+    # Groups that were parked
+
+    def knows(self, group: int, parked: Parked) -> bool:
+        """Tell whether the group's next message need not be looked up."""
+        known = self._known.get(group)
+        if known is None:
+            return False
+        while known.rows and known.rows[0][:2] < parked[1:3]:
+            del known.rows[0]
+        return bool(known.rows) or known.through >= parked[3:5]
+
+    def next(self, group: int, _parked: Parked) -> Row | None:
+        """Return the group's next message, None if there is none."""
+        rows = self._known[group].rows
+        return rows[0] if rows else None
+
+    async def look_up(self, groups: Sequence[tuple[int, Parked]]) -> None:
+        """Learn the next messages of parked groups."""
+        await self._whole(lambda: self._look_up(groups))
+
+    async def _look_up(self, groups: Sequence[tuple[int, Parked]]) -> None:
+        if len(self._known) + len(groups) > _LOOKED_UP:
+            self._known.clear()
+        most = max(1, min(_OF_A_GROUP, (_BYTES // 4) // self._size))
+        found: dict[int, list[Row]] = {group: [] for group, _parked in groups}
+        wanted = {group: min(parked[0], most) for group, parked in groups}
+        for segment in self.segments:
+            left = [
+                (group, parked, wanted[group] - len(found[group]))
+                for group, parked in groups
+                if parked[1:3] <= segment.through
+                and parked[3:5] > segment.after
+                and len(found[group]) < wanted[group]
+            ]
+            if not left:
+                continue
+            params = {
+                "groups": [group for group, _p, _n in left],
+                "lsns": [parked[1] for _g, parked, _n in left],
+                "idxs": [parked[2] for _g, parked, _n in left],
+                "last_lsns": [parked[3] for _g, parked, _n in left],
+                "last_idxs": [parked[4] for _g, parked, _n in left],
+                "limits": [n for _g, _p, n in left],
+                "head_lsn": self.head[0],
+                "head_idx": self.head[1],
+            }
+            query = composed(
+                "look_up",
+                segment=segment_table(segment.id),
+                wanted=self._wanted(segment, self._matches),
+            )
+            for number, *row in await self._sessions.messages(query, params):
+                found[left[number - 1][0]].append(tuple(row))
+        for group, parked in groups:
+            rows = found[group]
+            all_there = len(rows) < wanted[group]
+            self._known[group] = _Known(rows, parked[3:5] if all_there else rows[-1][:2])
+
+    # Single messages
+
+    async def texts(self, positions: Sequence[Position]) -> dict[Position, bytes]:
+        """Return messages by position; what is no longer in the stream, or superseded, is not there."""
+        return await self._whole(lambda: self._texts(positions))
+
+    async def _texts(self, positions: Sequence[Position]) -> dict[Position, bytes]:
+        found: dict[Position, bytes] = {}
+        for segment in self.segments:
+            here = [p for p in positions if segment.after < p <= segment.through]
+            if here:
+                query = composed(
+                    "messages", segment=segment_table(segment.id), wanted=self._wanted(segment)
+                )
+                params = {**self._range(START, START), **_columns(here)}
+                for lsn, idx, text in await self._sessions.messages(query, params):
+                    found[lsn, idx] = text
+        if self._stream.kind != "rows" and len(found) < len(set(positions)):
+            # Replayed dead letters may have outlived their segment.
+            rest = [position for position in positions if position not in found]
+            params = {**_columns(rest), "consumer": self._consumer}
+            for lsn, idx, text in await self._sessions.messages(composed("replayed"), params):
+                found[lsn, idx] = text
+        return found
+
+    async def behind(self, cursor: Position, parked: Mapping[int, Parked], limit: int) -> list[Row]:
+        """Return the first messages that were never handed out: parked, or behind the cursor."""
+        self._start = self._end = cursor
+        some = list(parked.items())[:limit]
+        await self.look_up(some)
+        rows = {row[:2]: row for group, _parked in some for row in self._known[group].rows}
+        while len(self.rows) < limit and not self.at_head:
+            await self.fill()
+            self.rows = [row for row in self.rows if row[4]]
+        rows.update((row[:2], row) for row in self.rows)
+        return [rows[position] for position in sorted(rows)[:limit]]
+
+    async def count(self, after: Position, limit: int) -> tuple[int, Position]:
+        """Count the consumer's messages behind `after`; return up to where, which may be the head.
+
+        About `limit` messages are looked at.
+        """
+
+        async def work() -> tuple[int, Position]:
+            total, looked_at, end = 0, 0, after
+            for segment in self.segments:
+                last = min(self.head, segment.through)
+                if last <= end or looked_at >= limit:
+                    continue
+                query = composed("count", segment=segment_table(segment.id), matches=self._matches)
+                params = {**self._range(max(end, segment.after), last), "limit": limit - looked_at}
+                rows = await self._sessions.rows(query, params)
+                lsn, idx, found, seen = rows[0] if rows else (*last, 0, 0)
+                total += found
+                end = (lsn, idx) if looked_at + seen >= limit else last
+                looked_at += seen
+            return total, end
+
+        return await self._whole(work)
+
+    async def groups(self, position: Position) -> tuple[int, int | None]:
+        """Return the groups of a message; one that has gone gets a group of its own."""
+
+        async def work() -> tuple[int, int | None]:
+            for segment in self.segments:
+                if segment.after < position <= segment.through:
+                    query = composed("groups", segment=segment_table(segment.id))
+                    for group, old in await self._sessions.rows(query, position):
+                        return group, old
+            return hash(position), None
+
+        return await self._whole(work)
+
+    async def at_time(self, time: str) -> Position:
+        """Return the position before the first message committed at or after an ISO 8601 UTC time."""
+        return await self._whole(lambda: self._at_time(time))
+
+    async def _at_time(self, time: str) -> Position:
+        for segment in self.segments:
+            table = segment_table(segment.id)
+            rows = await self._sessions.rows(composed("last_lsn", segment=table))
+            if not rows:
+                continue
+            low, high = max(segment.after[0], 0), rows[0][0] + 1
+            query = composed("at_time", segment=table)
+            while low < high:  # the first LSN at or behind which all is late enough
+                middle = (low + high) // 2
+                probe = await self._sessions.rows(query, (middle,))
+                if not probe or (probe[0][1] or "") >= time:
+                    high = middle
+                else:
+                    low = probe[0][0] + 1
+            if low <= rows[0][0]:
+                return low, -1
+        return self.head
+
+
+def _columns(positions: Sequence[Position]) -> dict[str, Any]:
+    return {"lsns": [lsn for lsn, _idx in positions], "idxs": [idx for _lsn, idx in positions]}
