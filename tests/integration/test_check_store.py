@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock import check
+from penstock.config import PullConsumer, load
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.store import open_store
@@ -64,6 +68,8 @@ def test_all_well_and_nothing_is_changed(database: Database, write: Write) -> No
     assert [f for f in findings(path) if f.level != "ok"] == []
     assert "empty so far" in of_store(path).message
     assert database.execute("SELECT to_regnamespace('penstock')") == [(None,)]
+    database.execute("CREATE SCHEMA penstock; CREATE TABLE penstock.other ()")
+    assert "empty so far" in of_store(path).message
     Store.open(database.url).close()
     assert f"schema of version {VERSION}" in of_store(path).message
     assert [f for f in findings(path) if f.level != "ok"] == []
@@ -179,3 +185,25 @@ def test_group_by_of_a_stream_is_looked_for(database: Database, write: Write) ->
     database.execute("CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL")
     error = only(findings(write(orders={"group_by": ["idd"]}), "error"), "has no column idd")
     assert "`group_by` of sink orders" in error.message
+
+
+def test_what_init_has_commented_out(tmp_path: Path) -> None:
+    text = files("penstock").joinpath("template.yaml").read_text()
+    lines = text.splitlines()
+    first, last = (
+        next(i for i, x in enumerate(lines) if word in x) for word in ("  # orders:", "# store:")
+    )
+    # A comment's `# ` is taken away, and what stands behind the value stays a comment.
+    lines[first : last + 1] = [re.sub(r"^(\s*)# ", r"\1", line) for line in lines[first : last + 1]]
+    path = tmp_path / "penstock.yaml"
+    path.write_text("\n".join(lines))
+    environ = {"DATABASE_URL": "postgres://db/shop", "PENSTOCK_STORE_URL": "postgres://db/store",
+               "CRM_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}  # fmt: skip
+    config = load(path, environ)
+    assert config.streams["orders"].retention == timedelta(days=7)
+    assert [(n, c.type) for n, c in config.consumers.items()] == [
+        ("billing", "pull"), ("crm", "webhook"),
+    ]  # fmt: skip
+    assert config.store is not None
+    defaults = PullConsumer(stream="orders")
+    assert config.consumers["billing"].model_copy(update={"filters": defaults.filters}) == defaults
