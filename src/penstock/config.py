@@ -102,9 +102,11 @@ def load_store(
     reader.document.problems = [
         problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))
     ]
-    settings = reader.store()
+    root = reader.root()
+    settings = None if root is None else reader.store(root)
     reader.check()
-    return settings or StoreSettings()
+    assert settings is not None  # noqa: S101 - for the type checker
+    return settings
 
 
 def sink_names(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -140,12 +142,7 @@ class _Reader:
         if self.document.problems:
             raise ConfigError(self.report())
 
-    def store(self) -> StoreSettings | None:
-        root = self.document.value
-        given = {"store": root["store"]} if isinstance(root, dict) and "store" in root else {}
-        return self.model(StoreSettings, given, ())
-
-    def config(self) -> Config | None:
+    def root(self) -> dict[str, Any] | None:
         root = self.document.value
         if not isinstance(root, dict):
             if root is not None:
@@ -154,6 +151,16 @@ class _Reader:
         for key in root:
             if key not in _KEYS:
                 self.problem((key,), _unknown(key, _KEYS))
+        return root
+
+    def store(self, root: dict[str, Any]) -> StoreSettings | None:
+        given = {"store": root["store"]} if "store" in root else {}
+        return self.model(StoreSettings, given, ())
+
+    def config(self) -> Config | None:
+        root = self.root()
+        if root is None:
+            return None
         sources: dict[str, PostgresSource] = {}
         for name, value in self.parts(root, "sources"):
             default = slot_name(f"penstock_{name}")
@@ -169,7 +176,7 @@ class _Reader:
             if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
                 consumers[name] = consumer
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
-        store = self.store()
+        store = self.store(root)
         for path, message in contradictions(sources, sinks, _names(root, "sources")):
             self.problem(path, message)
         given = _names(root, "sinks")
