@@ -1,7 +1,7 @@
 """A webhook's endpoint that answers 200 to everything and counts.
 
-`python -m benchmarks.streams.endpoint PORT PROGRESS LOG`: slot 0 of the file PROGRESS has the
-messages that came, slot 1 the requests; the head of the first request goes to the file LOG.
+`python -m benchmarks.streams.endpoint PORT PROGRESS LOG`: slot 0 of the file PROGRESS has how many
+different messages came, slot 1 the requests; the head of the first request goes to the file LOG.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import re
 import sys
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import orjson
 import uvloop
@@ -24,7 +24,8 @@ _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 class Endpoint(asyncio.Protocol):
     """One connection."""
 
-    requests = messages = 0
+    requests = 0
+    messages: ClassVar[set[int]] = set()
 
     def __init__(self, progress: Progress, log: Path) -> None:
         self._progress = progress
@@ -53,8 +54,9 @@ class Endpoint(asyncio.Protocol):
             self._log.write_bytes(head)
         content = orjson.loads(body)
         Endpoint.requests += 1
-        Endpoint.messages += len(content["data"]) if "data" in content else 1
-        self._progress.mark(0, Endpoint.messages)
+        for message in content.get("data", [content]):
+            Endpoint.messages.add(message["record"]["id"])
+        self._progress.mark(0, len(Endpoint.messages))
         self._progress.mark(1, Endpoint.requests)
 
 

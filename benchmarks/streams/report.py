@@ -103,7 +103,7 @@ def snapshot(results: Sequence[Held], seconds: float) -> str:
         ]
         for r in results
     ]
-    header = ["side", "free, msgs/s", "held: first fifth", "held: last fifth", "last / free"]
+    header = ["side", "free: last fifth, msgs/s", "held: first", "held: last", "last / free"]
     header += ["free, µs a message", "last, µs", "free: log or queue, MiB", "held: MiB"]
     verdicts = [
         at_least(f"{r.side}: last fifth / free", r.last / max(r.free, 1e-9), 0.9, 0.9)
@@ -171,13 +171,12 @@ def costs(results: Sequence[Sized]) -> str:
         [
             f"{r.size:,}, {r.part}",
             f"{r.messages:,}",
-            f"{r.rate:,.0f}",
             *(f"{us:.1f}" for us in (r.cost.postgres, r.cost.api, r.cost.workers, r.cost.total)),
         ]
         for r in results
     ]
     totals = [r.cost.total for r in results]
-    header = ["messages in the stream", "consumed", "msgs/s", "postgres, µs", "api", "workers"]
+    header = ["messages in the stream", "consumed", "postgres, µs", "api", "workers"]
     return (
         f"## Cost of a message by the size of the stream\n\nOver HTTP, {sizes.WORKERS} workers,"
         f" batches of {sizes.BATCH}.\n\n{table([*header, 'all'], lines)}\n\nThe dearest costs"

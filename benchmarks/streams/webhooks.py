@@ -30,7 +30,7 @@ class Pushed:
     concurrency: int
     batch: int
     requests: float  # a second
-    messages: float  # a second
+    messages: float  # different ones, a second
     postgres_us: float  # a request, as the next two
     push_us: float
     endpoint_us: float
@@ -97,6 +97,8 @@ def _run(bed: Bed, stream: StreamRecord, concurrency: int, batch: int, seconds: 
         finally:
             _delete(bed, name)
     _check_signature(first_request)
+    if after[0].acked < after[1].acked:
+        raise ContenderError(f"{after[1].acked} requests brought {after[0].acked} messages")
     requests = after[1].acked - before[1].acked
     postgres, pushing, answering = (1e6 * u / max(requests, 1) for u in used)
     return Pushed(
