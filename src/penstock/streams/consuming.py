@@ -153,7 +153,7 @@ class Consumer:
         async def work() -> Position:
             cursor = await self._target(to)
             while True:
-                await self._load()
+                await self._load_newest()
                 if await self._log.append(Entry(cursor=cursor, rewound=True)):
                     self._reader.seek(cursor)
                     self._reader.forget()
@@ -183,7 +183,7 @@ class Consumer:
                 for letter in letters
                 if letter.replayed_at is None
             ]
-        found = await self._alone(self._load)
+        found = await self._alone(self._load_newest)
         if state == "delivered":
             now = self._sessions.clock.now()
             held = sorted(found.held.values())[:limit]
@@ -210,7 +210,7 @@ class Consumer:
         return [ConsumerLetter(row[0], Position(row[1], row[2]), *row[3:]) for row in rows]
 
     async def _bury(self) -> None:
-        await self._load()
+        await self._load_newest()
         await self._step([], [])
 
     async def replay(self, number: int) -> None:
@@ -224,7 +224,7 @@ class Consumer:
             await self._reader.refresh()
             groups = await self._reader.groups(position)
             while True:
-                state = await self._load()
+                state = await self._load_newest()
                 held = any(message[:2] == position for message in state.held.values())
                 # What lies behind the cursor comes anyway.
                 if held or position > state.cursor:
@@ -373,6 +373,10 @@ class Consumer:
             self._release(refs)
         return state
 
+    async def _load_newest(self) -> State:
+        self._sync = True
+        return await self._load()
+
     async def _first_cursor(self) -> tuple[int, int]:
         return await self._target(self.info.settings.deliver_policy)
 
@@ -381,14 +385,21 @@ class Consumer:
         settings, reader = self.info.settings, self._reader
         await reader.refresh()
         wanted = sum(waiter.limit for waiter in waiters if not waiter.done.done())
+        sure = False
         while True:
             state = self._log.state
             assert state is not None  # noqa: S101 - loaded before
             now = self._sessions.clock.now()
             state.advance(now)
+            reader.seek(state.cursor)
             step = Step(state, now, settings.max_deliver, settings.max_ack_pending)
             step.expire()
             refused = [_put(step, request) for request in requests]
+            if step.unsure and not sure:
+                sure = True
+                if await self._log.sync():
+                    self._crowded = True
+                    continue
             texts, passed = await self._take(step, state, wanted) if wanted else ([], 0)
             entry = step.entry(self._ack_wait)
             if entry is None:
@@ -398,7 +409,8 @@ class Consumer:
             counts = [state.held[number][4] + 1 for number in step.again]
             first = state.next
             if await self._log.append(entry, step.dead.values(), reader.segments):
-                reader.passed(passed, state.cursor)
+                if passed:
+                    reader.passed(passed, state.cursor)
                 break
             self._crowded = True
         for request, reasons in zip(requests, refused, strict=True):
@@ -416,7 +428,6 @@ class Consumer:
     async def _take(self, step: Step, state: State, wanted: int) -> tuple[list[bytes], int]:
         """Choose what is handed out; return its JSON, and how many read rows the cursor passes."""
         reader = self._reader
-        reader.seek(state.cursor)
         if (beginning := reader.expired(state.cursor)) is not None:
             name = self.info.name
             _log.warning("messages expired before they were handed out", consumer=name)

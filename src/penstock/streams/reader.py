@@ -48,8 +48,9 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """A group's next messages; there are no others up to `through`."""
+    """A group's messages from `start` on; there are no others up to `through`."""
 
+    start: Position
     rows: list[Row]
     through: Position
 
@@ -202,7 +203,7 @@ class Reader:
     def knows(self, group: int, parked: Parked) -> bool:
         """Tell whether the group's next message need not be looked up."""
         known = self._known.get(group)
-        if known is None:
+        if known is None or known.start > parked[1:3]:
             return False
         while known.rows and known.rows[0][:2] < parked[1:3]:
             del known.rows[0]
@@ -253,7 +254,8 @@ class Reader:
         for group, parked in groups:
             rows = found[group]
             all_there = len(rows) < wanted[group]
-            self._known[group] = _Known(rows, parked[3:5] if all_there else rows[-1][:2])
+            through = parked[3:5] if all_there else rows[-1][:2]
+            self._known[group] = _Known(parked[1:3], rows, through)
 
     # Single messages
 

@@ -57,6 +57,8 @@ class Step:
         self._cursor: tuple[int, int] | None = None
         self._passed = 0
         self._dropped: list[tuple[int, int]] = []
+        self.unsure = False
+        """Whether a token was met that another process may know more of."""
         self.dead: dict[int, Held] = {}
         """What is delivered no more, by number."""
         self.again: list[int] = []
@@ -113,6 +115,7 @@ class Step:
                 others.append((at, ref))
         if not others:
             return numbers, [], []
+        self.unsure = True
         refused: list[tuple[int, str]] = []
         gone: list[int] = []
         positions: set[tuple[int, int]] | None = None
