@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -187,7 +186,7 @@ def test_poisoned_messages_leave_the_others_their_way() -> None:
         return answer(400) if str(request.records[0]).startswith("bad") else OK
 
     async def test(to: Receiver, consumer: MemoryConsumer) -> None:
-        await consumer.publish([*(f"bad{n}" for n in range(8)), *range(100)])
+        await consumer.publish([*(f"bad{n}" for n in range(60)), *range(100)])
         good = [message for message in consumer.log if b"bad" not in message.body]
         await consumer.until(lambda: all(message.acked for message in good))
         assert not any(message.acked for message in consumer.log if message not in good)
@@ -217,6 +216,28 @@ def test_a_batch_is_repeated_as_it_was_and_then_taken_apart() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_batches_that_come_back_at_once_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "_STORE_SECONDS", 0.2)
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        to.pause = 0.1
+        await consumer.publish(["a", "b", "c"])
+        await to.got(1)
+        await consumer.publish(["d", "e", "f", "g"])
+        await consumer.until(lambda: len(consumer.nacks) == 7)
+        consumer.away = True  # until all are due
+        await asyncio.sleep(0.1)
+        consumer.away = False
+        await consumer.all_acked()
+        assert sorted(request.records for request in to.requests) == [
+            ["a", "b", "c"], ["a", "b", "c"], ["d", "e", "f", "g"], ["d", "e", "f", "g"],
+        ]  # fmt: skip
+        assert len({request.id for request in to.requests}) == 2
+
+    run(test, first_time(answer(500)), batch=True, batch_size=4)
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
     dead = True
 
@@ -243,25 +264,6 @@ def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
         assert failing["code"] == "http_503"
 
     run(test)
-
-
-def test_a_receive_that_waits_does_not_keep_an_endpoint_from_being_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Messages at hand are given back when the fifth fails, not when the next receive ends."""
-    monkeypatch.setattr(webhook, "_PATIENCE", 2)
-
-    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
-        await consumer.publish(range(2))
-        await consumer.until(lambda: len(consumer.nacks) == 2)
-        to.behaviour = lambda _: OK
-        await consumer.publish(["fresh"])
-        started = time.monotonic()
-        await consumer.all_acked()
-        assert time.monotonic() - started < 4
-        assert to.most_at_once <= 2
-
-    run(test, lambda _: answer(500), concurrency=4)
 
 
 def test_410_disables_visibly_and_keeps_the_messages() -> None:
@@ -361,6 +363,20 @@ def test_stop_lets_requests_end_and_gives_the_rest_back() -> None:
                 await consumer.publish(range(50))
                 await to.got(4)
             assert sum(message.acked for message in consumer.log) == len(to.requests) == 4
+            assert consumer.held() == []
+            assert all(m.deliver_count == m.acked for m in consumer.log)
+
+    asyncio.run(served())
+
+
+def test_stop_gives_back_what_was_received_ahead() -> None:
+    async def served() -> None:
+        async with receiver() as to:
+            async with delivering(to) as consumer:
+                await consumer.publish(range(3000))
+                await to.got(1000)
+                assert len(consumer.held()) > 20
+            assert sum(message.acked for message in consumer.log) == len(to.requests) < 3000
             assert consumer.held() == []
             assert all(m.deliver_count == m.acked for m in consumer.log)
 
@@ -475,7 +491,7 @@ def test_a_disabled_consumer_is_left_alone_after_410() -> None:
 
 
 def test_a_bug_is_told_and_the_webhook_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.push.pusher._AFTER_BUG_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.push.pusher._AFTER_BUG_SECONDS", 0.2)
 
     async def served() -> None:
         async with receiver() as to:
@@ -491,8 +507,10 @@ def test_a_bug_is_told_and_the_webhook_goes_on(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(a, "receive", receive)
             with structlog.testing.capture_logs() as logs:
                 async with pushing(a):
+                    started = time.monotonic()
                     await a.publish(["1"])
                     await a.all_acked()
+                    assert time.monotonic() - started >= 0.2
             assert [entry["log_level"] for entry in logs] == ["error"]
 
     asyncio.run(served())

@@ -96,17 +96,17 @@ class _Running:
             self._webhook.stop()
 
     async def _run(self, name: str, settings: WebhookSettings) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._webhook = Webhook(await self._consumers.get(name), settings)
+        try:
+            self._webhook = Webhook(await self._consumers.get(name), settings)
+            if not self._stopped.is_set():
                 await self._webhook.run()
-                return
-            except UnknownConsumer:
-                return
-            except StoreUnavailable:
-                wait = _AGAIN_SECONDS
-            except Exception:
-                log.exception("webhook broke off, and is started anew", consumer=name)
-                wait = _AFTER_BUG_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), wait)
+            return
+        except UnknownConsumer:
+            return
+        except StoreUnavailable:
+            wait = _AGAIN_SECONDS
+        except Exception:
+            log.exception("webhook broke off, and is started anew", consumer=name)
+            wait = _AFTER_BUG_SECONDS
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), wait)

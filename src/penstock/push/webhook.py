@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ from penstock.push.http import Answer, Endpoint
 from penstock.push.settling import Settling
 from penstock.push.signing import Signer, request_id
 from penstock.streams.consumer_settings import WebhookSettings
-from penstock.streams.consumer_types import Delivery, Received, StoreUnavailable, TooManyWaiting
+from penstock.streams.consumer_types import Delivery, StoreUnavailable, TooManyWaiting
 from penstock.streams.consuming import Consumer
 
 _WAIT_SECONDS: Final = 30.0
@@ -63,11 +64,11 @@ class Webhook:
         self._over = asyncio.Event()
         self._gone: str | None = None
         self._together: dict[tuple[int, int], str] = {}  # batches that failed, by position
-        self._receiving: asyncio.Task[Received] | None = None
         self._sent, self._sent_since, self._pace = 0, time.monotonic(), 0
-        self._failures = 0
-        self._failing_since = self._resume_at = 0.0
-        self._untold, self._told_at = 0, float("-inf")
+        self._failures = self._probes = 0
+        self._resume_at = 0.0
+        self._told_failing, self._told_at = False, {False: -_TELL_SECONDS, True: -_TELL_SECONDS}
+        self._untold = 0
 
     def stop(self) -> None:
         """Take no more messages, and let `run` end."""
@@ -153,20 +154,11 @@ class Webhook:
             await asyncio.wait_for(self._free.wait(), _LOOK_SECONDS if self._waiting else None)
 
     async def _take(self, limit: int) -> list[Chunk]:
-        call = self._consumer.receive(min(limit, _MOST_RECEIVED), _WAIT_SECONDS)
-        receiving = self._receiving = asyncio.create_task(call)
         try:
-            received = await receiving
+            received = await self._consumer.receive(min(limit, _MOST_RECEIVED), _WAIT_SECONDS)
         except (StoreUnavailable, TooManyWaiting):
             await asyncio.sleep(_STORE_SECONDS)
             return []
-        except asyncio.CancelledError:
-            if receiving.done() and not receiving.cancelled() and not receiving.exception():
-                self._settling.release([d.token for d in receiving.result().deliveries])
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return []  # by `_failed`: what is to come waits for the endpoint
         self._settling.hold([delivery.token for delivery in received.deliveries])
         return self._chunks(received.deliveries)
 
@@ -214,13 +206,15 @@ class Webhook:
             return
         await asyncio.sleep(self._resume_at - time.monotonic())
         chunks = await self._take(max(self._size, _PROBED))
-        # What failed least often: else a few messages that the endpoint cannot take, and which come
-        # back again and again, would make it look dead to all the others.
-        chunks.sort(key=_attempt)
-        self._give_back(chunks[1:])
-        for chunk in chunks[:1]:
-            self._workers.add(worker := asyncio.create_task(self._work(chunk)))
-            await asyncio.wait([worker])
+        if not chunks:
+            return
+        # Any of those that failed least often: else a few messages that the endpoint cannot take,
+        # and which come back again and again, would make it look dead to all the others.
+        self._probes += 1
+        chunk = min(chunks, key=lambda chunk: (_attempt(chunk), random.random()))  # noqa: S311
+        self._give_back(other for other in chunks if other is not chunk)
+        self._workers.add(worker := asyncio.create_task(self._work(chunk)))
+        await asyncio.wait([worker])
 
     def _id(self, chunk: Chunk) -> str:
         positions = [delivery.position for delivery in chunk]
@@ -266,10 +260,10 @@ class Webhook:
         if self._together:
             for delivery in chunk:
                 self._together.pop(delivery.position, None)
-        if self._failures >= _PATIENCE:
-            seconds = round(time.monotonic() - self._failing_since, 1)
-            log.info("webhook delivers again", consumer=self._consumer.info.name, seconds=seconds)
         self._failures = 0
+        if self._told_failing:
+            self._told_failing = False
+            log.info("webhook delivers again", consumer=self._consumer.info.name)
 
     def _failed(
         self, chunk: Chunk, code: str, error: str, retry_after: float | None = None
@@ -281,26 +275,25 @@ class Webhook:
                 self._together.clear()  # other processes got what was to come back here
             self._together.update(dict.fromkeys(map(_position, chunk), self._id(chunk)))
         self._failures += 1
-        over = self._failures - _PATIENCE
-        if over >= 0:
-            pause = min(retry.delay(over + 1), _LONGEST_PAUSE)
-            wished = min(retry_after or 0.0, retry.MOST)
-            self._resume_at = time.monotonic() + max(pause, wished)
-        if over == 0:
-            self._failing_since = time.monotonic()
-            if self._receiving is not None:
-                self._receiving.cancel()
-        self._tell(code, error, "webhook keeps failing" if over == 0 else "webhook failed")
+        if self._failures == _PATIENCE:
+            self._probes = 0
+        pause = min(retry.delay(self._probes + 1), _LONGEST_PAUSE)
+        wished = min(retry_after or 0.0, retry.MOST)
+        self._resume_at = time.monotonic() + max(pause, wished)
+        self._tell(code, error)
 
-    def _tell(self, code: str, error: str, event: str) -> None:
+    def _tell(self, code: str, error: str) -> None:
         self._untold += 1
+        failing = self._failures >= _PATIENCE
         now = time.monotonic()
-        if self._failures == _PATIENCE or now - self._told_at >= _TELL_SECONDS:
-            log.warning(
-                event, consumer=self._consumer.info.name, code=code, error=error,
-                failures=self._untold,
-            )  # fmt: skip
-            self._untold, self._told_at = 0, now
+        if now - self._told_at[failing] < _TELL_SECONDS:
+            return
+        self._told_failing |= failing
+        log.warning(
+            "webhook keeps failing" if failing else "webhook failed",
+            consumer=self._consumer.info.name, code=code, error=error, failures=self._untold,
+        )  # fmt: skip
+        self._untold, self._told_at[failing] = 0, now
 
 
 def _attempt(chunk: Chunk) -> int:
