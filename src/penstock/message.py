@@ -44,12 +44,17 @@ class Position(NamedTuple):
 
 
 class BatchPart(NamedTuple):
-    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions."""
+    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions.
+
+    `plan` is another number each time that a batch is planned: after a crash the same messages may
+    be split into parts otherwise, and parts of two plans do not make a whole.
+    """
 
     start: Position
     end: Position
     part: int
     parts: int
+    plan: int = 0
 
 
 def format_lsn(lsn: int) -> str:

@@ -116,6 +116,19 @@ def test_a_batch_is_visible_when_its_last_part_is_there(store: Store) -> None:
     assert ids(store, stream) == list(range(20))
 
 
+def test_parts_of_two_plans_do_not_make_a_whole(store: Store) -> None:
+    """After a crash the same batch is planned again, with as many parts, and split otherwise."""
+    stream = make_stream(store)
+    batch = numbered(20)
+    end = at(batch, 19)
+    old, new = parts_of(batch, 0, 20, 2), [batch.slice(0, 15), batch.slice(15)]
+    write_part(store, stream, old[0], BatchPart(START, end, 0, 2, plan=1))
+    write_part(store, stream, new[1], BatchPart(START, end, 1, 2, plan=2))
+    assert ids(store, stream) == []
+    write_part(store, stream, new[0], BatchPart(START, end, 0, 2, plan=2))
+    assert ids(store, stream) == list(range(20))
+
+
 def test_the_readers_are_told(store: Store, database: Database) -> None:
     stream = make_stream(store)
     with database.connect(autocommit=True) as listener:
@@ -141,12 +154,13 @@ def test_what_a_crash_left_comes_again_with_other_boundaries(
         end = data.draw(st.integers(done + 1, count))
         parts = data.draw(st.integers(1, 3))
         crash = data.draw(st.none() | st.integers(0, parts - 1))
+        plan = data.draw(st.integers(0, 2**63 - 1))
         for part, rows in enumerate(parts_of(batch, done, end, parts)):
             writer.begin()
             writer.write(0, rows)
             if part == crash:
                 break
-            writer.commit(BatchPart(at(batch, done - 1), at(batch, end - 1), part, parts))
+            writer.commit(BatchPart(at(batch, done - 1), at(batch, end - 1), part, parts, plan))
             assert ids(crash_store, stream) == list(range(len(ids(crash_store, stream))))
         else:
             assert ids(crash_store, stream)[:end] == list(range(end))

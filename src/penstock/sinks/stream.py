@@ -147,6 +147,7 @@ class StreamWriter:
         first, _ = self._span(batch)
         last_segment = self._open.get(route.stream_id)
         if last_segment is None:
+            self.rollback()
             raise SinkError(
                 "no_stream",
                 f"Stream {route.name!r} is not in the store any more.",
@@ -224,7 +225,7 @@ class StreamWriter:
     def _values(self, part: BatchPart) -> list[int]:
         start, end = part.start, part.end
         lsns = start.lsn + self._base, end.lsn + self._base
-        return [lsns[0], start.idx, lsns[1], end.idx, part.part, part.parts]
+        return [lsns[0], start.idx, lsns[1], end.idx, part.part, part.parts, part.plan]
 
     def rollback(self) -> None:
         """Give the part up; nothing of it is there."""

@@ -14,6 +14,7 @@ up to `start` is in the sink; that, not the later `commit`, is what confirms the
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -185,8 +186,9 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
         if self._server is not None:
             self._server.forget()
+        plan = secrets.randbits(63)
         return [
-            self._partition(batch, BatchPart(first, last, part, len(batches)))
+            self._partition(batch, BatchPart(first, last, part, len(batches), plan))
             for part, batch in enumerate(batches)
         ]
 

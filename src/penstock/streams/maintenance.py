@@ -184,5 +184,5 @@ def _empty_batches(store: Store, connection: Connection, source: SourceRecord) -
         head = store.head(source.id)
         unfinished = ask("unfinished_parts", *head).fetchall()
         ask("truncate")
-        for part in [(*head, *head, 0, 1), *unfinished]:
+        for part in [(*head, *head, 0, 1, 0), *unfinished]:
             connection.execute(add_part, part)

@@ -37,7 +37,7 @@ SELECT EXISTS (SELECT FROM {batches} OFFSET %s)
 
 -- name: unfinished_parts
 -- The parts of batches that are not there as a whole.
-SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts FROM {batches}
+SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts, plan FROM {batches}
 WHERE (end_lsn, end_idx) > (%s, %s) ORDER BY seq
 
 -- name: truncate

@@ -77,7 +77,7 @@ CREATE TABLE penstock.dead_letters (
 );
 
 -- Sinks that are not written to directly now: what they should have had waits in blocks (Arrow IPC
--- streams, see penstock.spark.blocks) until a drainer has delivered it. All up to `drained` was.
+-- streams, see penstock.blocks) until a drainer has delivered it. All up to `drained` was.
 CREATE TABLE penstock.backlogs (
     sink text PRIMARY KEY,
     source_id integer NOT NULL REFERENCES penstock.sources,
@@ -112,8 +112,8 @@ CREATE TABLE penstock.tokens (
 
 -- name: source_table
 -- One row for each part of each micro-batch whose messages are written, in the same transaction as
--- they. A batch (start, end] is there when all of its parts are, and then all before it are too, as a
--- source's batches run one after the other.
+-- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are
+-- too, as a source's batches run one after the other.
 CREATE TABLE penstock.{table} (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     start_lsn bigint NOT NULL,
@@ -121,7 +121,8 @@ CREATE TABLE penstock.{table} (
     end_lsn bigint NOT NULL,
     end_idx bigint NOT NULL,
     part integer NOT NULL,
-    parts integer NOT NULL
+    parts integer NOT NULL,
+    plan bigint NOT NULL
 )
 
 -- name: segment_table

@@ -49,21 +49,27 @@ INSERT INTO penstock.sources (name, tag) VALUES (%s, %s) RETURNING id, name, tag
 UPDATE penstock.sources SET tag = %s, base = %s WHERE id = %s RETURNING id, name, tag, base
 
 -- name: last_lsn
--- The highest place that any part of any batch of a source spoke of.
-SELECT coalesce(max(end_lsn), 0) FROM {batches}
+-- The highest place that any part of any batch of a source, or any backlog of its sinks, spoke of.
+SELECT greatest(
+    (SELECT max(end_lsn) FROM {batches}),
+    (SELECT max(greatest(g.drained_lsn, b.last_lsn))
+     FROM penstock.backlogs g LEFT JOIN penstock.backlog_blocks b ON b.sink = g.sink
+     WHERE g.source_id = {source}),
+    0)
 
 -- name: head
 -- Up to where a source's messages are all there: the end of the newest batch with all of its parts, or
 -- the start of the newest one, as a batch starts when all before it are done. No row: nothing yet.
 WITH recent AS (
-    SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts FROM {batches}
+    SELECT start_lsn, start_idx, end_lsn, end_idx, part, parts, plan FROM {batches}
     ORDER BY seq DESC
     LIMIT greatest(32, 4 * coalesce((SELECT parts FROM {batches} ORDER BY seq DESC LIMIT 1), 0))
 )
 SELECT lsn, idx FROM (
     SELECT start_lsn, start_idx FROM recent
     UNION ALL
-    SELECT end_lsn, end_idx FROM recent GROUP BY start_lsn, start_idx, end_lsn, end_idx, parts
+    SELECT end_lsn, end_idx FROM recent
+    GROUP BY plan, start_lsn, start_idx, end_lsn, end_idx, parts
     HAVING count(DISTINCT part) = parts
 ) AS ends (lsn, idx)
 ORDER BY lsn DESC, idx DESC LIMIT 1

@@ -35,8 +35,8 @@ SAVEPOINT penstock
 ROLLBACK TO SAVEPOINT penstock
 
 -- name: add_part
-INSERT INTO {batches} (start_lsn, start_idx, end_lsn, end_idx, part, parts)
-VALUES (%s, %s, %s, %s, %s, %s)
+INSERT INTO {batches} (start_lsn, start_idx, end_lsn, end_idx, part, parts, plan)
+VALUES (%s, %s, %s, %s, %s, %s, %s)
 
 -- name: notify
 SELECT pg_notify('penstock', %s)
