@@ -50,7 +50,8 @@ class Pusher:
                         log.warning("webhooks wait for the store", error=str(error))
                     told = True
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), wait)
+                    async with asyncio.timeout(wait):
+                        await self._changed.wait()
         finally:
             stopping.cancel()
             for running in self._webhooks.values():
@@ -109,4 +110,5 @@ class _Running:
             log.exception("webhook broke off, and is started anew", consumer=name)
             wait = _AFTER_BUG_SECONDS
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), wait)
+            async with asyncio.timeout(wait):
+                await self._stopped.wait()

@@ -151,7 +151,8 @@ class Webhook:
     async def _one_less(self) -> None:
         self._free.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._free.wait(), _LOOK_SECONDS if self._waiting else None)
+            async with asyncio.timeout(_LOOK_SECONDS if self._waiting else None):
+                await self._free.wait()
 
     async def _take(self, limit: int) -> list[Chunk]:
         try:
