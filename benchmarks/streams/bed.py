@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from psycopg import sql
 from benchmarks.rig import say
 from penstock import queries
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import Position
+from penstock.message import BatchPart, Position
+from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
-from penstock.streams.names import LOCK_WRITE, batches_table, consumer_table, segment_table
+from penstock.streams.names import consumer_table, segment_table
 from penstock.streams.store import CONNECT, Store, StreamRecord
 
 SQL = queries.load("benchmarks.streams", "bench.sql")
-_STORE_SQL = queries.load("penstock.streams", "store.sql")
-_WRITE_SQL = queries.load("penstock.streams", "write.sql")
 
 SETTINGS = {
     "shared_buffers": "1GB",
@@ -67,11 +66,11 @@ class Bed:
             name, self.store.register_source(name, "bench"), "changes", None
         )
         start = time.monotonic()
-        with self.connect() as connection:
+        with self.connect() as connection, writer_of(self, stream) as writer:
             connection.execute("CHECKPOINT")
             for first in range(1, messages + 1, _CHUNK):
                 last = min(first + _CHUNK - 1, messages)
-                segment = add_to_stream(connection, stream, first, last, groups)
+                segment = add_to_stream(writer, stream, first, last, groups)
                 vacuum = sql.SQL(SQL["vacuum"])
                 connection.execute(vacuum.format(table=segment_table(segment)))
                 run_once(self.store)  # closes the segment where it is large enough
@@ -124,19 +123,23 @@ def position(number: int) -> Position:
     return Position(1_000_000 + (number - 1) // 100, (number - 1) % 100)
 
 
+@contextmanager
+def writer_of(bed: Bed, stream: StreamRecord) -> Iterator[StreamWriter]:
+    """Give a writer for `add_to_stream`."""
+    with closing(StreamWriter(bed.url, stream.source_id, 0, [])) as writer:
+        yield writer
+
+
 def add_to_stream(
-    connection: psycopg.Connection[Any], stream: StreamRecord, first: int, last: int, groups: int
+    writer: StreamWriter, stream: StreamRecord, first: int, last: int, groups: int
 ) -> int:
-    """Write messages as one micro-batch, as the sink would but for COPY; return their segment."""
-    with connection.transaction():
-        connection.execute(_STORE_SQL["lock_shared"], [LOCK_WRITE, stream.source_id])
-        row = connection.execute(SQL["open_segment"], [stream.id]).fetchone()
-        assert row is not None
-        insert = sql.SQL(SQL["add_to_segment"]).format(segment=segment_table(row[0]))
-        connection.execute(insert, [first, last, groups])
-        part = sql.SQL(_WRITE_SQL["add_part"]).format(batches=batches_table(stream.source_id))
-        connection.execute(part, [*position(first - 1), *position(last), 0, 1])
-        connection.execute(_WRITE_SQL["notify"], [f"s{stream.source_id}"])
+    """Write messages as one micro-batch, as the sink does but for COPY; return their segment."""
+    writer.begin()
+    row = writer.connection.execute(SQL["open_segment"], [stream.id]).fetchone()
+    assert row is not None
+    insert = sql.SQL(SQL["add_to_segment"]).format(segment=segment_table(row[0]))
+    writer.connection.execute(insert, [first, last, groups])
+    writer.commit(BatchPart(position(first - 1), position(last), 0, 1))
     return int(row[0])
 
 

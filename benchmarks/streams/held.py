@@ -7,10 +7,9 @@ What counts is the last fifth, as feeding and consuming find their balance only 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
@@ -20,6 +19,7 @@ from benchmarks.streams.bed import SQL, Bed
 from benchmarks.streams.crew import Cost, Crew, Sample, backlog, crew
 from benchmarks.streams.progress import acked
 from benchmarks.streams.run import Run
+from penstock.sinks.base import SinkError
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.store import StreamRecord
 
@@ -106,22 +106,21 @@ def _snapshot(bed: Bed) -> Iterator[None]:
 def _feeder(run: Run, bed: Bed, stream: StreamRecord | None, team: Crew) -> Iterator[None]:
     """Write, from a thread, as many messages as were consumed meanwhile."""
     ended = threading.Event()
-    errors: list[psycopg.Error] = []
+    errors: list[Exception] = []
 
     def feed() -> None:
         fed = 0
-        with bed.connect() as connection:
+        with _adder(run, bed, stream) as add:
             while not ended.wait(_FEED_S):
                 due = acked(team.progress.marks()) - fed
                 if due:
-                    first, last = run.messages + fed + 1, run.messages + fed + due
-                    _add(connection, stream, first, last, run.groups)
+                    add(run.messages + fed + 1, run.messages + fed + due)
                     fed += due
 
     def guarded() -> None:
         try:
             feed()
-        except psycopg.Error as error:
+        except (psycopg.Error, SinkError) as error:
             errors.append(error)
 
     thread = threading.Thread(target=guarded, daemon=True)
@@ -135,14 +134,14 @@ def _feeder(run: Run, bed: Bed, stream: StreamRecord | None, team: Crew) -> Iter
         raise errors[0]
 
 
-def _add(
-    connection: psycopg.Connection[Any],
-    stream: StreamRecord | None,
-    first: int,
-    last: int,
-    groups: int,
-) -> None:
+@contextmanager
+def _adder(
+    run: Run, bed: Bed, stream: StreamRecord | None
+) -> Iterator[Callable[[int, int], object]]:
+    """Give what adds the messages from one number to another, to the stream or to the queue."""
     if stream is None:
-        beds.add_to_queue(connection, first, last, groups)
+        with bed.connect() as connection:
+            yield lambda first, last: beds.add_to_queue(connection, first, last, run.groups)
     else:
-        beds.add_to_stream(connection, stream, first, last, groups)
+        with beds.writer_of(bed, stream) as writer:
+            yield lambda first, last: beds.add_to_stream(writer, stream, first, last, run.groups)
