@@ -7,7 +7,6 @@ import signal
 import socketserver
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -18,21 +17,23 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import log as logging
+from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.check import shared_streams
 from penstock.config import Config
-from penstock.dead_letters import DeadLetters
+from penstock.embedded.store import open_store
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
+from penstock.push.pusher import Pusher
 from penstock.settings import PostgresSource
 from penstock.spark import session
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
 from penstock.state import State
+from penstock.store_session import StoreSession
 
-DEAD_LETTERS: Final = Path(".penstock/dead-letters")
 _DRAIN_SECONDS: Final = 15.0
-_HELD_SECONDS: Final = 3.0  # of these, where a sink is down and the batch can hardly be finished
+_HELD_SECONDS: Final = 3.0  # of these, where the store is down and the batch can't be finished
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
 # by default, if the machine went with it.
@@ -56,51 +57,56 @@ log = structlog.get_logger("penstock")
 class Run:
     """One run of a configuration."""
 
-    def __init__(self, config: Config, *, once: bool) -> None:
+    def __init__(self, config: Config, store_url: str, *, once: bool) -> None:
         self._config = config
         self._once = once
-        self._dead_letters = DeadLetters(DEAD_LETTERS)
         self._sources = [name for name in config.sources if config.sinks_of(name)]
-        self.state = State(self._sources, config.sinks)
+        sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
+        self.state = State(self._sources, sinks)
         self._stopping = threading.Event()
         self._expired = threading.Event()
         self._wake = threading.Event()
         self._failed: str | None = None
-        self._held: dict[str, str] = {}
+        self._held: dict[str, set[str]] = {}
         self._ask_streams = False
+        self._store = StoreSession(config, store_url, self._handle)
 
     # -- reports
 
     def _handle(self, report: Report) -> Report | None:
-        if report.get("dead"):
-            try:
-                self._dead_letters.append(report["sink"], report["dead"])
-            except OSError as error:
-                path = DEAD_LETTERS / f"{report['sink']}.jsonl"
-                return {"error": f"Dead letters can't be written to {path}: {error.strerror}."}
-            for letter in report["dead"]:
-                log.error(
-                    "dead letter", sink=report["sink"], code=letter["code"],
-                    reason=letter["reason"], idempotency_key=letter["idempotency_key"],
-                )  # fmt: skip
+        if (failed := self._store.handle(report)) is not None:
+            return failed
+        for letter in report.get("dead") or ():
+            log.error(
+                "dead letter", sink=report["sink"], code=letter["code"],
+                reason=letter["reason"], idempotency_key=letter["idempotency_key"],
+            )  # fmt: skip
         self._narrate(report)
         self.state.update(report)
         self._wake.set()
         return None
 
     def _narrate(self, report: Report) -> None:
-        """Log a sink's trouble once, and its end."""
-        name = report.get("sink")
-        if name is None:
+        """Log the store's trouble once, and what else is wrong with a sink that is behind."""
+        if "store" in report:
+            error, held = report["store"], self._held.setdefault("", set())
+            if error is None and held:
+                held.clear()
+                log.info("the store answers again")
+            elif error is not None and report["code"] not in held:
+                held.add(report["code"])
+                log.error("the store is in trouble, everything waits for it",
+                          code=report["code"], error=error)  # fmt: skip
+        elif (name := report.get("sink")) is None:
             return
-        code = report.get("code")
-        if code is not None and self._held.get(name) != code:
-            self._held[name] = code
-            log.warning("sink held up, its messages wait in the slot", sink=name, code=code,
-                        error=report["error"])  # fmt: skip
-        elif code is None and self._held.pop(name, None) is not None:
-            log.info("sink delivers again", sink=name)
+        elif report.get("behind"):
+            self._held.setdefault(name, set()).add(report["code"])
+        elif report.get("state") == "attached":
+            self._held.pop(name, None)
             self._ask_streams = True
+        elif name in self._held and (code := report.get("code")) not in {None, *self._held[name]}:
+            self._held[name].add(str(code))
+            log.warning("sink still behind", sink=name, code=code, error=report["error"])
 
     @property
     def ready(self) -> bool:
@@ -124,24 +130,32 @@ class Run:
         """Run to the end and return the exit code."""
         started = time.monotonic()
         self._take_signals()
-        server = None if self._once else Server(
-            application(self.state, lambda: self.healthy, lambda: self.ready), listen
-        )  # fmt: skip
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._store)
+            server = None if self._once else Server(self._app(), listen)
+            if server is not None:
+                stack.callback(server.close)
             for name in self._sources:
                 self._ensure(name, self._config.sources[name])
+                self._store.register(name, self._stopping)
             self._refuse_shared_streams()
-            spark = None if self._stopping.is_set() else self._spark()
-            if spark is not None:
-                self._stream(spark, started, server)
-        finally:
-            if server is not None:
-                server.close()
+            if not self._stopping.is_set():
+                self._store.start()
+                spark = self._spark()
+                if spark is not None:
+                    self._stream(spark, started, server)
         if self._failed is not None:
             return 1
         delivered = {name: sink.delivered for name, sink in self.state.sinks.items()}
-        log.info("stopped", delivered=delivered)
+        behind = {name: sink.backlog for name, sink in self.state.sinks.items() if sink.behind}
+        log.info("stopped", delivered=delivered, **({"backlog": behind} if behind else {}))
         return 0
+
+    def _app(self) -> Api:
+        """Return the API with the webhooks' deliveries beside it, and the run's own endpoints."""
+        app = Api(self._store.url, beside=lambda consumers, stop: Pusher(consumers).run(stop))
+        application(self.state, lambda: self.healthy, lambda: self.ready, app)
+        return app
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -247,6 +261,8 @@ class Run:
                     f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
                     " memory). What was not delivered is still in the slot: start penstock again."
                 )
+        if self._once:
+            self._await_backlogs()
         if self._stopping.is_set():
             if self._failed is None:
                 log.info("stopping: finishing the batch under way")
@@ -259,12 +275,19 @@ class Run:
             spark.stop()
         monitor.close()
 
+    def _await_backlogs(self) -> None:
+        """Wait until what sinks did not take at once is delivered too."""
+        self._store.look()
+        while not self._store.is_drained() and not self._stopping.is_set():
+            self._wake.wait(0.1)
+            self._wake.clear()
+
     def _drain(self, monitor: Monitor, threads: dict[str, threading.Thread]) -> None:
-        """Let every query finish its batch, which a sink that is down may keep it from."""
+        """Let every query finish its batch, which a store that is down may keep it from."""
         started = time.monotonic()
         states = self.state.sources
         while True:
-            waits = any(sink.error is not None for sink in self.state.sinks.values())
+            waits = self.state.store_error is not None
             if time.monotonic() - started > (_HELD_SECONDS if waits else _DRAIN_SECONDS):
                 break
             monitor.drain()
@@ -273,16 +296,17 @@ class Run:
             self._wake.wait(0.1)
             self._wake.clear()
         if self._failed is None and not all(s.drained for s in states.values()):
-            held = [n for n, s in self.state.sinks.items() if s.error is not None]
-            log.warning(
-                "stopped before the last batch was delivered; it stays in the slot", sinks=held
-            )
+            log.warning("stopped before the last batch was delivered; it stays in the slot",
+                        store=self.state.store_error)  # fmt: skip
 
     def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
         """Keep a source's query running until the end is asked for."""
         delay = _BACKOFF_SECONDS[0]
         while not self._stopping.is_set():
-            pipeline = Pipeline(spark, self._config, source, monitor.address)
+            pipeline = Pipeline(
+                spark, self._config, source, self._store.routes(source),
+                self._store.target(source), monitor.address,
+            )  # fmt: skip
             started = time.monotonic()
             # What a former try met says nothing of this one.
             self.state.sources[source].error = self.state.sources[source].code = None
@@ -345,7 +369,9 @@ def _reason(error: BaseException) -> str:
 def run(config: Config, *, once: bool, listen: str) -> int:
     """Run `config` until a signal, or with `once` until what is there is delivered.
 
-    Returns the process's exit code. Raises `CaptureError` and `ListenError` before anything started.
+    Returns the process's exit code. Raises `CaptureError`, `EmbeddedError`, `ListenError` and
+    `StoreError` before anything started.
     """
     logging.configure()
-    return Run(config, once=once).main(listen)
+    with open_store(config) as store_url:
+        return Run(config, store_url, once=once).main(listen)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.message import format_lsn
 from penstock.monitor import Report
+
+_RATE_SECONDS: Final = 5.0
 
 
 @dataclass
@@ -31,12 +34,36 @@ class SourceState:
     warm: bool = False
     drained: bool = False
     restarts: int = 0
+    done: list[int] | None = None
+
+
+class Rate:
+    """How many a second there were of late."""
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self._marks = ((now, 0), (now, 0))
+
+    def note(self, count: int) -> None:
+        """Take the count so far."""
+        now = time.monotonic()
+        if now - self._marks[1][0] > _RATE_SECONDS:
+            self._marks = self._marks[1], (now, count)
+
+    def per_second(self, count: int) -> float:
+        """Return the rate, `count` being the count so far."""
+        now, (at, then) = time.monotonic(), self._marks[0]
+        if now - self._marks[1][0] > 2 * _RATE_SECONDS:
+            at, then = self._marks[1]
+        return (count - then) / max(now - at, 1.0)
 
 
 @dataclass
 class SinkState:
-    """A sink's counts since the run started, and the error that holds it up now."""
+    """A sink's counts since the run started, the error that holds it up now, and its backlog."""
 
+    type: str
+    source: str
     delivered: int = 0
     duplicates: int = 0
     bytes: int = 0
@@ -45,14 +72,33 @@ class SinkState:
     error: str | None = None
     code: str | None = None
     delivered_at: float = 0.0
+    state: str = "attached"
+    since: float | None = None
+    backlog: int = 0
+    backlog_bytes: int = 0
+    rate: Rate = field(default_factory=Rate)
+
+    @property
+    def behind(self) -> bool:
+        """Whether its messages go to its backlog."""
+        return self.state != "attached"
+
+    @property
+    def detached(self) -> bool:
+        """Whether it has been behind for `detach_after`."""
+        return self.state == "detached"
 
 
 class State(Collector):
-    """The state of a run; reports come from many threads, readers take what is there."""
+    """The state of a run; reports come from many threads, readers take what is there.
 
-    def __init__(self, sources: Iterable[str], sinks: Iterable[str]) -> None:
+    `sinks` gives each sink's type and source.
+    """
+
+    def __init__(self, sources: Iterable[str], sinks: Mapping[str, tuple[str, str]]) -> None:
         self.sources = {name: SourceState() for name in sources}
-        self.sinks = {name: SinkState() for name in sinks}
+        self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
+        self.store_error: str | None = None
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], int] = {}
 
@@ -75,6 +121,12 @@ class State(Collector):
                 if "error" in report:
                     sink.error, sink.code = report["error"], report["code"]
                     sink.retries += 1
+                elif "state" in report:
+                    sink.state, sink.since = report["state"], report["since"]
+                    sink.backlog = report["backlog"]
+                    sink.backlog_bytes = report["backlog_bytes"]
+                    if not sink.behind:
+                        sink.error = sink.code = None
                 else:
                     sink.delivered += report["delivered"]
                     sink.duplicates += report["duplicates"]
@@ -82,6 +134,9 @@ class State(Collector):
                     sink.dead_lettered += len(report["dead"])
                     sink.error = sink.code = None
                     sink.delivered_at = time.time()
+                    sink.rate.note(sink.delivered)
+            elif "store" in report:
+                self.store_error = report["store"]
 
     def _count(self, name: str, source: SourceState, key: str, value: int) -> None:
         last = self._last.get((name, key), 0)
@@ -104,23 +159,38 @@ class State(Collector):
                     }
                     for name, s in self.sources.items()
                 },
-                "sinks": {
-                    name: {
-                        "delivered": s.delivered,
-                        "duplicates": s.duplicates,
-                        "dead_lettered": s.dead_lettered,
-                        "retries": s.retries,
-                        "error": s.error,
-                    }
-                    for name, s in self.sinks.items()
-                },
+                "sinks": {name: self._sink(s) for name, s in self.sinks.items()},
+                "store": {"error": self.store_error},
             }
+
+    def _sink(self, s: SinkState) -> dict[str, Any]:
+        counts = {
+            "type": s.type,
+            "state": s.state,
+            "delivered": s.delivered,
+            "per_second": round(s.rate.per_second(s.delivered), 1),
+            "duplicates": s.duplicates,
+            "dead_lettered": s.dead_lettered,
+            "retries": s.retries,
+            "error": s.error,
+        }
+        if s.type == "stream":
+            # All that the capture knows to be done can be read.
+            done = self.sources[s.source].done
+            return counts | {"head": None if done is None else format_lsn(done[0])}
+        since = None if s.since is None else datetime.fromtimestamp(s.since, UTC).isoformat()
+        return counts | {"since": since, "backlog": s.backlog, "backlog_bytes": s.backlog_bytes}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of `/metrics` (Prometheus's own interface)."""
         with self._lock:
             yield from self._metrics("source", self.sources, _SOURCE_METRICS)
             yield from self._metrics("sink", self.sinks, _SINK_METRICS)
+            nats = {name: sink for name, sink in self.sinks.items() if sink.type != "stream"}
+            yield from self._metrics("sink", nats, _BACKLOG_METRICS)
+            up = GaugeMetricFamily("penstock_store_up", "0 while the store does not answer")
+            up.add_metric([], float(self.store_error is None))
+            yield up
 
     @staticmethod
     def _metrics(
@@ -159,4 +229,10 @@ _SINK_METRICS = (
     (CounterMetricFamily, "dead_lettered", "dead_letters", "Messages that can never be delivered"),
     (CounterMetricFamily, "retries", "sink_retries", "Waits after an error"),
     (GaugeMetricFamily, "delivered_at", "last_delivery_seconds", "Unix time of the last delivery"),
+)
+_BACKLOG_METRICS = (
+    (GaugeMetricFamily, "behind", "sink_behind", "1 while its messages go to its backlog"),
+    (GaugeMetricFamily, "detached", "sink_detached", "1 once that has lasted for detach_after"),
+    (GaugeMetricFamily, "backlog", "backlog_messages", "Messages that wait in the store"),
+    (GaugeMetricFamily, "backlog_bytes", "backlog_bytes", "Their bytes there"),
 )

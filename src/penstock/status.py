@@ -6,6 +6,7 @@ import dataclasses
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.config import Config
@@ -32,11 +33,11 @@ def collect(config: Config, listen: str) -> Status:
 
 
 def has_errors(status: Status) -> bool:
-    """Tell whether a slot, a source or a sink is in trouble."""
-    running = status["running"] or {}
-    parts = [*status["slots"].values()]
-    parts += [*running.get("sources", {}).values(), *running.get("sinks", {}).values()]
-    return any(part.get("error") for part in parts)
+    """Tell whether a slot, a source, a sink or the store is in trouble."""
+    return any(
+        part.get("error") or part.get("state") in ("behind", "detached")
+        for _, part in _parts(status)
+    )
 
 
 def show(status: Status) -> None:
@@ -69,13 +70,30 @@ def show(status: Status) -> None:
             counts = [
                 sink.get(k, 0) for k in ("delivered", "duplicates", "dead_lettered", "retries")
             ]
-            cells = [name, *map(str, counts), "error" if sink.get("error") else "ok"]
-            sinks.add_row(*map(Text, cells))
+            sinks.add_row(*map(Text, [name, *map(str, counts), _state(sink)]))
         console.print(sinks)
-    for kind, parts in (("source", status["slots"]), *((k[:-1], v) for k, v in running.items())):
-        for name, part in parts.items():
-            if part.get("error"):
-                console.print(Text(f"✗ {kind} {name}: {part['error']}"), soft_wrap=True)
+    for title, part in _parts(status):
+        if part.get("error"):
+            console.print(Text(f"✗ {title}: {part['error']}"), soft_wrap=True)
+
+
+def _parts(status: Status) -> Iterator[tuple[str, Status]]:
+    """Yield what may be in trouble, each under its title."""
+    running = status["running"] or {}
+    for name, slot in status["slots"].items():
+        yield f"source {name}", slot
+    for kind in ("sources", "sinks"):
+        for name, part in running.get(kind, {}).items():
+            yield f"{kind[:-1]} {name}", part
+    yield "store", running.get("store", {})
+
+
+def _state(sink: Status) -> str:
+    """Return how a sink is, in a word or two."""
+    if sink.get("state", "attached") != "attached":
+        since = str(sink.get("since") or "")[:19]
+        return f"{sink['state']}, {sink.get('backlog', 0)} wait, since {since}"
+    return "error" if sink.get("error") else "ok"
 
 
 def _ask(listen: str) -> tuple[Status | None, str | None]:
@@ -94,7 +112,8 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         return None, f"no answer from a pipeline at {listen}: {error}"
     if not isinstance(body, dict) or not isinstance(body.get("sources"), dict):
         return None, f"what answers at {listen} is not `penstock run`"
-    return {key: body[key] for key in ("sources", "sinks") if isinstance(body.get(key), dict)}, None
+    keys = ("sources", "sinks", "store")
+    return {key: body[key] for key in keys if isinstance(body.get(key), dict)}, None
 
 
 def size(count: int | None) -> str:

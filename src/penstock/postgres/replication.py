@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.message import format_lsn, parse_lsn
+from penstock.message import format_lsn, parse_lsn, source_tag
 from penstock.postgres.admin import connection_error
 from penstock.postgres.errors import CaptureError
 from penstock.queries import load
@@ -42,6 +42,22 @@ class Known(NamedTuple):
     system_identifier: str
     flush_lsn: int
     read_lsn: int
+
+
+def tag_of(url: str, slot: str) -> str:
+    """Return the tag of a source (`penstock.message.source_tag`); raises `CaptureError`."""
+    connection = connect(url, replication="database", application_name=f"penstock:{slot}", **_TCP)
+    with contextlib.closing(connection):
+        identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
+        if identity.status != pq.ExecStatus.TUPLES_OK:
+            said = psycopg.errors.error_from_result(identity)
+            raise CaptureError(
+                "no_identity",
+                f"The server does not say which cluster it is: {said}.",
+                remedy="Give the role the attribute REPLICATION.",
+            )
+        system, database = identity.get_value(0, 0) or b"", identity.get_value(0, 3) or b""
+    return source_tag(system.decode(), database.decode(), slot)
 
 
 class ReplicationStream:

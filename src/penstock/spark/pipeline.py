@@ -14,21 +14,31 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from penstock.config import Config
+from penstock.spark.routes import Route
 from penstock.spark.source import PostgresChanges
-from penstock.spark.writer import COUNT_DDL, FanOut, Route
+from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
 
 
 class Pipeline:
-    """The query of one source into all of its sinks.
+    """The query of one source into `routes`, and the backlogs of these in `store`.
 
     Each start begins at the slot, in a checkpoint folder of its own: the slot is the truth, and a
     checkpoint that is older or newer than it could only contradict it.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, source: str, monitor: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        source: str,
+        routes: list[Route],
+        store: StoreTarget,
+        monitor: str,
+    ) -> None:
         self._spark = spark
         self._config = config
         self._source = source
+        self._fan_out = FanOut(source, routes, store, monitor)
         self._monitor = monitor
         self._query: StreamingQuery | None = None
 
@@ -39,8 +49,7 @@ class Pipeline:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
         spark.dataSource.register(PostgresChanges)
         messages = spark.readStream.format("postgres-changes").options(**self._options()).load()
-        routes = [Route(name, sink) for name, sink in self._sinks().items()]
-        delivered = map_in_arrow(messages, FanOut(self._source, routes, self._monitor), COUNT_DDL)
+        delivered = map_in_arrow(messages, self._fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
             .queryName(self._source)
@@ -63,13 +72,6 @@ class Pipeline:
         """End the query, wherever it is."""
         if self._query is not None:
             self._query.stop()
-
-    def _sinks(self) -> dict[str, Any]:
-        sinks = self._config.sinks_of(self._source)
-        if len({repr(sink.group_by) for sink in sinks.values()}) == 1:
-            # They agree, so the capture's own groups are theirs.
-            return {n: s.model_copy(update={"group_by": None}) for n, s in sinks.items()}
-        return sinks
 
     def _sources(self) -> int:
         return len({sink.source for sink in self._config.sinks.values()})

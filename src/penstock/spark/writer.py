@@ -1,144 +1,355 @@
-"""The executors' end of a pipeline: every batch to every sink that wants its messages.
+"""The executors' end of a pipeline: every part of a micro-batch to every sink that wants its messages.
 
 A `FanOut` travels to the executors inside the query. Its sinks are made once in each worker process
 and keep their connections from batch to batch.
+
+All streams of the source are written in one transaction of the store, which also tells the NATS sinks
+that are behind: their messages go to their backlogs, in the same transaction. To the others they are
+published meanwhile. What one of these does not take in time goes to its backlog in a second
+transaction, and from then on it is behind; `penstock.streams.drainer` brings it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from typing import Final, TypeVar
 
+import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.message import ACTIONS
-from penstock.monitor import Reporter
-from penstock.settings import NatsSinkSettings
-from penstock.sinks.base import Sink, SinkError, Written
-from penstock.sinks.nats import NatsSink
 from penstock.blocks import unpack
-from penstock.tables import TablePattern, matches_any
+from penstock.message import BatchPart
+from penstock.monitor import Reporter
+from penstock.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.sinks.base import SinkError, Unfinished, Written
+from penstock.sinks.nats import STEADY_RATE, NatsSink
+from penstock.sinks.stream import Backlog, StreamRoute, StreamWriter
+from penstock.spark.routes import Route, size
+from penstock.streams import backlog
+from penstock.streams.errors import store_error
 
 COUNT_DDL = "delivered bigint"
 _COUNT_SCHEMA = pa.schema([pa.field("delivered", pa.int64())])
+_PATIENCE: Final = 1.0
+_BACKOFF_SECONDS: Final = (0.1, 5.0)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Route:
-    """A sink, and which messages of its source it wants."""
+class StoreTarget:
+    """The store, and what the source is called in it; the URL, with its password, is not shown."""
 
-    name: str
-    settings: NatsSinkSettings
+    url: str
+    source_id: int
+    base: int
 
-    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages of `batch` that the sink wants, in their order."""
-        keep = None
-        if set(self.settings.actions) != set(ACTIONS):
-            actions = pa.array(self.settings.actions, pa.string())
-            keep = pc.is_in(batch.column("action"), value_set=actions)
-        if self.settings.patterns is not None:
-            tables = self._tables(batch)
-            keep = tables if keep is None else pc.and_(keep, tables)
-        if keep is None or pc.all(keep).as_py():
-            return batch
-        return batch.filter(keep)
-
-    def _tables(self, batch: pa.RecordBatch) -> pa.Array:
-        patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
-        schemas, tables = batch.column("table_schema"), batch.column("table_name")
-        names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
-        return pa.array(wanted, pa.bool_()).take(names.indices)
+    def __repr__(self) -> str:
+        return f"StoreTarget(source_id={self.source_id}, base={self.base})"
 
 
 class FanOut:
     """Writes blocks of messages to all routes at once; what Spark's `mapInArrow` calls in a task."""
 
-    def __init__(self, source: str, routes: list[Route], monitor: str | None) -> None:
+    def __init__(
+        self, source: str, routes: list[Route], store: StoreTarget, monitor: str | None
+    ) -> None:
         self.source = source
         self.routes = routes
+        self.store = store
         self.monitor = monitor
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: how many messages were delivered."""
-        worker = _worker(self)
-        total = sum(worker.write(batch) for batch in unpack(batches))
+        """Yield one row: how many messages were delivered, to a sink or into its backlog."""
+        total = _worker(self).run(unpack(batches))
         yield pa.record_batch([pa.array([total], pa.int64())], schema=_COUNT_SCHEMA)
 
 
-class _Worker:
+Blocks = Iterator[tuple[BatchPart | None, pa.RecordBatch]]
+
+
+class Worker:
     """What one worker process keeps of a `FanOut`."""
 
     def __init__(self, fan_out: FanOut) -> None:
-        self._routes = fan_out.routes
-        self._reporter = Reporter(fan_out.monitor)
-        self._sinks: list[Sink] = [
-            NatsSink(
-                route.settings, name=route.name, source=fan_out.source, on_retry=self._retry(route)
+        self.store = fan_out.store
+        self.reporter = Reporter(fan_out.monitor)
+        self.streams: list[Route] = []
+        self.lanes: dict[str, _Lane] = {}
+        streams: list[StreamRoute] = []
+        for route in fan_out.routes:
+            if isinstance(route.settings, StreamSinkSettings):
+                assert route.stream_id is not None  # noqa: S101 - streams are registered first
+                self.streams.append(route)
+                streams.append(StreamRoute(route.name, route.stream_id, route.settings.kind))
+            else:
+                self.lanes[route.name] = _Lane(route, route.settings, fan_out.source, self.reporter)
+        store = fan_out.store
+        self.writer = StreamWriter(store.url, store.source_id, store.base, streams)
+        self.pool = ThreadPoolExecutor(max(len(self.lanes), 1), "sink")
+
+    def run(self, blocks: Blocks) -> int:
+        """Write the blocks of a task, and return how many messages were delivered in all."""
+        first = next(blocks, None)
+        if first is None:
+            return 0
+        part, batch = first
+        if part is None:
+            # The first batch of a query is empty: it connects to everything.
+            self._connect()
+            return 0
+        return _Part(self, part, batch, (batch for _, batch in blocks)).write()
+
+    def _connect(self) -> None:
+        behind = self.patiently(self._behind)
+        tries = {
+            name: self.pool.submit(lane.connect)
+            for name, lane in self.lanes.items()
+            if name not in behind
+        }
+        self.fall_behind({name: (error, []) for name, t in tries.items() if (error := t.result())})
+
+    def _behind(self) -> set[str]:
+        behind = set(self.writer.begin().backlogs)
+        self.writer.rollback()
+        return behind
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Return what `step`, a transaction, returns; try again while the store is in trouble."""
+        delay, told = _BACKOFF_SECONDS[0], False
+        while True:
+            try:
+                result = step()
+            except SinkError as error:
+                self.reporter.send({"store": str(error), "code": error.code})
+                if not error.transient:
+                    raise
+                told = True
+            else:
+                if told:
+                    self.reporter.send({"store": None})
+                return result
+            time.sleep(delay)
+            delay = min(2 * delay, _BACKOFF_SECONDS[1])
+
+    @contextlib.contextmanager
+    def in_store(self) -> Iterator[psycopg.Connection]:
+        """Lend the open transaction; what psycopg raises ends it, and becomes a `SinkError`."""
+        try:
+            yield self.writer.connection
+        except psycopg.Error as error:
+            self.writer.rollback()
+            found = store_error(error, self.store.url)
+            raise SinkError(
+                found.code, found.message, remedy=found.remedy, transient=found.transient
+            ) from None
+
+    def fall_behind(self, left: dict[str, tuple[SinkError, list[pa.RecordBatch]]]) -> None:
+        """Put sinks behind, with the messages that they have not taken."""
+        if not left:
+            return
+
+        def step() -> None:
+            self.writer.begin()
+            with self.in_store() as connection:
+                for name, (error, batches) in sorted(left.items()):
+                    backlog.fall_behind(connection, name, self.store.source_id, error)
+                    for batch in batches:
+                        backlog.spill(connection, name, batch, self.store.base)
+            self.writer.commit(None)
+
+        self.patiently(step)
+        for name, (error, _) in left.items():
+            self.reporter.send(
+                {"sink": name, "behind": True, "error": str(error), "code": error.code}
             )
-            for route in fan_out.routes
-        ]
-        self._pool = ThreadPoolExecutor(len(self._sinks), "sink") if len(self._sinks) > 1 else None
 
-    def _retry(self, route: Route) -> Callable[[SinkError, float], None]:
-        return lambda error, seconds: self._report(route.name, error, seconds)
 
-    def _report(self, sink: str, error: SinkError, seconds: float) -> None:
+class _Part:
+    """One part of a micro-batch on its way."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        part: BatchPart,
+        first: pa.RecordBatch,
+        more: Iterator[pa.RecordBatch],
+    ) -> None:
+        self._worker = worker
+        self._part = part
+        self._read = [first]
+        self._more = more
+        self._feeds: dict[str, SimpleQueue[pa.RecordBatch | None]] = {}
+        self._deliveries: dict[str, Future[_Delivery]] = {}
+
+    def write(self) -> int:
+        worker = self._worker
+        try:
+            total = worker.patiently(self._attempt)
+        finally:
+            for feed in self._feeds.values():
+                feed.put(None)
+            # Whatever has happened, the next part finds the sinks idle.
+            wait(self._deliveries.values())
+        done = {name: future.result() for name, future in self._deliveries.items()}
+        worker.fall_behind({n: (d.error, d.rest) for n, d in done.items() if d.error is not None})
+        return total + sum(d.delivered + d.left for d in done.values())
+
+    def _attempt(self) -> int:
+        """Write the part to streams and backlogs; where no sink was begun with, also to those."""
+        worker, writer = self._worker, self._worker.writer
+        behind = writer.begin().backlogs
+        spilled = [worker.lanes[name] for name in self._begin(behind)]
+        written = [Written() for _ in worker.streams]
+        total = 0
+        for batch in self._batches():
+            for index, route in enumerate(worker.streams):
+                messages = route.for_stream(batch)
+                new = writer.write(index, messages)
+                written[index].delivered += new
+                written[index].duplicates += messages.num_rows - new
+                written[index].bytes += size(messages)
+            for lane in spilled:
+                messages = lane.route.wanted(batch)
+                with worker.in_store() as connection:
+                    backlog.spill(connection, lane.route.name, messages, worker.store.base)
+                total += messages.num_rows
+        if not worker.streams and not spilled:
+            writer.rollback()
+            return 0
+        writer.commit(self._part if worker.streams else None)
+        for route, of_stream in zip(worker.streams, written, strict=True):
+            if of_stream.delivered or of_stream.duplicates:
+                worker.reporter.send(_report(route.name, of_stream))
+            total += of_stream.delivered
+        return total
+
+    def _begin(self, behind: Mapping[str, Backlog]) -> list[str]:
+        """Begin to publish to the sinks that are not behind, and return the names of those that are."""
+        worker = self._worker
+        spilled = []
+        for name, lane in worker.lanes.items():
+            if name in self._feeds:
+                continue
+            if name in behind:
+                spilled.append(name)
+                continue
+            feed = self._feeds[name] = SimpleQueue()
+            for batch in self._read:
+                feed.put(batch)
+            self._deliveries[name] = worker.pool.submit(lane.deliver, feed)
+        return spilled
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages, those again that were read before, and hand new ones on."""
+        yield from self._read
+        for batch in self._more:
+            self._read.append(batch)
+            for feed in self._feeds.values():
+                feed.put(batch)
+            yield batch
+        for feed in self._feeds.values():
+            feed.put(None)
+
+
+@dataclass
+class _Delivery:
+    """What a NATS sink took of a part; `error` says why it did not take the rest."""
+
+    delivered: int
+    error: SinkError | None
+    rest: list[pa.RecordBatch]
+
+    @property
+    def left(self) -> int:
+        """How many messages it did not take."""
+        return sum(int(batch.num_rows) for batch in self.rest)
+
+
+class _Lane:
+    """A NATS sink, and how it is written to: in a thread, and not for ever."""
+
+    def __init__(
+        self, route: Route, settings: NatsSinkSettings, source: str, reporter: Reporter
+    ) -> None:
+        self.route = route
+        self._reporter = reporter
+        self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
+        self._sink = NatsSink(settings, name=route.name, source=source, on_retry=self._on_retry)
+
+    def connect(self) -> SinkError | None:
+        """Connect, and return why that is not possible."""
+        try:
+            self._sink.connect(self._patience)
+        except Unfinished as unfinished:
+            return unfinished.error
+        self._reporter.send(_report(self.route.name, Written()))
+        return None
+
+    def deliver(self, feed: SimpleQueue[pa.RecordBatch | None]) -> _Delivery:
+        """Publish what comes, up to None, and give back what the sink does not take in time."""
+        done = _Delivery(0, None, [])
+        left = self._patience
+        while (batch := feed.get()) is not None:
+            messages = self.route.wanted(batch)
+            if not messages.num_rows:
+                continue
+            if done.error is None:
+                started = time.monotonic()
+                try:
+                    written = self._sink.write(messages, left)
+                    self._tell(written)
+                    done.delivered += written.delivered
+                    # Slowness adds up over the blocks of a part.
+                    took = time.monotonic() - started - messages.num_rows / STEADY_RATE
+                    left = min(self._patience, left - took)
+                    continue
+                except Unfinished as unfinished:
+                    self._tell(unfinished.written)
+                    done.delivered += unfinished.written.delivered
+                    done.error, messages = unfinished.error, unfinished.rest
+            if messages.num_rows:
+                done.rest.append(messages)
+        return done
+
+    def _on_retry(self, error: SinkError, seconds: float) -> None:
         self._reporter.send(
-            {"sink": sink, "error": str(error), "code": error.code, "retry_in": seconds}
+            {"sink": self.route.name, "error": str(error), "code": error.code, "retry_in": seconds}
         )
 
-    def write(self, batch: pa.RecordBatch) -> int:
-        """Write a batch to every sink, and return how many messages were delivered in all."""
-        if self._pool is None:
-            return self._write(0, batch)
-        writes: list[Future[int]] = [
-            self._pool.submit(self._write, index, batch) for index in range(len(self._sinks))
-        ]
-        return sum(write.result() for write in writes)
-
-    def _write(self, index: int, batch: pa.RecordBatch) -> int:
-        route = self._routes[index]
-        sink = self._sinks[index]
-        try:
-            if not batch.num_rows:
-                # The first batch of a query is empty: it shows whether the sink can be reached.
-                sink.connect()
-                written = Written()
-            else:
-                wanted = route.wanted(batch)
-                if not wanted.num_rows:
-                    return 0
-                written = sink.write(wanted)
-        except SinkError as error:
-            self._report(route.name, error, 0)
-            raise
-        self._tell(route.name, written)
-        return written.delivered
-
-    def _tell(self, sink: str, written: Written) -> None:
-        report = {
-            "sink": sink, "delivered": written.delivered, "duplicates": written.duplicates,
-            "bytes": written.bytes, "dead": [asdict(letter) for letter in written.dead],
-        }  # fmt: skip
-        if written.dead:
-            # Not done before the dead letters are on disk.
-            answer = self._reporter.ask(report)
-            if "error" in answer:
-                raise SinkError("dead_letters", answer["error"], transient=True)
-        else:
-            self._reporter.send(report)
+    def _tell(self, written: Written) -> None:
+        report = _report(self.route.name, written)
+        if not written.dead:
+            if written.delivered:
+                self._reporter.send(report)
+            return
+        delay = _BACKOFF_SECONDS[0]
+        # Not done before the dead letters are in the store.
+        while "error" in (answer := self._reporter.ask(report)):
+            self._reporter.send({"store": answer["error"], "code": "dead_letters"})
+            time.sleep(delay)
+            delay = min(2 * delay, _BACKOFF_SECONDS[1])
 
 
-_workers: dict[str, _Worker] = {}
+def _report(sink: str, written: Written) -> dict[str, object]:
+    return {
+        "sink": sink, "delivered": written.delivered, "duplicates": written.duplicates,
+        "bytes": written.bytes, "dead": [asdict(letter) for letter in written.dead],
+    }  # fmt: skip
 
 
-def _worker(fan_out: FanOut) -> _Worker:
+_workers: dict[str, Worker] = {}
+
+
+def _worker(fan_out: FanOut) -> Worker:
     # Keyed by run and source: a worker process outlives queries, and serves those of every source.
     key = f"{fan_out.monitor} {fan_out.source}"
     worker = _workers.get(key)
     if worker is None:
-        worker = _workers[key] = _Worker(fan_out)
+        worker = _workers[key] = Worker(fan_out)
     return worker

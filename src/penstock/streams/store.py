@@ -223,7 +223,8 @@ class Store:
             if source.tag == tag:
                 return source
             connection.execute(_SQL["lock"], [LOCK_WRITE, source.id])
-            query = _sql(_SQL["last_lsn"], batches=batches_table(source.id))
+            parts = {"batches": batches_table(source.id), "source": sql.Literal(source.id)}
+            query = _sql(_SQL["last_lsn"], **parts)
             base = _found(connection.execute(query).fetchone())[0]
             row = connection.execute(_SQL["change_source"], [tag, base, source.id]).fetchone()
             return SourceRecord(*_found(row))

@@ -1,0 +1,92 @@
+"""Which messages of its source a sink wants, and in which groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.message import ACTIONS
+from penstock.settings import Sink
+from penstock.sinks.nats_task import group_keys
+from penstock.tables import TablePattern, matches_any
+
+
+@dataclass(frozen=True)
+class Route:
+    """A sink, and which messages of its source it wants; `stream_id` is a stream's in the store.
+
+    Where `settings` have no `group_by`, the source's groups are the sink's.
+    """
+
+    name: str
+    settings: Sink
+    stream_id: int | None = None
+
+    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of `batch` that the sink wants, in their order."""
+        keep = None
+        if set(self.settings.actions) != set(ACTIONS):
+            actions = pa.array(self.settings.actions, pa.string())
+            keep = pc.is_in(batch.column("action"), value_set=actions)
+        if self.settings.patterns is not None:
+            tables = self._tables(batch)
+            keep = tables if keep is None else pc.and_(keep, tables)
+        if keep is None or pc.all(keep).as_py():
+            return batch
+        return batch.filter(keep)
+
+    def _tables(self, batch: pa.RecordBatch) -> pa.Array:
+        patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
+        schemas, tables = batch.column("table_schema"), batch.column("table_name")
+        names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
+        wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
+        return pa.array(wanted, pa.bool_()).take(names.indices)
+
+    def for_stream(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages that the stream wants, in its own groups."""
+        wanted = self.wanted(batch)
+        group_by = self.settings.group_by
+        return regrouped(wanted, group_by) if group_by and wanted.num_rows else wanted
+
+
+def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
+    """Return `batch` with the hashes of the groups that the columns `group_by` make.
+
+    A row is of its source's group too, or of the one that it left, so that a message without these
+    columns (a delete that has the primary key alone) keeps its place behind the row's others.
+    """
+    hashes: dict[tuple[object, ...], int] = {}
+
+    def hashed(key: tuple[object, ...]) -> int:
+        found = hashes.get(key)
+        if found is None:
+            digest = hashlib.blake2b(b"\0".join(map(_bytes, key)), digest_size=8).digest()
+            found = hashes[key] = int.from_bytes(digest, "big", signed=True)
+        return found
+
+    new: list[int] = []
+    old: list[int | None] = []
+    for groups in group_keys(batch, group_by):
+        first, *others = [g if g is None or isinstance(g, int) else hashed(g) for g in groups]
+        assert first is not None  # noqa: S101 - a row has a group, and the one it left may be none
+        new.append(first)
+        old.append(next((g for g in others if g is not None and g != first), None))
+    names = batch.schema.names
+    columns = {"group_hash": pa.array(new, pa.int64()), "old_group_hash": pa.array(old, pa.int64())}
+    arrays = [columns.get(name, batch.column(name)) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _bytes(part: object) -> bytes:
+    return part if isinstance(part, bytes) else orjson.dumps(part)
+
+
+def size(batch: pa.RecordBatch) -> int:
+    """Return the bytes of the messages' values, about those of their bodies."""
+    texts = ("record", "changes", "metadata")
+    return sum(pc.sum(pc.binary_length(batch.column(name))).as_py() or 0 for name in texts)

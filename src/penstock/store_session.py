@@ -1,0 +1,167 @@
+"""What a run has to do with its store: what it registers there, and who works on it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+import structlog
+
+from penstock.config import Config
+from penstock.message import Position
+from penstock.monitor import Report
+from penstock.postgres.replication import tag_of
+from penstock.settings import NatsSinkSettings
+from penstock.sinks.base import DeadLetter
+from penstock.sinks.nats import NatsSink
+from penstock.spark.routes import Route
+from penstock.spark.writer import StoreTarget
+from penstock.streams import backlog
+from penstock.streams.drainer import Drainer
+from penstock.streams.errors import StoreError
+from penstock.streams.maintenance import Maintenance
+from penstock.streams.store import SourceRecord, Store
+
+# After a kill the server may hold the last run's lock until it notices that the connection is gone.
+_CLAIM_PATIENCE: Final = 75.0
+
+log = structlog.get_logger("penstock")
+
+
+class StoreSession:
+    """One run's part in the store at `url`; a context manager.
+
+    Its methods raise `StoreError`. `on_report` gets what the drainers have to tell.
+    """
+
+    def __init__(self, config: Config, url: str, on_report: Callable[[Report], object]) -> None:
+        self.url = url
+        self._config = config
+        self._on_report = on_report
+        self._store = Store.open(url)
+        self._sources: dict[str, SourceRecord] = {}
+        self._streams: dict[str, int] = {}
+        self._drainers: dict[str, Drainer] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._store.close()
+
+    def register(self, name: str, stopping: threading.Event) -> None:
+        """Register a source and its streams, and keep every other run from writing them.
+
+        Returns before that where `stopping` is set.
+        """
+        settings = self._config.sources[name]
+        tag = tag_of(settings.url.get_secret_value(), settings.slot)
+        source = self._sources[name] = self._store.register_source(name, tag)
+        self._claim(source, stopping)
+        for sink_name, sink in self._config.streams.items():
+            if sink.source == name:
+                stream = self._store.register_stream(sink_name, source, sink.kind, sink.retention)
+                self._streams[sink_name] = stream.id
+
+    def _claim(self, source: SourceRecord, stopping: threading.Event) -> None:
+        deadline, told = time.monotonic() + _CLAIM_PATIENCE, False
+        while not stopping.is_set():
+            claim = contextlib.ExitStack()
+            if claim.enter_context(self._store.claim_source(source.id)):
+                self._stack.enter_context(claim)
+                return
+            claim.close()
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    "source_claimed",
+                    f"Another penstock run writes source {source.name} into this store.",
+                    remedy="Stop it, or give this source another name.",
+                )
+            if not told:
+                told = True
+                log.warning("waiting for another run to end", source=source.name)
+            stopping.wait(0.5)
+
+    def start(self) -> None:
+        """Register the consumers, and start the maintenance and the drainers."""
+        for name, consumer in self._config.consumers.items():
+            self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+        self._check_backlogs()
+        self._stack.enter_context(Maintenance(self.url))
+        for name, sink in self._config.sinks.items():
+            if isinstance(sink, NatsSinkSettings):
+                target = NatsSink(sink, name=name, source=sink.source)
+                drainer = self._drainers[name] = Drainer(
+                    self.url, self._sources[sink.source].id, name, target, sink.detach_after,
+                    self._on_report,
+                )  # fmt: skip
+                drainer.start()
+                self._stack.callback(drainer.stop)
+
+    def _check_backlogs(self) -> None:
+        with self._store.connection() as connection:
+            behind = backlog.all_behind(connection)
+        for of in behind:
+            sink = self._config.sinks.get(of.sink)
+            if not isinstance(sink, NatsSinkSettings):
+                if of.source in self._sources:
+                    log.warning("a sink that is not configured any more has a backlog",
+                                sink=of.sink, source=of.source, error=of.error)  # fmt: skip
+            elif sink.source != of.source:
+                raise StoreError(
+                    "source_changed",
+                    f"Sink {of.sink} takes from source {sink.source} now, and has a backlog of"
+                    f" source {of.source} in the store.",
+                    remedy=f"Let it drain with `source: {of.source}`, or give the sink another name.",
+                )
+
+    def target(self, source: str) -> StoreTarget:
+        """Return what the executors need to know of the store."""
+        record = self._sources[source]
+        return StoreTarget(self.url, record.id, record.base)
+
+    def routes(self, source: str) -> list[Route]:
+        """Return the routes of a source; where its sinks agree on the groups, the source has them."""
+        sinks = self._config.sinks_of(source)
+        agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
+        return [
+            Route(
+                name,
+                sink.model_copy(update={"group_by": None}) if agree else sink,
+                self._streams.get(name),
+            )
+            for name, sink in sinks.items()
+        ]
+
+    # What the processes of the run report
+
+    def handle(self, report: Report) -> Report | None:
+        """Do what a report asks for; return an error that its sender should know."""
+        if report.get("dead") and not report.get("kept"):
+            letters = [DeadLetter(**letter) for letter in report["dead"]]
+            try:
+                self._store.add_dead_letters(report["sink"], letters)
+            except StoreError as error:
+                return {"error": str(error)}
+        if report.get("behind"):
+            self._drainers[report["sink"]].wake()
+        if (source := report.get("capture")) is not None and report.get("done") is not None:
+            done = self._sources[source].position(Position(*report["done"]))
+            for name, drainer in self._drainers.items():
+                if self._config.sinks[name].source == source:
+                    drainer.done(done)
+        return None
+
+    def look(self) -> None:
+        """Have every drainer look whether its sink is behind; `is_drained` knows when all have."""
+        for drainer in self._drainers.values():
+            drainer.wake()
+
+    def is_drained(self) -> bool:
+        """Whether no sink has a backlog."""
+        return all(drainer.is_attached() for drainer in self._drainers.values())

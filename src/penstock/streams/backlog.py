@@ -1,0 +1,179 @@
+"""Backlogs: what sinks that are behind should have had, kept in the store in blocks.
+
+A task of a micro-batch adds blocks in its transaction, under the writers' shared lock; the drainer
+alone takes them away. Positions are the streams' (the source's `base` is added). Blocks of several
+tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
+once each, when they are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import queries
+from penstock.blocks import cut, decode, encode
+from penstock.message import Position
+from penstock.sinks.base import SinkError
+
+Connection = psycopg.Connection[Any]
+_SQL: Final = queries.load("penstock.streams", "backlog.sql")
+_LOOK_AT: Final = 512
+ROWS: Final = 20_000
+"""Messages that are read from a backlog at a time, about."""
+_BYTES: Final = 16 * 1024 * 1024
+
+
+class Behind(NamedTuple):
+    """A sink that is behind: for how many seconds and why. All up to `drained` was delivered."""
+
+    sink: str
+    source: str
+    seconds: float
+    code: str
+    error: str
+    drained: Position
+
+
+class Taken(NamedTuple):
+    """The next messages of a backlog, in order; with them all up to and with `end` are taken."""
+
+    messages: pa.RecordBatch
+    end: Position
+
+
+# What the tasks do
+
+
+def fall_behind(connection: Connection, sink: str, source_id: int, error: SinkError) -> None:
+    """Note that a sink is behind, and that from here on its messages go to its backlog."""
+    connection.execute(_SQL["fall_behind"], [sink, source_id, error.code, str(error)])
+
+
+def spill(connection: Connection, sink: str, batch: pa.RecordBatch, base: int) -> None:
+    """Add messages (`WIRE_SCHEMA`), in the order of their positions, to a sink's backlog.
+
+    In there their `commit_lsn` is the stream's: the source's own may start anew.
+    """
+    if not batch.num_rows:
+        return
+    at = batch.schema.get_field_index("commit_lsn")
+    batch = batch.set_column(at, batch.schema.field(at), pc.add(batch.column(at), base))
+    for piece in cut(batch):
+        lsn, idx = piece.column("commit_lsn"), piece.column("commit_idx")
+        ends = [lsn[0], idx[0], lsn[-1], idx[-1]]
+        values = [sink, *(end.as_py() for end in ends), piece.num_rows, encode(piece)]
+        connection.execute(_SQL["add_block"], values)
+
+
+# What the drainer does
+
+
+def behind(connection: Connection, sink: str) -> Behind | None:
+    """Return what is known of a sink that is behind, None if it is not."""
+    row = connection.execute(_SQL["one"], [sink]).fetchone()
+    return _behind(row) if row else None
+
+
+def all_behind(connection: Connection) -> list[Behind]:
+    """Return all sinks that are behind."""
+    return [_behind(row) for row in connection.execute(_SQL["all"])]
+
+
+def size(connection: Connection, sink: str) -> tuple[int, int]:
+    """Return how many messages wait, and their bytes."""
+    messages, size = connection.execute(_SQL["size"], [sink]).fetchone() or (0, 0)
+    return messages, size
+
+
+def take(
+    connection: Connection, of: Behind, until: Position | None = None, *, look_at: int = _LOOK_AT
+) -> Taken | None:
+    """Return some of the first messages behind `of.drained` and up to `until` (None: all there are).
+
+    Returns None if there is no block that could have any.
+    """
+    found = connection.execute(_SQL["first"], [of.sink, look_at]).fetchall()
+    reached = [row for row in found if until is None or Position(*row[1:3]) <= until]
+    if not reached:
+        return None
+    more = len(found) == look_at
+    count = _enough(reached)
+    while True:
+        # A block that was not read may begin anywhere behind the last that is known of.
+        next_ = found[count] if count < len(found) else found[-1] if more else None
+        end = _before(None if next_ is None else Position(*next_[1:3]), until)
+        ids = [row[0] for row in found[:count]]
+        blocks = [block for (block,) in connection.execute(_SQL["blocks"], [ids])]
+        messages = _in_order(blocks, of.drained, end)
+        if messages.num_rows or (count == len(reached) and not more):
+            return Taken(messages, end or _last(messages) or of.drained)
+        if count == len(reached):
+            return take(connection, of, until, look_at=4 * look_at)
+        count = min(len(reached), 2 * count)
+
+
+def drained(connection: Connection, sink: str, end: Position) -> None:
+    """Note that all up to and with `end` is delivered, and drop it."""
+    with connection.transaction():
+        connection.execute(_SQL["drained"], [*end, sink])
+        connection.execute(_SQL["delete_drained"], {"sink": sink, "lsn": end.lsn, "idx": end.idx})
+
+
+def join(connection: Connection, sink: str) -> None:
+    """Note that a sink is behind no more."""
+    connection.execute(_SQL["join"], [sink])
+
+
+def _behind(row: tuple[Any, ...]) -> Behind:
+    sink, source, seconds, code, error, lsn, idx = row
+    return Behind(sink, source, seconds, code, error, Position(lsn, idx))
+
+
+def _enough(found: list[tuple[Any, ...]]) -> int:
+    rows = total = 0
+    for count, (*_, block_rows, block_bytes) in enumerate(found, 1):
+        rows, total = rows + block_rows, total + block_bytes
+        if rows >= ROWS or total >= _BYTES:
+            return count
+    return len(found)
+
+
+def _before(next_: Position | None, until: Position | None) -> Position | None:
+    """Return the last position that lies before `next_`, and not behind `until`."""
+    if next_ is None:
+        return until
+    last = Position(next_.lsn, next_.idx - 1)
+    return last if until is None else min(last, until)
+
+
+def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
+    """Return the blocks' messages in (after, end], once each, in the order of their positions."""
+    batch = pa.concat_batches([decode(block)[1] for block in blocks])
+    keep = _is_behind(batch, after)
+    if end is not None:
+        keep = pc.and_(keep, pc.invert(_is_behind(batch, end)))
+    batch = batch.filter(keep)
+    keys = [("commit_lsn", "ascending"), ("commit_idx", "ascending")]
+    batch = batch.take(pc.sort_indices(batch, sort_keys=keys))
+    if batch.num_rows < 2:
+        return batch
+    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+    new = pc.or_(pc.not_equal(lsn[1:], lsn[:-1]), pc.not_equal(idx[1:], idx[:-1]))
+    return batch.filter(pa.concat_arrays([pa.array([True]), new]))
+
+
+def _is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
+    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+    return pc.or_(pc.greater(lsn, position.lsn), same)
+
+
+def _last(messages: pa.RecordBatch) -> Position | None:
+    if not messages.num_rows:
+        return None
+    lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
+    return Position(lsn.as_py(), idx.as_py())

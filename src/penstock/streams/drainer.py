@@ -1,0 +1,293 @@
+"""The drainer of a sink: delivers its backlog in order, and lets it join the live flow again.
+
+It works in `penstock run`, in a thread for each NATS sink, and looks at the store alone: a sink has a
+row in `penstock.backlogs` while it is behind. What it delivers lies within what the capture has
+reported as wholly done, as a task that is under way, or comes again, may still add messages before
+others that are there. So one position says all that was delivered, and outlives any crash.
+
+To join it keeps the source's writers out, delivers the few messages that are left, and takes the row
+away: whoever writes next, delivers directly. It does so only with a sink that has just been seen to
+take messages, and a sink that soon falls behind again is taken back later each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import structlog
+
+from penstock.message import Position
+from penstock.sinks.base import Sink, SinkError, Unfinished, Written
+from penstock.streams import backlog
+from penstock.streams.backlog import Behind
+from penstock.streams.segments import lock_writers
+from penstock.streams.store import Store, StoreError
+
+Report = dict[str, Any]
+
+_POLL_SECONDS: Final = 5.0
+"""From one look at whether the sink is behind to the next, where nobody says so."""
+_TICK_SECONDS: Final = 0.2
+_TELL_SECONDS: Final = 1.0
+_PATIENCE: Final = 2.0
+_JOIN_PATIENCE: Final = 1.0
+_JOIN_MESSAGES: Final = backlog.ROWS
+_BACKOFF_SECONDS: Final = (0.1, 2.0)
+_SOON_SECONDS: Final = 60.0
+_HOLD_SECONDS: Final = (1.0, 60.0)
+
+log = structlog.get_logger("penstock")
+
+
+class Drainer:
+    """Drains the backlog of one sink, in a thread, from `start` to `stop`.
+
+    Args:
+        url: The store's.
+        source_id: The source's in the store.
+        sink: The sink's name.
+        target: The sink itself; nobody else uses it.
+        detach_after: How long it may be behind before it is told to be detached.
+        on_report: Called with what `/status` and `/metrics` should know, from the drainer's thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        source_id: int,
+        sink: str,
+        target: Sink,
+        detach_after: timedelta,
+        on_report: Callable[[Report], object],
+    ) -> None:
+        self._store = Store(url)
+        self._source_id = source_id
+        self._sink = sink
+        self._target = target
+        self._detach_after = detach_after
+        self._on_report = on_report
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._asked = 1
+        self._looked = 0  # at what was there when this many had asked
+        self._done: Position | None = None
+        self._state = "attached"
+        self._answers = False
+        self._joined_at = float("-inf")
+        self._hold = 0.0
+        self._since = 0.0
+        self._store_failed = False
+        self._told_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it is about to deliver stays in the backlog."""
+        self._stopping.set()
+        self._wake.set()
+        with contextlib.suppress(RuntimeError):  # never started
+            self._thread.join(2 * _PATIENCE)
+        self._target.close()
+        self._store.close()
+
+    def wake(self) -> None:
+        """Have it look whether the sink is behind."""
+        self._asked += 1
+        self._wake.set()
+
+    def done(self, position: Position) -> None:
+        """Note that all tasks of all micro-batches up to `position`, of the stream, have ended."""
+        self._done = position
+        if self._state != "attached":
+            self._wake.set()
+
+    def is_attached(self) -> bool:
+        """Whether the sink has no backlog; False where it has not looked since `wake`."""
+        return self._looked == self._asked and self._state == "attached"
+
+    # The thread
+
+    def _run(self) -> None:
+        delay = _BACKOFF_SECONDS[0]
+        while not self._stopping.is_set():
+            try:
+                busy = self._step()
+                if self._store_failed:
+                    self._store_failed = False
+                    self._on_report({"store": None})
+                delay = _BACKOFF_SECONDS[0]
+            except StoreError as error:
+                self._store_failed = True
+                self._on_report({"store": str(error), "code": error.code})
+                self._stopping.wait(delay)
+                delay = min(2 * delay, _BACKOFF_SECONDS[1])
+                continue
+            except _Stopped:
+                return
+            except Exception:
+                log.exception("the backlog is not drained", sink=self._sink)
+                self._stopping.wait(_POLL_SECONDS)
+                continue
+            if not busy:
+                self._wake.wait(_POLL_SECONDS if self._state == "attached" else _TICK_SECONDS)
+                self._wake.clear()
+
+    def _step(self) -> bool:
+        """Do the next thing; return whether there is more to do at once."""
+        asked, taken = self._asked, None
+        with self._store.connection() as connection:
+            behind = backlog.behind(connection, self._sink)
+            if behind is not None and self._done is not None:
+                taken = backlog.take(connection, behind, self._done)
+        self._tell(behind)
+        self._looked = asked
+        if behind is None:
+            return False
+        if taken is not None:
+            self._deliver(taken.messages)
+            with self._store.connection() as connection:
+                backlog.drained(connection, self._sink, taken.end)
+            return True
+        if self._done is None or time.monotonic() < self._since + self._hold:
+            return False
+        return self._join()
+
+    def _deliver(self, messages: pa.RecordBatch) -> None:
+        """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
+        delay = _BACKOFF_SECONDS[0]
+        while messages.num_rows:
+            try:
+                self._delivered(self._target.write(messages, _PATIENCE))
+                self._answers = True
+                return
+            except Unfinished as unfinished:
+                self._answers = False
+                self._delivered(unfinished.written)
+                if unfinished.rest.num_rows < messages.num_rows:
+                    delay = _BACKOFF_SECONDS[0]
+                messages = unfinished.rest
+                self._report_error(unfinished.error, delay)
+            if self._stopping.wait(delay):
+                raise _Stopped
+            delay = min(2 * delay, _BACKOFF_SECONDS[1])
+            with self._store.connection() as connection:
+                self._tell(backlog.behind(connection, self._sink))
+
+    def _join(self) -> bool:
+        """Deliver what is left while nobody writes, and join; return whether that went well."""
+        if not self._answers:
+            # Nothing is left of what it may deliver, and nothing was delivered: does it live?
+            try:
+                self._target.connect(_PATIENCE)
+            except Unfinished as unfinished:
+                self._report_error(unfinished.error, _TICK_SECONDS)
+                return False
+        with self._store.connection() as connection:
+            waiting, _ = backlog.size(connection, self._sink)
+            if waiting > _JOIN_MESSAGES or (waiting and not self._answers):
+                return False
+        try:
+            with self._store.connection() as connection, connection.transaction():
+                lock_writers(connection, self._source_id)
+                row = backlog.behind(connection, self._sink)
+                while row is not None and (taken := backlog.take(connection, row)) is not None:
+                    self._delivered(self._target.write(taken.messages, _JOIN_PATIENCE))
+                    backlog.drained(connection, self._sink, taken.end)
+                    row = row._replace(drained=taken.end)
+                backlog.join(connection, self._sink)
+        except Unfinished as unfinished:
+            self._answers = False
+            self._delivered(unfinished.written)
+            self._report_error(unfinished.error, _TICK_SECONDS)
+            return False
+        except StoreError as error:
+            if error.code == "locked":
+                return False
+            raise
+        self._joined_at = time.monotonic()
+        self._tell(None)
+        self._target.close()
+        return True
+
+    # What others are told
+
+    def _tell(self, behind: Behind | None) -> None:
+        """Report the sink's state where it has changed, and while it is behind now and then."""
+        now = time.monotonic()
+        state = "attached"
+        if behind is not None:
+            late = behind.seconds >= self._detach_after.total_seconds()
+            state = "detached" if late else "behind"
+        changed = state != self._state
+        if behind is None and not changed:
+            return
+        if not changed and now < self._told_at + _TELL_SECONDS:
+            return
+        self._told_at = now
+        messages = bytes_ = 0
+        if behind is not None:
+            with self._store.connection() as connection:
+                messages, bytes_ = backlog.size(connection, self._sink)
+        if changed:
+            self._change(state, behind, now)
+        self._on_report(
+            {
+                "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
+                "since": time.time() - behind.seconds if behind else None,
+            }
+        )  # fmt: skip
+
+    def _change(self, state: str, behind: Behind | None, now: float) -> None:
+        if behind is None:
+            seconds = round(now - self._since, 1)
+            log.info("sink attached again, its backlog is delivered", sink=self._sink,
+                     seconds=seconds)  # fmt: skip
+        elif state == "detached":
+            log.warning(
+                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
+                after=str(self._detach_after),
+            )  # fmt: skip
+        else:
+            log.warning(
+                "sink is behind, its messages wait in the store", sink=self._sink,
+                code=behind.code, error=behind.error,
+            )  # fmt: skip
+        if self._state == "attached" and behind is not None:
+            self._since = now
+            self._answers = False
+            soon = now - self._joined_at < _SOON_SECONDS
+            first, most = _HOLD_SECONDS
+            self._hold = min(max(first, 2 * self._hold), most) if soon else 0.0
+        self._state = state
+
+    def _delivered(self, written: Written) -> None:
+        if not written.delivered and not written.dead:
+            return
+        if written.dead:
+            self._store.add_dead_letters(self._sink, written.dead)
+        self._on_report(
+            {
+                "sink": self._sink, "delivered": written.delivered,
+                "duplicates": written.duplicates, "bytes": written.bytes,
+                "dead": [asdict(letter) for letter in written.dead], "kept": True,
+            }
+        )  # fmt: skip
+
+    def _report_error(self, error: SinkError, seconds: float) -> None:
+        self._on_report(
+            {"sink": self._sink, "error": str(error), "code": error.code, "retry_in": seconds}
+        )
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """The drainer was asked to end."""

@@ -1,0 +1,253 @@
+"""A sink that is slow or down holds back nobody; what it missed waits in the store, in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.nats_servers import await_true
+from tests.isolation_help import (
+    SUBJECT,
+    Source,
+    assert_whole,
+    loaded,
+    nats_settings,
+    published,
+    stream_settings,
+)
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+
+WINDOW = 600
+OTHER = "other"
+SHAKY = "shaky"
+EVENTS = "events"
+
+
+class Servers:
+    """A shared nats-server, one that a test may stop, and a stream in each."""
+
+    def __init__(self, other: EmbeddedNats, shaky: EmbeddedNats, stack: ExitStack) -> None:
+        self.shaky = shaky
+        self.other_streams = stack.enter_context(JetStream(other.url))
+        self.shaky_streams = stack.enter_context(JetStream(shaky.url, error_cb=_say_nothing))
+        self.stream = f"S{uuid.uuid4().hex[:8]}"
+        prefix = self.stream.lower()
+        self.other_streams.add_stream(self.stream, f"{prefix}.>", duplicate_window=WINDOW)
+        self.shaky_streams.add_stream(self.stream, f"{prefix}.>", duplicate_window=WINDOW)
+        subject = prefix + ".{table}"
+        self.sinks: dict[str, Any] = {
+            OTHER: nats_settings(other.url, subject=subject),
+            SHAKY: nats_settings(shaky.url, subject=subject),
+            EVENTS: stream_settings(),
+        }
+
+    def assert_all(self, source: Source) -> None:
+        """All three hold all messages once, every group's in order."""
+        count = source.written
+        await_true(lambda: not source.behind())
+        assert_whole(source.streamed(EVENTS), count)
+        assert_whole(published(self.other_streams, self.stream), count)
+        assert_whole(published(self.shaky_streams, self.stream), count)
+
+
+async def _say_nothing(_: Exception) -> None:
+    """Stand in for nats-py's logging of every try to connect to a server that is down."""
+
+
+@pytest.fixture
+def servers(nats_server: EmbeddedNats, server_dir: Path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        folder = server_dir / f"shaky-{uuid.uuid4().hex[:8]}"
+        shaky = stack.enter_context(EmbeddedNats(folder))
+        yield Servers(nats_server, shaky, stack)
+
+
+def test_a_server_that_is_gone_for_a_while(servers: Servers, database: Database) -> None:
+    with Source(database.url, servers.sinks) as source:
+        source.warm()
+        with loaded(source) as load:
+            await_true(lambda: source.written > 500)
+            servers.shaky.kill()
+            await_true(lambda: SHAKY in source.behind())
+            at = len(load.seconds)
+            await_true(lambda: "detached" in source.states(SHAKY))
+            await_true(lambda: len(load.seconds) > at + 20)
+            # The stream's and the other sink's messages go on, past those that wait.
+            assert len(source.streamed(EVENTS)) > source.written - 200
+            assert source.waiting(SHAKY) > 0
+            while_down = sorted(load.seconds[at:])
+            servers.shaky.start()
+            await_true(lambda: source.states(SHAKY)[-1] == "attached", 30)
+            joined = source.written
+            await_true(lambda: source.written > joined + 500)
+        servers.assert_all(source)
+        # One batch waits for the sink; the median does not know of it.
+        assert while_down[len(while_down) // 2] < 0.2
+        assert max(load.seconds) < 3
+        assert source.states(SHAKY) == ["behind", "detached", "attached"]
+        assert source.states(OTHER) == []
+
+
+@pytest.mark.parametrize("patience", ["1s", "60s"])
+def test_a_server_that_hangs(servers: Servers, database: Database, patience: str) -> None:
+    """Bound by the patience with a single batch, whatever `detach_after` is."""
+    sinks = {**servers.sinks, SHAKY: nats_settings(servers.shaky.url,
+             subject=servers.sinks[SHAKY].subject, detach_after=patience)}  # fmt: skip
+    with Source(database.url, sinks) as source:
+        source.warm()
+        source.batch(100)
+        assert servers.shaky.pid is not None
+        os.kill(servers.shaky.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            source.batch(3000)
+            assert 1 <= time.monotonic() - started < 4
+            assert source.behind() == {SHAKY: "too_slow"}
+            started = time.monotonic()
+            source.batch(4000)
+            assert time.monotonic() - started < 0.8
+            assert len(source.streamed(EVENTS)) == 4000
+            assert source.states(SHAKY)[:1] == ["behind"]
+        finally:
+            os.kill(servers.shaky.pid, signal.SIGCONT)
+        servers.assert_all(source)
+
+
+def test_flapping(servers: Servers, database: Database) -> None:
+    """Again and again gone and back under load, with the joins in the middle of it."""
+    with Source(database.url, servers.sinks) as source:
+        source.warm()
+        with loaded(source, rows=400, pause=0.005):
+            for _ in range(3):
+                servers.shaky.kill()
+                await_true(lambda: SHAKY in source.behind())
+                servers.shaky.start()
+                await_true(lambda: SHAKY not in source.behind(), 40)
+                joined = source.written
+                await_true(lambda joined=joined: source.written > joined + 500)  # type: ignore[misc]
+        servers.assert_all(source)
+
+
+def test_a_crash_of_the_run_in_the_middle(servers: Servers, database: Database) -> None:
+    """What was spilled before is there once, whichever way the batch is cut when it comes again."""
+    with Source(database.url, servers.sinks) as source:
+        source.batch(200)
+        servers.shaky.kill()
+        source.batch(400)
+        source.batch(600)
+        source.batch(900, only=[0])  # of the other part there is nothing
+        source.restart()
+        source.written = 400  # the slot was not confirmed since
+        assert source.waiting(SHAKY) > 0
+        servers.shaky.start()
+        source.batch(650, tasks=1)
+        source.batch(1000)
+        servers.assert_all(source)
+        source.batch(1200)
+        assert source.behind() == {}
+        servers.assert_all(source)
+
+
+def test_a_crash_while_the_backlog_drains(servers: Servers, database: Database) -> None:
+    with Source(database.url, servers.sinks) as source:
+        source.batch(100)
+        servers.shaky.kill()
+        source.batch(200)
+        for end in range(2_000, 62_000, 2_000):
+            source.batch(end)
+        servers.shaky.start()
+        info = servers.shaky_streams
+        await_true(lambda: info.info(servers.stream).state.messages > 1000)
+        source.restart()
+        assert source.behind() != {}
+        source.done(60_000)
+        servers.assert_all(source)
+
+
+def test_down_from_the_start(servers: Servers, database: Database) -> None:
+    servers.shaky.kill()
+    with Source(database.url, servers.sinks) as source:
+        started = time.monotonic()
+        source.warm()
+        assert time.monotonic() - started < 3
+        assert source.behind() == {SHAKY: "connection_refused"}
+        source.batch(300)
+        servers.shaky.start()
+        servers.assert_all(source)
+
+
+def test_a_refused_login_holds_back_nobody(servers: Servers, database: Database) -> None:
+    """What an operator has to mend is no reason to stop either."""
+    login = {"user": "penstock", "password": "wrong-hunter7"}
+    servers.shaky.stop()
+    servers.shaky.config = 'authorization { user: penstock, password: "right" }'
+    servers.shaky.start()
+    url, subject = servers.shaky.url, servers.sinks[SHAKY].subject
+    sinks = {**servers.sinks, SHAKY: nats_settings(url, subject=subject, **login)}
+    with Source(database.url, sinks) as source:
+        source.batch(300)
+        assert source.behind() == {SHAKY: "authorization_violation"}
+        source.batch(600)
+        assert_whole(source.streamed(EVENTS), 600)
+        told = [r for r in source.reports if r.get("sink") == SHAKY and r.get("error")]
+        assert told
+        assert "hunter7" not in str(source.reports)
+        servers.shaky.stop()
+        servers.shaky.config = 'authorization { user: penstock, password: "wrong-hunter7" }'
+        servers.shaky.start()
+        await_true(lambda: not source.behind())
+    with JetStream(url, **login) as stream:
+        assert_whole(published(stream, servers.stream), 600)
+
+
+def test_dead_letters_of_a_backlog(server_dir: Path, database: Database) -> None:
+    config = "max_payload: 4KB"
+    with ExitStack() as stack:
+        folder = server_dir / f"dead-{uuid.uuid4().hex[:8]}"
+        server = stack.enter_context(EmbeddedNats(folder, config))
+        with JetStream(server.url, error_cb=_say_nothing) as stream:
+            stream.add_stream("SHOP", SUBJECT, duplicate_window=WINDOW)
+            sinks = {SHAKY: nats_settings(server.url)}
+            with Source(database.url, sinks) as source:  # type: ignore[arg-type]
+                source.batch(10)
+                server.kill()
+                source.batch(20, size=5000)
+                source.batch(30)
+                server.start()
+                await_true(lambda: not source.behind())
+                letters = source.store.dead_letters(sink=SHAKY)
+                assert {letter.code for letter in letters} == {"message_too_large"}
+                assert len(letters) == 10
+                source.batch(35, size=5000)
+                assert len(source.store.dead_letters(sink=SHAKY)) == 15
+                assert sorted(published(stream, "SHOP")) == [*range(10), *range(20, 30)]
+
+
+def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) -> None:
+    """Nothing can be written without it, and nothing is lost; the run is told."""
+    with ExitStack() as stack:
+        folder = server_dir / f"store-{uuid.uuid4().hex[:8]}"
+        postgres = stack.enter_context(EmbeddedPostgres(folder))
+        source = stack.enter_context(Source(postgres.create_database("store"), servers.sinks))
+        source.batch(100)
+        with loaded(source):
+            await_true(lambda: source.written > 300)
+            postgres.kill()
+            await_true(lambda: any(r.get("store") for r in source.reports))
+            at = source.written
+            postgres.start()
+            await_true(lambda: source.written > at + 500, 40)
+        source.store.close()  # the test's own connection is gone too
+        servers.assert_all(source)
+        told = [r["store"] for r in source.reports if "store" in r]
+        assert told[-1] is None

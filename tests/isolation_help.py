@@ -1,0 +1,249 @@
+"""A source without Spark: micro-batches through real `Worker`s, into streams and NATS sinks.
+
+Messages are numbered; a group's numbers must arrive in their order, everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from tests.streams_help import Change, read, wire
+
+from penstock.blocks import pack, unpack
+from penstock.embedded.handles import JetStream
+from penstock.message import BatchPart, Position
+from penstock.monitor import Monitor, Report
+from penstock.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.sinks.base import DeadLetter
+from penstock.sinks.nats import NatsSink
+from penstock.spark.routes import Route
+from penstock.spark.writer import FanOut, StoreTarget, Worker
+from penstock.streams.drainer import Drainer
+from penstock.streams.store import SourceRecord, Store
+
+GROUPS = 37
+PER_TRANSACTION = 5
+SUBJECT = "shop.public.>"
+
+
+def nats_settings(url: str, **settings: Any) -> NatsSinkSettings:
+    return NatsSinkSettings.model_validate(
+        {"type": "nats", "source": "shop", "url": url, "detach_after": "1s", **settings}
+    )
+
+
+def stream_settings(**settings: Any) -> StreamSinkSettings:
+    return StreamSinkSettings.model_validate({"type": "stream", "source": "shop", **settings})
+
+
+def position(number: int) -> Position:
+    """Return the position of message `number`, counted from 0; -1 is before all."""
+    return Position(1000 + 8 * (number // PER_TRANSACTION), number % PER_TRANSACTION)
+
+
+def messages(first: int, end: int, size: int = 0) -> pa.RecordBatch:
+    """Return messages first to end, without end."""
+    return wire(
+        [
+            Change({"id": n, "pad": "x" * size}, group=n % GROUPS, position=position(n))
+            for n in range(first, end)
+        ]
+    )
+
+
+class Source:
+    """One source, its sinks, and the processes of its run: `restart` makes all of these anew."""
+
+    def __init__(
+        self, url: str, sinks: dict[str, NatsSinkSettings | StreamSinkSettings], *, tasks: int = 2
+    ) -> None:
+        self.store = Store.open(url)
+        self.reports: list[Report] = []
+        self.written = 0  # messages that a finished batch had
+        self._sinks = sinks
+        self._tasks = tasks
+        self._stack = contextlib.ExitStack()
+        self.source: SourceRecord = self.store.register_source("shop", "tag")
+        self.start()
+
+    def start(self) -> None:
+        """Start what `penstock run` has in its processes."""
+        self._stack = contextlib.ExitStack()
+        self.source = self.store.register_source("shop", "tag")
+        routes = []
+        for name, sink in self._sinks.items():
+            stream = None
+            if isinstance(sink, StreamSinkSettings):
+                stream = self.store.register_stream(name, self.source, sink.kind, sink.retention)
+            routes.append(Route(name, sink, stream.id if stream else None))
+        monitor = Monitor(self._handle)
+        self._stack.callback(monitor.close)
+        target = StoreTarget(self.store.url, self.source.id, self.source.base)
+        fan_out = FanOut("shop", routes, target, monitor.address)
+        self.workers = [Worker(fan_out) for _ in range(self._tasks)]
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
+        self.drainers = {}
+        for name, sink in self._sinks.items():
+            if isinstance(sink, NatsSinkSettings):
+                nats = NatsSink(sink, name=name, source="shop")
+                drainer = self.drainers[name] = Drainer(
+                    self.store.url, self.source.id, name, nats, sink.detach_after, self._handle
+                )
+                drainer.start()
+                self._stack.callback(drainer.stop)
+
+    def restart(self) -> None:
+        """End the run as a crash would, and start it again: nothing is known of what was done."""
+        self._stack.close()
+        self.start()
+
+    def _handle(self, report: Report) -> Report | None:
+        self.reports.append(report)
+        if report.get("dead") and not report.get("kept"):
+            letters = [DeadLetter(**letter) for letter in report["dead"]]
+            self.store.add_dead_letters(report["sink"], letters)
+        if report.get("behind"):
+            self.drainers[report["sink"]].wake()
+        return None
+
+    # Batches
+
+    def parts(self, first: int, end: int, tasks: int, size: int = 0) -> list[pa.RecordBatch]:
+        rows = messages(first, end, size)
+        groups = rows["group_hash"].to_pylist()
+        parts = [rows.filter(pa.array([g % tasks == n for g in groups])) for n in range(tasks)]
+        return [part for part in parts if part.num_rows]
+
+    def batch(
+        self,
+        end: int,
+        *,
+        only: Iterable[int] | None = None,
+        tasks: int | None = None,
+        size: int = 0,
+    ) -> None:
+        """Write the micro-batch up to message `end`; with `only` some of its parts, as in a crash."""
+        first = self.written
+        parts = self.parts(first, end, tasks or self._tasks, size)
+        futures = []
+        for number, rows in enumerate(parts):
+            if only is None or number in only:
+                part = BatchPart(position(first - 1), position(end - 1), number, len(parts))
+                blocks = unpack(iter([pack(rows, part)]))
+                futures.append(self._pool.submit(self.workers[number].run, blocks))
+        for future in futures:
+            future.result()
+        if only is None:
+            self.done(end)
+
+    def done(self, end: int) -> None:
+        """Say that all before message `end` is done."""
+        self.written = end
+        for drainer in self.drainers.values():
+            drainer.done(self.source.position(position(end - 1)))
+
+    def warm(self) -> None:
+        for future in [self._pool.submit(w.run, unpack(iter([pack(messages(0, 0))])))
+                       for w in self.workers]:  # fmt: skip
+            future.result()
+
+    # What is known
+
+    def behind(self) -> dict[str, str]:
+        """Return the sinks that are behind, with the codes of their errors."""
+        with self.store.connection() as connection:
+            return dict(connection.execute("SELECT sink, code FROM penstock.backlogs").fetchall())
+
+    def waiting(self, sink: str) -> int:
+        with self.store.connection() as connection:
+            query = b"SELECT coalesce(sum(rows), 0) FROM penstock.backlog_blocks WHERE sink = %s"
+            return int(connection.execute(query, [sink]).fetchone()[0])  # type: ignore[index]
+
+    def streamed(self, name: str) -> list[int]:
+        """Return the numbers of the messages that readers of a stream may read."""
+        stream = self.store.stream(name)
+        assert stream is not None
+        return [stored.message["record"]["id"] for stored in read(self.store, stream)]
+
+    def states(self, sink: str) -> list[str]:
+        """Return the states that a sink's drainer has told of, each once in a row."""
+        told = [r["state"] for r in self.reports if r.get("sink") == sink and "state" in r]
+        return [state for n, state in enumerate(told) if n == 0 or told[n - 1] != state]
+
+    def close(self) -> None:
+        self._stack.close()
+        self.store.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def published(stream: JetStream, name: str) -> list[int]:
+    """Return the numbers of the messages in a JetStream stream."""
+    return [orjson.loads(message.data)["record"]["id"] for message in stream.messages(name)]
+
+
+def assert_whole(numbers: Sequence[int], count: int) -> None:
+    """All messages are there, once each, every group's in order."""
+    doubled = [n for n, times in Counter(numbers).items() if times > 1]
+    assert doubled == [], f"doubled: {doubled[:10]} of {len(doubled)}"
+    missing = set(range(count)) - set(numbers)
+    assert not missing, f"lost: {sorted(missing)[:10]} of {len(missing)}"
+    assert len(numbers) == count
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number in numbers:
+        groups[number % GROUPS].append(number)
+    for group, found in groups.items():
+        assert found == sorted(found), f"group {group}: {found[:50]}"
+
+
+class Load(threading.Thread):
+    """Writes batch after batch until it is stopped, and knows how long each of them took."""
+
+    def __init__(self, source: Source, rows: int, pause: float, seed: int = 1) -> None:
+        super().__init__(daemon=True)
+        self.seconds: list[float] = []
+        self.error: BaseException | None = None
+        self._source = source
+        self._rows = rows
+        self._pause = pause
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(self._pause):
+                started = time.monotonic()
+                self._source.batch(self._source.written + self._random.randint(1, self._rows))
+                self.seconds.append(time.monotonic() - started)
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(60)
+        assert not self.is_alive(), "a batch does not end"
+        if self.error is not None:
+            raise self.error
+
+
+@contextlib.contextmanager
+def loaded(source: Source, rows: int = 60, pause: float = 0.02) -> Iterator[Load]:
+    load = Load(source, rows, pause)
+    try:
+        yield load
+    finally:
+        load.stop()
