@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import usage
 from benchmarks.contenders import HERE, ContenderError, Running
+from benchmarks.rig import say
 from benchmarks.streams.bed import Bed
 from benchmarks.streams.keepalive import Client, HttpError
 from benchmarks.streams.progress import Harvest, Mark, Progress, acked, rate
@@ -30,6 +31,7 @@ SIDES = {
 WARM_UP_S = 1.0
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 60
+_SLOW_STOP_S = 10
 _POLL_S = 0.05
 
 
@@ -272,4 +274,9 @@ def start(
     try:
         yield running
     finally:
+        began = time.monotonic()
         running.stop()
+        if time.monotonic() - began > _SLOW_STOP_S:
+            say(
+                f"{name} was slow to end, or had to be killed; the end of its log:\n{running.tail()}"
+            )
