@@ -114,7 +114,11 @@ class Consumer:
 
         Cancelling takes nothing. Raises `TooManyWaiting` where this would be one too many to wait.
         """
-        if wait > 0 and sum(w.seen for w in self._waiters) >= self.info.settings.max_waiting:
+        if (
+            wait > 0
+            and sum(w.seen and not w.done.done() for w in self._waiters)
+            >= self.info.settings.max_waiting
+        ):
             raise self._too_many()
         loop = asyncio.get_running_loop()
         waiter = _Waiter(limit, loop.time() + wait, loop.create_future())
