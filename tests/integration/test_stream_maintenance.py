@@ -32,7 +32,7 @@ from penstock.streams.consumer import Entry
 from penstock.streams.maintenance import Maintenance, close_segment, run_once
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import Segment, low_watermark, readers_of, segments_of
-from penstock.streams.store import START, Store, StreamRecord, consumer_table
+from penstock.streams.store import START, Store, StoreError, StreamRecord, consumer_table
 
 
 @pytest.fixture
@@ -315,6 +315,20 @@ def test_rows_come_to_one_version_each_and_deletes_are_forgotten(
     assert [(stored.key, stored.message["record"]) for stored in left] == [(None, {"x": 1})]
     tables = "SELECT count(*) FROM pg_tables WHERE tablename ~ '^segment_[0-9]'"
     assert database.execute(tables) == [(segments(store, stream),)]
+
+
+def test_two_that_merge_at_once_do_it_once(store: Store) -> None:
+    stream = make_stream(store, kind="rows")
+    for _ in range(2):
+        publish(store, stream, [updated(1)])
+        close(store, stream)
+    with store.connection() as connection:
+        run = segments_of(connection, stream.id)[:-1]
+        merge(connection, stream, run, START)
+        with pytest.raises(StoreError) as late:
+            merge(connection, stream, run, START)
+    assert (late.value.code, late.value.transient) == ("segments_changed", True)
+    assert len(read(store, stream)) == 1
 
 
 def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from penstock import queries
 from penstock.message import Position
 from penstock.streams.names import segment_table
 from penstock.streams.segments import SQL, Connection, Segment, lock_writers
-from penstock.streams.store import START, StreamRecord
+from penstock.streams.store import START, StoreError, StreamRecord
 
 _SCHEMA = queries.load("penstock.streams", "schema.sql")
 
@@ -59,8 +59,10 @@ def merge(
         lock_writers(connection, stream.source_id)
         connection.execute(SQL["add_merged"], [segment_id, *first.after, *last.through, ids])
         if connection.execute(SQL["remove_segments"], [ids]).rowcount != len(ids):
-            raise RuntimeError(
-                f"segments of stream {stream.name!r} were changed by another process"
+            raise StoreError(
+                "segments_changed",
+                f"Another process changed the segments of stream {stream.name!r} meanwhile.",
+                transient=True,
             )
 
 

@@ -11,8 +11,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
@@ -32,6 +31,14 @@ from penstock.streams.names import (
     batches_table,
     consumer_table,
     segment_table,
+)
+from penstock.streams.records import (
+    START,
+    ConsumerRecord,
+    SourceRecord,
+    StoredLetter,
+    StreamRecord,
+    Token,
 )
 
 __all__ = [
@@ -65,80 +72,6 @@ CONNECT: Final[Mapping[str, Any]] = {
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
-START: Final = Position(0, -1)
-"""Before all positions of a stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """A source that streams are written from."""
-
-    id: int
-    name: str
-    tag: str
-    base: int
-
-    def position(self, position: Position) -> Position:
-        """Return the place in the source's streams of a position in the source."""
-        return Position(position.lsn + self.base, position.idx)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    """A stream; `retention` is None where nothing is dropped by age."""
-
-    id: int
-    name: str
-    source_id: int
-    source: str
-    kind: str
-    retention: timedelta | None
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerRecord:
-    """A consumer; `own` is the group that every stream has, and `disabled` why it is."""
-
-    id: int
-    stream_id: int
-    stream: str
-    name: str
-    type: str
-    own: bool
-    settings: Mapping[str, Any]
-    disabled: str | None
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLetter:
-    """A dead letter of a sink or of a consumer."""
-
-    id: int
-    sink: str | None
-    consumer: str | None
-    lsn: int | None
-    idx: int | None
-    idempotency_key: str | None
-    subject: str | None
-    code: str
-    reason: str
-    message: str
-    deliver_count: int | None
-    at: datetime
-    replayed_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """An API token; the token itself is not stored. `consumers` is None where it may use all."""
-
-    name: str
-    role: str
-    consumers: list[str] | None
-    created_at: datetime
-    revoked_at: datetime | None
 
 
 class Store:

@@ -1,0 +1,85 @@
+"""What is registered in the store, as its rows tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from penstock.message import Position
+
+START: Final = Position(0, -1)
+"""Before all positions of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A source that streams are written from."""
+
+    id: int
+    name: str
+    tag: str
+    base: int
+
+    def position(self, position: Position) -> Position:
+        """Return the place in the source's streams of a position in the source."""
+        return Position(position.lsn + self.base, position.idx)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream; `retention` is None where nothing is dropped by age."""
+
+    id: int
+    name: str
+    source_id: int
+    source: str
+    kind: str
+    retention: timedelta | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A consumer; `own` is the group that every stream has, and `disabled` why it is."""
+
+    id: int
+    stream_id: int
+    stream: str
+    name: str
+    type: str
+    own: bool
+    settings: Mapping[str, Any]
+    disabled: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter of a sink or of a consumer."""
+
+    id: int
+    sink: str | None
+    consumer: str | None
+    lsn: int | None
+    idx: int | None
+    idempotency_key: str | None
+    subject: str | None
+    code: str
+    reason: str
+    message: str
+    deliver_count: int | None
+    at: datetime
+    replayed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An API token; the token itself is not stored. `consumers` is None where it may use all."""
+
+    name: str
+    role: str
+    consumers: list[str] | None
+    created_at: datetime
+    revoked_at: datetime | None
