@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -251,10 +252,11 @@ def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
             at_first, to.most_at_once = len(to.requests), 0
             assert at_first <= 12  # as many as were under way, and few more
             assert sum(consumer.received) - at_first <= 200
-            await to.got(at_first + 4)
+            await to.got(at_first + 8)
             assert to.most_at_once == 1
-            gaps = [b.at - a.at for a, b in zip(to.requests[-4:], to.requests[-3:], strict=False)]
+            gaps = [b.at - a.at for a, b in pairwise(to.requests[at_first:])]
             assert min(gaps) >= 0.02
+            assert gaps[-1] >= 0.2
             assert len(consumer.held()) <= 20  # the rest is left to other processes
             dead = False
             await consumer.all_acked()
@@ -265,6 +267,19 @@ def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
         assert failing["code"] == "http_503"
 
     run(test)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failing_endpoint_s_wish_counts_for_all_groups() -> None:
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(50))
+        await consumer.until(lambda: len(consumer.nacks) >= 5)
+        await asyncio.sleep(0.1)  # what was under way
+        seen = len(to.requests)
+        await to.got(seen + 1)
+        assert to.requests[seen].at - to.requests[seen - 1].at >= 1.0
+
+    run(test, lambda _: answer(429, "retry-after: 1"))
 
 
 def test_410_disables_visibly_and_keeps_the_messages() -> None:

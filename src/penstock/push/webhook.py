@@ -35,7 +35,7 @@ _PATIENCE: Final = 5  # failures in a row, before the endpoint is asked with one
 _LONGEST_PAUSE: Final = 10.0
 _PROBED: Final = 100  # among so many messages the one is chosen that such a request carries
 _BATCH_ATTEMPTS: Final = 3  # from then on its messages go one by one
-_STOP_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 3.0
 _TELL_SECONDS: Final = 10.0
 _STORE_SECONDS: Final = 1.0
 
