@@ -35,7 +35,7 @@ from penstock.streams.consumer_types import (
 )
 from penstock.streams.pending import Pending
 from penstock.streams.reader import Reader, StreamRef
-from penstock.streams.sessions import SQL, Sessions
+from penstock.streams.sessions import SQL, Sessions, stopped
 from penstock.streams.step import Step
 
 _POLL: Final = 1.0
@@ -272,12 +272,9 @@ class Consumer:
     async def close(self, error: ConsumerError | None = None) -> None:
         """Stop; what waits is answered with nothing, or with `error`."""
         self._gone = error or StoreUnavailable("This process is ending: ask another one.")
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await stopped(self._task)
+        await stopped(self._refill)
         self._pending.close()
-        if self._refill is not None:
-            self._refill.cancel()
         if error is None:
             while self._waiters:
                 _resolve(self._waiters.popleft().done, Received([], 0, 0))

@@ -29,7 +29,7 @@ from penstock.streams.consumer_types import (
 from penstock.streams.consuming import Consumer
 from penstock.streams.names import CHANNEL, batches_table, consumer_table
 from penstock.streams.reader import StreamRef
-from penstock.streams.sessions import SQL, Connection, Sessions, composed
+from penstock.streams.sessions import SQL, Connection, Sessions, composed, stopped
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
@@ -61,9 +61,7 @@ class Consumers:
 
     async def close(self) -> None:
         """Answer what waits with nothing, and disconnect."""
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait([self._listener])
+        await stopped(self._listener)
         for task in list(self._notices):
             await asyncio.wait([task])
         for consumer in self._consumers.values():

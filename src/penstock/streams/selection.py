@@ -23,20 +23,26 @@ def matches(filters: Filters) -> sql.Composable:
             conditions.append(sql.SQL("({})").format(found))
     for column, names in (("table_schema", filters.resource_id), ("action", filters.action)):
         if ANY not in names:
-            listed = sql.SQL(", ").join(map(sql.Literal, names))
+            listed = sql.SQL(", ").join(map(_literal, names))
             conditions.append(sql.SQL("m.{} IN ({})").format(sql.Identifier(column), listed))
     return sql.SQL(" AND ").join(conditions) if conditions else ALL
 
 
 def _table(name: str) -> sql.Composable:
     if "." not in name:
-        return sql.SQL("m.table_name = {}").format(sql.Literal(name))
+        return sql.SQL("m.table_name = {}").format(_literal(name))
     pattern = TablePattern.parse(name)
-    schema = sql.SQL("m.table_schema = {}").format(sql.Literal(pattern.schema))
+    schema = sql.SQL("m.table_schema = {}").format(_literal(pattern.schema))
     if pattern.table is None:
         return schema
-    table = sql.SQL(" AND m.table_name = {}").format(sql.Literal(pattern.table))
+    table = sql.SQL(" AND m.table_name = {}").format(_literal(pattern.table))
     return sql.Composed([sql.SQL("("), schema, table, sql.SQL(")")])
+
+
+def _literal(text: str) -> sql.Composable:
+    # psycopg takes a % in a query that has parameters for one of them.
+    escaped = sql.Literal(text).as_string().replace("%", "%%")
+    return sql.SQL(escaped)
 
 
 def superseded(newer: Sequence[int]) -> sql.Composable:

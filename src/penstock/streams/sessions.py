@@ -30,6 +30,13 @@ def composed(name: str, **parts: sql.Composable) -> sql.Composed:
     return sql.SQL(SQL[name]).format(**parts)
 
 
+async def stopped(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task and return when it is over; a cancellation may be lost in a failing connection."""
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
+
+
 class Clock:
     """The store's time in µs, from this machine's clock and the difference that was measured."""
 
