@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -35,6 +36,13 @@ class ApiServer:
         return httpx.Client(
             base_url=f"http://{self.address}", headers=headers, timeout=TIMEOUT, trust_env=False
         )
+
+    def until_waiting(self, count: int) -> None:
+        """Wait until so many receives do."""
+        deadline = time.monotonic() + TIMEOUT
+        while self.app.receives.count != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def stop(self) -> None:
         self._server.close()
@@ -153,3 +161,10 @@ def raw(address: str, token: str, target: str, method: str = "GET") -> socket.so
     head = f"{method} {target} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\n\r\n"
     connection.sendall(head.encode())
     return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Return the body of the answer, empty if none comes before the server closes."""
+    with connection:
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    return answer.partition(b"\r\n\r\n")[2]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from tests.api_help import Later, Shop, ids, raw, tokens
+from tests.api_help import Later, Shop, ids, raw, rest
+from tests.streams_help import inserted, wire, writer_of
 
 from penstock.embedded.handles import Database
+from penstock.message import Position
+from penstock.sinks.stream import BatchPart, StreamWriter
 
 WAIT = {"batch_size": 100, "wait_for_ms": 10_000}
 
@@ -20,71 +26,67 @@ def shop(database: Database) -> Iterator[Shop]:
         yield shop
 
 
-def _waiting(shop: Shop, path: str, count: int) -> None:
-    """Wait until `count` receives wait: the consumer's max_waiting is that, too."""
-    deadline = time.monotonic() + 10
-    while shop.client.get(f"{path}/next", params={"wait_for_ms": 1}).status_code != 429:
-        assert time.monotonic() < deadline
-    assert count > 0
-
-
-def _none_waiting(shop: Shop, path: str) -> None:
-    deadline = time.monotonic() + 10
-    while shop.client.get(f"{path}/next", params={"wait_for_ms": 1}).status_code == 429:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_one_that_waits_gives_its_place_up(shop: Shop, method: str) -> None:
-    path = shop.consumer(max_waiting=1)
-    target = f"{path}/next?wait_for_ms=60000"
+    path, target = shop.consumer(max_waiting=1), "/v1/http-consumers/workers/next"
     if method == "POST":
-        path, target = "/v1/http-consumers/events", "/v1/streams/events/receive?wait_for_ms=60000"
-        shop.client.patch(path, json={"max_waiting": 1})
-    connection = raw(shop.api.address, shop.token, target, method)
-    _waiting(shop, path, 1)
-    connection.close()
-    _none_waiting(shop, path)
+        path, target = "/v1/http-consumers/events", "/v1/streams/events/receive"
+        shop.client.patch(path, json={"max_waiting": 1}).raise_for_status()
+    leaves = raw(shop.api.address, shop.token, f"{target}?wait_for_ms=60000", method)
+    shop.api.until_waiting(1)
+    leaves.close()
+    shop.api.until_waiting(0)
+    waiting = Later(lambda: shop.client.get(f"{path}/next", params=WAIT))
+    shop.api.until_waiting(1)
     shop.publish(1)
-    answer = shop.client.get(f"{path}/next", params=WAIT)
+    answer = waiting.result()
     assert ids(answer) == [1]
     assert answer.json()["data"][0]["deliver_count"] == 1
 
 
 def test_the_next_one_in_line_gets_what_one_that_left_would_have_got(shop: Shop) -> None:
-    path = shop.consumer(max_waiting=2)
-    left = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")
+    path = shop.consumer()
+    leaves = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")
+    shop.api.until_waiting(1)
     stays = Later(lambda: shop.client.get(f"{path}/next", params=WAIT))
-    _waiting(shop, path, 2)
-    left.close()
-    _none_waiting(shop, path)
+    shop.api.until_waiting(2)
+    leaves.close()
+    shop.api.until_waiting(1)
     shop.publish(1)
     assert ids(stays.result()) == [1]
 
 
-def test_at_whatever_moment_clients_leave_each_message_comes_to_one_that_stays(shop: Shop) -> None:
+def test_at_whatever_moment_clients_leave_each_message_comes_to_one_that_got_it(
+    shop: Shop,
+) -> None:
     path = shop.consumer(ack_wait_ms=60_000, max_ack_pending=10_000, max_waiting=1000)
     chance = random.Random(7)
-    count = 150
-    for key in range(count):
+    keys, got = list(range(120)), []
+    writer = writer_of(shop.store, shop.stream)
+    for key in keys:
         leaves = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")
-        if key % 3 == 0:
-            time.sleep(0.02)
-        shop.publish(key)
-        time.sleep(chance.random() * 0.004)
-        leaves.close()
+        publishing = threading.Thread(target=_publish, args=[writer, key])
+        publishing.start()
+        time.sleep(chance.random() * 0.012)
+        # The server sees that the client is gone; the client, what was sent before.
+        leaves.shutdown(socket.SHUT_WR)
+        answer = rest(leaves)
+        publishing.join()
+        if answer:
+            got += [item["record"]["id"] for item in json.loads(answer)["data"]]
+    writer.close()
     seen: list[int] = []
-    counts: list[int] = []
-    while len(seen) < count:
-        answer = shop.client.get(f"{path}/next", params={**WAIT, "wait_for_ms": 2000})
-        if not ids(answer):
-            break
-        seen += ids(answer)
-        counts += [item["deliver_count"] for item in answer.json()["data"]]
-        shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(answer)})
-    # What was wholly sent before the client left is its own until ack_wait is over.
-    left = shop.client.get(f"{path}/messages", params={"state": "delivered"}).json()["data"]
-    print("held by the dead:", len(left), "of", count)
-    assert sorted(seen + [message["record"]["id"] for message in left]) == list(range(count))
-    assert set(counts) <= {1}
+    while len(seen) + len(got) < len(keys):
+        left = shop.client.get(f"{path}/next", params={**WAIT, "wait_for_ms": 3000})
+        assert {item["deliver_count"] for item in left.json()["data"]} == {1}, (got, seen)
+        seen += ids(left)
+    assert sorted(seen + got) == keys
+    assert seen
+    assert got
+
+
+def _publish(writer: StreamWriter, key: int) -> None:
+    start, end = Position(100 + key, 0), Position(101 + key, 0)
+    writer.begin()
+    writer.write(0, wire([inserted(key)], start))
+    writer.commit(BatchPart(start, end, 0, 1))

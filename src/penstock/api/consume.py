@@ -31,6 +31,7 @@ from penstock.streams.engine import Consumers
 _RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
 _MAX_TOKENS: Final = 10_000
 _MAX_MS: Final = 86_400_000
+_TURNS: Final = 3  # of the event loop, after which a connection lost before them is known
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -41,6 +42,11 @@ class Receives:
     def __init__(self) -> None:
         self._waiting: set[asyncio.Task[Any]] = set()
         self._ending = False
+
+    @property
+    def count(self) -> int:
+        """How many there are now."""
+        return len(self._waiting)
 
     def end(self) -> None:
         """Answer those that wait, and from now on don't let any wait."""
@@ -77,6 +83,9 @@ class Receives:
             raise
         finally:
             self._waiting.discard(task)
+        if received.deliveries:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
         if hang_up.done():
             if received.deliveries:
                 await consumer.release([delivery.token for delivery in received.deliveries])

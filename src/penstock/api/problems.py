@@ -37,7 +37,7 @@ _STATUS: Final[dict[type[ConsumerError], int]] = {
     StoreUnavailable: 503,
 }
 _MEDIA_TYPE: Final = "application/problem+json"
-# Where in a request FastAPI found an error, which is no part of the field's name.
+# Where FastAPI and pydantic found an error, which is no part of the field's name.
 _PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
 
 log = structlog.get_logger("penstock.api")
@@ -105,7 +105,7 @@ def invalid(errors: Sequence[ErrorDetails]) -> Problem:
     """Return the problem of what pydantic found wrong."""
     if any(error["type"] == "json_invalid" for error in errors):
         return not_json()
-    fields = [(_field(error["loc"]), _message(error)) for error in errors]
+    fields = [(_field(error), _message(error)) for error in errors]
     return Problem(422, "; ".join(f"{field}: {text}" for field, text in fields) + ".", fields)
 
 
@@ -173,11 +173,14 @@ def _of_consumer(error: ConsumerError) -> Problem:
     return Problem(status, str(error), errors, headers=headers)
 
 
-def _field(location: Sequence[int | str]) -> str:
-    parts = location[1:] if location and location[0] in _PLACES else location
-    parts = parts[1:] if parts and parts[0] in _PLACES else parts
+def _field(error: ErrorDetails) -> str:
+    if error["type"] == "union_tag_invalid":
+        return "type"
+    location = error["loc"]
+    while location and location[0] in _PLACES:
+        location = location[1:]
     name = ""
-    for part in parts:
+    for part in location:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     return name or "body"
 
@@ -185,5 +188,7 @@ def _field(location: Sequence[int | str]) -> str:
 def _message(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return "there is no such field"
+    if error["type"] == "union_tag_invalid":
+        return f"expected one of {error['ctx']['expected_tags']}"
     text = error["msg"].removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
