@@ -105,7 +105,8 @@ def main() -> int:
     """Run what was asked for; the exit code is 1 if a contender failed."""
     options = arguments()
     known = {contender.name: contender for contender in contenders.ALL}
-    wanted = named("--only", options.only, [*known, *crew.SIDES])
+    choices = {"consume": [*crew.SIDES], "all": [*known, *crew.SIDES]}.get(options.what, [*known])
+    wanted = named("--only", options.only, choices)
     contestants = [known[name] for name in wanted if name in known] or list(known.values())
     sides = [name for name in wanted if name in crew.SIDES] or list(crew.SIDES)
     if not shutil.which(options.peers_python):
