@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +64,21 @@ async def pushing(stream: Stream) -> AsyncIterator[Consumers]:
         stop.set()
         await asyncio.wait_for(task, 10)
         await consumers.close()
+
+
+SERVE = "import sys; from penstock.push.serve import serve; sys.exit(serve(sys.argv[1]))"
+
+
+@contextmanager
+def started(stream: Stream) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `penstock push` in a process of its own."""
+    command = [sys.executable, "-c", SERVE, stream.store.url]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def all_acked(consumers: Consumers) -> None:
@@ -156,26 +170,19 @@ def test_several_processes_share_a_consumer(stream: Stream) -> None:
 def test_a_process_that_dies_leaves_its_messages_to_another(stream: Stream) -> None:
     async def test() -> None:
         async with receiver(lambda _: HANG) as to:
-            dead = Consumers(stream.store.url)
-            await dead.open()
-            await stream.webhook(dead, to.url, ack_wait_ms=500)
+            consumers = Consumers(stream.store.url)
+            await consumers.open()
+            await stream.webhook(consumers, to.url, ack_wait_ms=500)
+            await consumers.close()
             stream.publish("a")
-            task = asyncio.create_task(Pusher(dead).run(asyncio.Event()))
-            (first,) = await to.got(1)
-            crashed(dead, task)
+            with started(stream) as process:
+                (first,) = await to.got(1)
+                process.kill()
             to.behaviour = lambda _: OK
             async with pushing(stream) as consumers:
                 _, second = await to.got(2)
                 await all_acked(consumers)
             assert second.id == first.id
-            await asyncio.gather(task, return_exceptions=True)
-
-    def crashed(consumers: Consumers, task: asyncio.Task[None]) -> None:
-        """End all that a process does, without a word to the store."""
-        for other in asyncio.all_tasks():
-            name = getattr(other.get_coro(), "__qualname__", "")
-            if name.startswith(("Settling.", "Webhook.", "Consumer.", "Consumers.", "Pusher.")):
-                other.cancel()
 
     asyncio.run(test())
 
@@ -246,31 +253,21 @@ def test_slow_requests_hold_their_messages_beyond_ack_wait(stream: Stream) -> No
     asyncio.run(test())
 
 
-SERVE = "import sys; from penstock.push.serve import serve; sys.exit(serve(sys.argv[1]))"
-
-
 def test_penstock_push_alone(stream: Stream) -> None:
     async def test() -> None:
+        consumers = Consumers(stream.store.url)
+        await consumers.open()
         async with receiver() as to:
-            consumers = Consumers(stream.store.url)
-            await consumers.open()
             await stream.webhook(consumers, to.url)
-            process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, stream.store.url],
-                stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-            try:
+            with started(stream) as process:
                 stream.publish("a")
                 await to.got(1)
                 await all_acked(consumers)
                 process.send_signal(signal.SIGTERM)
                 _, told = await asyncio.to_thread(process.communicate, timeout=10)
-            finally:
-                process.kill()
-                process.wait()
             assert process.returncode == 0
             assert b"Traceback" not in told
             assert b'"ended"' in told
-            await consumers.close()
+        await consumers.close()
 
     asyncio.run(test())
