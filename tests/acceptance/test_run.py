@@ -77,7 +77,8 @@ SOURCE_FAMILIES = {
 SINK_FAMILIES = {
     "penstock_sink_up", "penstock_delivered_messages", "penstock_duplicate_messages",
     "penstock_delivered_bytes", "penstock_dead_letters", "penstock_sink_retries",
-    "penstock_last_delivery_seconds",
+    "penstock_last_delivery_seconds", "penstock_sink_behind", "penstock_sink_detached",
+    "penstock_backlog_messages", "penstock_backlog_bytes",
 }  # fmt: skip
 
 
@@ -120,6 +121,12 @@ class Shop:
             cwd=self.pipeline.folder, environment={"COLUMNS": "200", **self.environment},
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
+
+    def letters(self, *arguments: str) -> str:
+        done = penstock("dead-letters", *arguments, cwd=self.pipeline.folder,
+                        environment=self.environment)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +239,8 @@ def test_metrics_are_prometheus_text(shop: Shop) -> None:
     code, text = shop.pipeline.get("/metrics")
     assert code == 200
     families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert shop.metric("penstock_store_up") == 1
+    assert families.pop("penstock_store_up").documentation
     assert set(families) == SOURCE_FAMILIES | SINK_FAMILIES
     for name, family in families.items():
         label = "source" if name in SOURCE_FAMILIES else "sink"
@@ -264,51 +273,62 @@ def test_a_message_too_large_is_a_dead_letter(shop: Shop) -> None:
     ]  # fmt: skip
     shop.wait_for(lambda: shop.sink("stock")["dead_lettered"] == 1, "counting the dead letter")
     assert shop.metric("penstock_dead_letters_total", sink="stock") == 1
-    path = shop.pipeline.folder / ".penstock/dead-letters/stock.jsonl"
-    (letter,) = [json.loads(line) for line in path.read_text().splitlines()]
+    (listed,) = json.loads(shop.letters("list", "--sink", "stock", "--json"))
+    letter = json.loads(shop.letters("show", str(listed["id"]), "--json"))
     assert letter["code"] == "message_too_large"
     assert "16384" in letter["reason"]
     assert letter["subject"] == "stock.public.items.insert"
-    dead = json.loads(letter["body"])
+    dead = json.loads(letter["message"])
     assert dead["record"] == {"id": 100, "name": "x" * 20000}
     assert dead["metadata"]["idempotency_key"] == letter["idempotency_key"]
     events = [e for e in shop.pipeline.events() if e["event"] == "dead letter"]
     assert [e["idempotency_key"] for e in events] == [letter["idempotency_key"]]
 
 
-def test_a_sink_that_is_down_holds_its_slot_and_says_so(shop: Shop) -> None:
+def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
     count = shop.streams.info("ORDERS").state.messages
     shop.nats.kill()
     shop.shop.execute("INSERT INTO orders SELECT i, 1, 'late' FROM generate_series(201, 210) i")
     ((end,),) = shop.shop.execute("SELECT pg_current_wal_lsn()")
-    shop.wait_for(lambda: shop.sink("orders")["error"] is not None, "telling of the error")
-
-    error = shop.sink("orders")["error"]
-    assert "connection refused" in error
-    assert "Start nats-server" in error
-    assert shop.metric("penstock_sink_up", sink="orders") == 0
-    assert shop.pipeline.get("/healthz")[0] == 200  # it goes on by itself
-    code, text = shop.command("status")
-    assert code == 1
-    assert "orders" in text
-    assert "Start nats-server" in text
-    code, text = shop.command("status", "--json")
-    assert code == 1
-    assert json.loads(text)["running"]["sinks"]["orders"]["error"] == error
+    shop.wait_for(lambda: shop.sink("orders")["state"] == "behind", "telling that it is behind")
     slot = "SELECT confirmed_flush_lsn < %s, active FROM pg_replication_slots WHERE slot_name = %s"
-    assert shop.shop.execute(slot, [end, "penstock_shop"]) == [(True, True)]
-
-    shop.nats.start()
-    late = shop.wait_messages("ORDERS", count + 10)[count:]
-    assert sorted(body(m)["record"]["id"] for m in late) == list(range(201, 211))
-    shop.wait_for(lambda: shop.sink("orders")["error"] is None, "well again")
     shop.wait_for(
         lambda: shop.shop.execute(slot, [end, "penstock_shop"]) == [(False, True)],
         "confirming the slot",
     )
+    shop.wait_for(lambda: shop.sink("orders")["backlog"] == 10, "telling of the backlog")
+
+    found = shop.sink("orders")
+    assert "connection refused" in found["error"]
+    assert "Start nats-server" in found["error"]
+    assert found["since"]
+    assert shop.metric("penstock_sink_up", sink="orders") == 0
+    assert shop.metric("penstock_sink_behind", sink="orders") == 1
+    assert shop.metric("penstock_sink_detached", sink="orders") == 0
+    assert shop.metric("penstock_backlog_messages", sink="orders") == 10
+    assert shop.pipeline.get("/healthz")[0] == 200  # it goes on by itself
+    code, text = shop.command("status")
+    assert code == 1
+    assert "behind, 10 wait" in text
+    assert "Start nats-server" in text
+    code, text = shop.command("status", "--json")
+    assert code == 1
+    assert json.loads(text)["running"]["sinks"]["orders"]["backlog"] == 10
+
+    shop.nats.start()
+    late = shop.wait_messages("ORDERS", count + 10)[count:]
+    assert sorted(body(m)["record"]["id"] for m in late) == list(range(201, 211))
+    for name in ("orders", "removals", "stock"):
+        shop.wait_for(lambda name=name: shop.sink(name)["state"] == "attached", "well again")  # type: ignore[misc]
+    assert shop.sink("orders")["error"] is None
+    assert shop.sink("orders")["backlog"] == 0
     assert shop.command("status")[0] == 0
-    told = [e["event"] for e in shop.pipeline.events() if e.get("sink") == "orders"]
-    assert told == ["sink held up, its messages wait in the slot", "sink delivers again"]
+    told = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
+    assert [e["event"] for e in told] == [
+        "sink is behind, its messages wait in the store",
+        "sink attached again, its backlog is delivered",
+    ]
+    assert told[0]["code"] in ("connection_refused", "connection_lost")
 
 
 def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path) -> None:
