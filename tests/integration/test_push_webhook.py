@@ -123,7 +123,7 @@ def test_no_more_requests_at_once_than_concurrency(concurrency: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "fail", [answer(500), answer(404), answer(302, "location: /"), answer(199), HANG, None, b"?"]
+    "fail", [answer(500), answer(404), answer(302, "location: /"), answer(429), HANG, None, b"?"]
 )
 @pytest.mark.usefixtures("quick")
 def test_whatever_is_no_success_is_tried_again_with_the_same_id(fail: bytes | None) -> None:
