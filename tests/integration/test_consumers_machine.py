@@ -157,8 +157,8 @@ class Machine(RuleBasedStateMachine):
                 outcome = self.do(consumer.release(tokens))
         refused = [token for token, _reason in outcome.refused]
         assert outcome.done == len(tokens) - len(refused)
-        for token in dict.fromkeys(tokens):
-            fate, position = self.fate(token)
+        fates = {token: self.fate(token) for token in tokens}
+        for token, (fate, position) in fates.items():
             if fate == "gone":
                 assert (token in refused) == (kind in ("extend", "expire"))
                 continue

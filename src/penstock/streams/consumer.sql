@@ -48,18 +48,17 @@ INSERT INTO {log} (seq, entry) VALUES (1, %s) ON CONFLICT DO NOTHING
 INSERT INTO {log} (seq, entry) SELECT %(seq)s, %(entry)s
 WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s - 1) ON CONFLICT DO NOTHING
 
--- name: lock_log
-SET LOCAL lock_timeout = '100ms';
-LOCK TABLE {log} IN ACCESS EXCLUSIVE MODE
-
--- name: last_entry
-SELECT max(seq) FROM {log}
-
 -- name: replace_log
-TRUNCATE {log}
-
--- name: put_entry
-INSERT INTO {log} (seq, entry) VALUES (%s, %s)
+-- A whole state takes the place of all entries up to it, unless there is a newer one. In one statement, so
+-- that nobody waits for a process that has stopped in the middle.
+DO $penstock$ BEGIN
+    SET LOCAL lock_timeout = '100ms';
+    LOCK TABLE {log} IN ACCESS EXCLUSIVE MODE;
+    IF (SELECT max(seq) FROM {log}) = {seq} THEN
+        TRUNCATE {log};
+        INSERT INTO {log} (seq, entry) VALUES ({seq} + 1, {state});
+    END IF;
+END $penstock$
 
 -- name: read
 -- Messages of a segment behind one position, up to another.

@@ -7,6 +7,7 @@ from typing import Final
 
 import psycopg
 import structlog
+from psycopg import sql
 
 from penstock.streams.consumer import Entry, Held, State, replay
 from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
@@ -143,26 +144,17 @@ class ConsumerLog:
         state = self.state
         assert state is not None  # noqa: S101 - it is read before it is replaced
         self._entries = self._bytes = 0
-        text = state.encode().decode()
+        whole = sql.Literal(state.encode().decode())
+        query = composed("replace_log", log=self._table, seq=sql.Literal(self._seq), state=whole)
         try:
-            async with self._sessions.session() as connection, connection.transaction():
-                for statement in composed("lock_log", log=self._table).as_string().split(";"):
-                    await connection.execute(statement.encode())
-                query = composed("last_entry", log=self._table)
-                row = await (await connection.execute(query)).fetchone()
-                if row is None or row[0] != self._seq:
-                    return
-                await connection.execute(composed("replace_log", log=self._table))
-                query = composed("put_entry", log=self._table)
-                await connection.execute(query, (self._seq + 1, text))
+            async with self._sessions.session() as connection:
+                await connection.execute(query, prepare=False)
         except psycopg.errors.UndefinedTable:
             raise self._unknown() from None
         except StoreUnavailable as error:
             if not isinstance(error.__context__, psycopg.errors.LockNotAvailable):
                 raise
-            return
-        self._seq += 1
-        self._bytes = len(text)
+        await self.sync()
 
     async def _rows(
         self, query: object, params: tuple[object, ...], *, fetch: bool = True

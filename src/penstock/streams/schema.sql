@@ -156,4 +156,5 @@ CREATE INDEX ON penstock.{table} (key, lsn, idx)
 CREATE TABLE penstock.{table} (
     seq bigint PRIMARY KEY,
     entry text NOT NULL
-)
+);
+ALTER TABLE penstock.{table} ALTER COLUMN entry SET STORAGE EXTERNAL
