@@ -151,7 +151,7 @@ def test_a_webhooks_secrets_are_never_shown(shop: Shop) -> None:
     assert answers[0].json()["url"] == "https://example.com/hook"
     wrong = {**body, "name": "other", "secrets": ["whsec_hidden"], "headers": {"a b": "hidden"}}
     answers.append(shop.client.post("/v1/http-consumers", json=wrong))
-    problem(answers[-1], 422, "headers", "secrets[0]")
+    problem(answers[-1], 422, "headers", "secrets")
     for answer in answers:
         assert "hidden" not in answer.text
         assert SECRET not in answer.text

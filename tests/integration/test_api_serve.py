@@ -81,6 +81,7 @@ def test_it_ends_in_order(store: Store, token: str, number: int) -> None:
         assert ids(api.client.get("/v1/streams/events/receive", params=WAIT)) == [1]
         address = api.log[0]["address"].removeprefix("http://")
         waiting = [raw(address, token, f"{path}/next?wait_for_ms=60000") for _ in range(2)]
+        raw(address, token, f"{path}/next?wait_for_ms=60000").close()
         for _ in range(2):  # when these are answered, those before them were read
             api.client.get("/v1/streams").raise_for_status()
         started = time.monotonic()
