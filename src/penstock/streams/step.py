@@ -80,22 +80,26 @@ class Step:
         limit = self._max_deliver
         dead = [n for n in numbers if 0 < limit <= self._state.held[n][4]]
         self._kill(dead)
-        until = self._now + delay
+        until = self._in(delay)
         self._moved.update((n, until) for n in numbers if n not in self.dead)
         return refused
 
     def extend(self, refs: Sequence[Ref | None], time: int) -> list[tuple[int, str]]:
         """Give deliveries `time` µs from now; what is done is refused too."""
         numbers, refused, gone = self._sort(refs)
-        self._moved.update((n, self._now + time) for n in numbers)
+        self._moved.update((n, self._in(time)) for n in numbers)
         return sorted(refused + [(at, UNKNOWN) for at in gone])
 
     def release(self, refs: Sequence[Ref | None]) -> list[tuple[int, str]]:
         """Give deliveries back: available at once, and not counted."""
         numbers, refused, _gone = self._sort(refs)
-        self._moved.update((n, self._now) for n in numbers)
+        self._moved.update((n, self._in(0)) for n in numbers)
         self._released.update(numbers)
         return refused
+
+    def _in(self, time: int) -> int:
+        # At once is before all times, whatever another process's clock says.
+        return self._now + time if time > 0 else 0
 
     def _sort(
         self, refs: Sequence[Ref | None]
