@@ -146,6 +146,7 @@ sinks:
 spark:
   master: {cluster}
   conf: {{spark.executor.memory: 512m, spark.cores.max: 2, spark.driver.host: 127.0.0.1}}
+store: "{database.url}"
 """
     )
     command = ["-m", "penstock", "run", "-c", "penstock.yaml", "--once"]

@@ -7,14 +7,20 @@ import json
 import random
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
+from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+
 from .faults import FAULTS
+from .outage import Outage, own_servers
 from .session import Outcome, Session
 
 
@@ -28,6 +34,10 @@ def main() -> int:
     parser.add_argument(
         "--fault", action="append", choices=list(FAULTS), help="only this one, once; repeatable"
     )
+    parser.add_argument(
+        "--outage", type=float, metavar="SECONDS",
+        help="instead: one NATS server of two is gone for so long, a stream is written too",
+    )  # fmt: skip
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31)
     console = Console(highlight=False, soft_wrap=True)
@@ -38,6 +48,8 @@ def main() -> int:
 
     # An orderly end takes the servers and the folder with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if arguments.outage is not None:
+        return outage(arguments.outage, arguments.rate, console, say)
     session = Session(
         duration=arguments.duration, seed=seed, faults=arguments.fault, keys=arguments.keys,
         rate=arguments.rate, say=say,
@@ -47,6 +59,30 @@ def main() -> int:
     if arguments.report is not None:
         arguments.report.write_text(json.dumps(outcome.as_dict(), indent=2) + "\n")
     return 0 if outcome.passed else 1
+
+
+def outage(seconds: float, rate: float, console: Console, say: Callable[[str], None]) -> int:
+    with tempfile.TemporaryDirectory(prefix="penstock-outage-", ignore_cleanup_errors=True) as path:
+        folder = Path(path)
+        folder.chmod(0o755)  # under root Postgres runs as another user
+        with EmbeddedPostgres(folder / "postgres") as postgres, own_servers(folder) as servers:
+            shop, store = (Database(n, postgres.create_database(n)) for n in ("shop", "store"))
+            run = folder / "run"
+            run.mkdir()
+            try:
+                found = Outage(
+                    run, shop, store, *servers, seconds=seconds, rate=rate, say=say
+                ).run()
+            except AssertionError as error:
+                console.print(f"FAILED: {error}", markup=False)
+                return 1
+            finally:
+                shop.close()
+                store.close()
+    for line in found.lines():
+        console.print(line, markup=False)
+    console.print("PASSED: the same messages in all three, in order, none doubled")
+    return 0
 
 
 def show(outcome: Outcome, console: Console) -> None:

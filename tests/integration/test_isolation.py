@@ -19,6 +19,7 @@ from tests.isolation_help import (
     assert_whole,
     loaded,
     nats_settings,
+    position,
     published,
     stream_settings,
 )
@@ -26,6 +27,7 @@ from tests.isolation_help import (
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.streams import backlog
 
 WINDOW = 600
 OTHER = "other"
@@ -172,6 +174,25 @@ def test_a_crash_while_the_backlog_drains(servers: Servers, database: Database) 
         assert source.behind() != {}
         source.done(60_000)
         servers.assert_all(source)
+
+
+def test_a_replay_of_what_was_drained(servers: Servers, database: Database) -> None:
+    """Nothing of it is delivered again, and it keeps nobody from joining."""
+    with Source(database.url, servers.sinks) as source:
+        source.batch(100)
+        servers.shaky.kill()
+        source.batch(200)
+        with source.store.connection() as connection:
+            end = position(199)
+            backlog.drained(connection, SHAKY, end)
+        source.restart()
+        source.written = 150
+        source.batch(200)
+        assert source.waiting(SHAKY) == 50
+        servers.shaky.start()
+        await_true(lambda: not source.behind())
+        assert_whole(published(servers.shaky_streams, servers.stream), 100)
+        assert_whole(source.streamed(EVENTS), 200)
 
 
 def test_down_from_the_start(servers: Servers, database: Database) -> None:

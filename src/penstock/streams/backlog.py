@@ -109,8 +109,11 @@ def take(
         ids = [row[0] for row in found[:count]]
         blocks = [block for (block,) in connection.execute(_SQL["blocks"], [ids])]
         messages = _in_order(blocks, of.drained, end)
-        if messages.num_rows or (count == len(reached) and not more):
-            return Taken(messages, end or _last(messages) or of.drained)
+        if messages.num_rows:
+            return Taken(messages, end or _last(messages))
+        if count == len(reached) and not more:
+            # Blocks that hold what was delivered before as well as what may not be yet.
+            return None
         if count == len(reached):
             return take(connection, of, until, look_at=4 * look_at)
         count = min(len(reached), 2 * count)
@@ -120,7 +123,12 @@ def drained(connection: Connection, sink: str, end: Position) -> None:
     """Note that all up to and with `end` is delivered, and drop it."""
     with connection.transaction():
         connection.execute(_SQL["drained"], [*end, sink])
-        connection.execute(_SQL["delete_drained"], {"sink": sink, "lsn": end.lsn, "idx": end.idx})
+        drop(connection, sink, end)
+
+
+def drop(connection: Connection, sink: str, end: Position) -> None:
+    """Drop the blocks that have nothing behind `end`."""
+    connection.execute(_SQL["drop"], {"sink": sink, "lsn": end.lsn, "idx": end.idx})
 
 
 def join(connection: Connection, sink: str) -> None:
@@ -172,8 +180,6 @@ def _is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
     return pc.or_(pc.greater(lsn, position.lsn), same)
 
 
-def _last(messages: pa.RecordBatch) -> Position | None:
-    if not messages.num_rows:
-        return None
+def _last(messages: pa.RecordBatch) -> Position:
     lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
     return Position(lsn.as_py(), idx.as_py())

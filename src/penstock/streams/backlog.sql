@@ -35,7 +35,7 @@ SELECT block FROM penstock.backlog_blocks WHERE id = ANY(%s) ORDER BY first_lsn,
 -- name: drained
 UPDATE penstock.backlogs SET drained_lsn = %s, drained_idx = %s WHERE sink = %s
 
--- name: delete_drained
+-- name: drop
 DELETE FROM penstock.backlog_blocks
 WHERE sink = %(sink)s AND (first_lsn, first_idx) <= (%(lsn)s, %(idx)s)
   AND (last_lsn, last_idx) <= (%(lsn)s, %(idx)s)

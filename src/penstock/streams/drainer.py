@@ -160,7 +160,7 @@ class Drainer:
             return True
         if self._done is None or time.monotonic() < self._since + self._hold:
             return False
-        return self._join()
+        return self._join(behind)
 
     def _deliver(self, messages: pa.RecordBatch) -> None:
         """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
@@ -183,7 +183,7 @@ class Drainer:
             with self._store.connection() as connection:
                 self._tell(backlog.behind(connection, self._sink))
 
-    def _join(self) -> bool:
+    def _join(self, behind: Behind) -> bool:
         """Deliver what is left while nobody writes, and join; return whether that went well."""
         if not self._answers:
             # Nothing is left of what it may deliver, and nothing was delivered: does it live?
@@ -193,6 +193,8 @@ class Drainer:
                 self._report_error(unfinished.error, _TICK_SECONDS)
                 return False
         with self._store.connection() as connection:
+            # A replay may have brought again what was delivered before.
+            backlog.drop(connection, self._sink, behind.drained)
             waiting, _ = backlog.size(connection, self._sink)
             if waiting > _JOIN_MESSAGES or (waiting and not self._answers):
                 return False
@@ -263,7 +265,7 @@ class Drainer:
                 code=behind.code, error=behind.error,
             )  # fmt: skip
         if self._state == "attached" and behind is not None:
-            self._since = now
+            self._since = now - behind.seconds
             self._answers = False
             soon = now - self._joined_at < _SOON_SECONDS
             first, most = _HOLD_SECONDS
