@@ -475,6 +475,36 @@ def test_the_list(store: Store, stream: StreamRecord) -> None:
     run(work)
 
 
+def test_a_new_consumer_of_the_configuration_starts_when_it_is_made(
+    store: Store, stream: StreamRecord
+) -> None:
+    async def work() -> None:
+        publish(store, stream, [inserted(1)])
+        async with serving(store) as consumers:
+            changed = asyncio.Event()
+            consumers.on_change(changed.set)
+            await asyncio.to_thread(
+                store.register_consumer, "events", "late", "pull", {"deliver_policy": "new"}
+            )
+            await changed.wait()
+            publish(store, stream, [inserted(2)])
+            late = await consumers.get("late")
+            assert ids((await late.receive(10, 5.0)).deliveries) == [2]
+
+    run(work)
+
+
+def test_a_store_without_its_schema_is_unavailable(database: Database) -> None:
+    async def work() -> None:
+        consumers = Consumers(database.url)
+        await consumers.open()
+        with pytest.raises(StoreUnavailable, match="missing"):
+            await consumers.get("x")
+        await consumers.close()
+
+    run(work)
+
+
 def test_a_long_log_is_replaced(
     store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +537,42 @@ def test_a_long_log_is_replaced(
                 while got := (await here.receive(1, 0.0)).deliveries:
                     await here.ack(tokens(got))
                 assert entries(here) > 100
+
+    run(work)
+
+
+def test_a_process_that_missed_a_replaced_log_takes_no_step(
+    store: Store, stream: StreamRecord
+) -> None:
+    async def work() -> None:
+        publish(store, stream, [inserted(i) for i in range(4)])
+        async with workers(store) as here, serving(store) as other:
+            there = await other.get("workers")
+            held = (await here.receive(1, 0.0)).deliveries
+            await there.receive(1, 0.0)  # reads the log so far
+            for _ in range(2):
+                await here.receive(1, 0.0)
+                await here._alone(here._log.replace)
+            there._sync = there._crowded = False
+            assert (await there.ack(tokens(held))).done == 1
+            assert len(await here.messages("delivered", 10)) == 3
+
+    run(work)
+
+
+def test_a_process_that_missed_a_rewind_keeps_the_order(store: Store, stream: StreamRecord) -> None:
+    async def work() -> None:
+        publish(store, stream, [Change(group=1) for _ in range(4)])
+        async with workers(store) as here, serving(store) as other:
+            there = await other.get("workers")
+            for _ in range(2):
+                await there.ack(tokens((await there.receive(10, 0.0)).deliveries))
+            await there.receive(10, 0.0)
+            here._freed = lambda _id: None  # the notification comes late
+            await here.rewind("all")
+            await here.ack(tokens((await here.receive(10, 0.0)).deliveries))
+            there.log_moved()
+            assert [d.position.idx for d in (await there.receive(10, 0.0)).deliveries] == [1]
 
     run(work)
 

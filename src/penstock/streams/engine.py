@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +17,7 @@ from penstock.message import Position
 from penstock.streams.consumer import START, State
 from penstock.streams.consumer_settings import settings_of
 from penstock.streams.consumer_types import (
+    ConsumerError,
     ConsumerInfo,
     ConsumerSpec,
     NameTaken,
@@ -51,7 +52,7 @@ class Consumers:
         self._callbacks: list[Callable[[], None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._alone = False  # no other process serves this store
-        self._notices: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect; where the store does not answer, every later call tries again."""
@@ -62,8 +63,8 @@ class Consumers:
     async def close(self) -> None:
         """Answer what waits with nothing, and disconnect."""
         await stopped(self._listener)
-        for task in list(self._notices):
-            await asyncio.wait([task])
+        for task in list(self._tasks):
+            await stopped(task)
         for consumer in self._consumers.values():
             await consumer.close()
         await self._sessions.close()
@@ -193,6 +194,9 @@ class Consumers:
             self._stale = self._listener is None
             try:
                 rows = await self._sessions.rows(SQL["consumers"])
+            except psycopg.errors.UndefinedTable as missing:
+                self._stale = True
+                raise self._sessions.unavailable(missing) from None
             except BaseException:
                 self._stale = True
                 raise
@@ -219,9 +223,13 @@ class Consumers:
 
     def _freed(self, consumer: int) -> None:
         if not self._alone:
-            task = asyncio.create_task(self._notify(f"c{consumer}"))
-            self._notices.add(task)
-            task.add_done_callback(self._notices.discard)
+            self._do(self._notify(f"c{consumer}"))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside everything else; it is ended with the process."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _notify(self, payload: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # the others look every second
@@ -245,7 +253,7 @@ class Consumers:
         for consumer in self._consumers.values():
             consumer.head_moved()
             consumer.log_moved()
-        self._changed()
+        self._do(self._changed())
         while True:
             row = await self._sessions.clock.ask(connection, SQL["presence"])
             self._alone = not row[1]
@@ -264,9 +272,14 @@ class Consumers:
                 found.log_moved()
         elif kind == "k":
             self._stale = True
-            self._changed()
+            self._do(self._changed())
 
-    def _changed(self) -> None:
+    async def _changed(self) -> None:
+        with contextlib.suppress(ConsumerError):  # the next request reads the list
+            await self._load()
+            for consumer in list(self._consumers.values()):
+                if consumer.info.settings.deliver_policy == "new":
+                    await consumer.begin()
         for callback in self._callbacks:
             callback()
 

@@ -207,6 +207,7 @@ class Reader:
             return False
         while known.rows and known.rows[0][:2] < parked[1:3]:
             del known.rows[0]
+        known.start = parked[1:3]
         return bool(known.rows) or known.through >= parked[3:5]
 
     def next(self, group: int, _parked: Parked) -> Row | None:

@@ -94,12 +94,14 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
-        """Lend a connection; what says that the store is not there becomes `StoreUnavailable`."""
+        """Lend a connection; errors become `StoreUnavailable`, but for those that callers expect."""
         async with self._free:
             connection = self._idle.pop() if self._idle else await self.connect()
             try:
                 yield connection
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
+                raise
+            except psycopg.Error as error:
                 if connection.closed:
                     await self._drop_idle()
                 raise self.unavailable(error) from None

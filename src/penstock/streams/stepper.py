@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeVar
 
-import psycopg
 import structlog
 
 from penstock.message import Position
@@ -117,6 +116,11 @@ class Stepper:
             self._set_up()
         self._wake.set()
 
+    async def begin(self) -> None:
+        """Settle where a new consumer starts, before anybody receives."""
+        if self._log.state is None:
+            await self._alone(self._load)
+
     def head_moved(self) -> None:
         """Look for new messages."""
         self._reader.head_stale = True
@@ -181,11 +185,6 @@ class Stepper:
             except ConsumerError as error:
                 again = False
                 self._fail(error, requests)
-            except psycopg.Error as error:
-                again = False
-                failed = self._sessions.unavailable(error)
-                _log.error("a consumer's step failed", consumer=self.info.name, error=str(failed))
-                self._fail(failed, requests)
             except Exception as error:
                 again = False
                 _log.exception("a consumer's step failed", consumer=self.info.name)
