@@ -138,6 +138,13 @@ def test_another_cluster_goes_on_behind_what_waits(
     assert store.register_source("shop", "third").base == taken.end.lsn
 
 
+def test_blocks_of_an_older_version(connection: Connection) -> None:
+    old = messages(0, 5).drop_columns(["old_group_hash"])
+    backlog.spill(connection, SINK, old, 0)
+    backlog.spill(connection, SINK, messages(5, 10), 0)
+    assert drain(connection) == list(range(10))
+
+
 def test_what_is_known_of_a_sink(store: Store, connection: Connection) -> None:
     backlog.fall_behind(connection, SINK, 1, SinkError("timeout", "Later."))  # is not news
     (of,) = backlog.all_behind(connection)

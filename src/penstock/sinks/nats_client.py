@@ -158,7 +158,7 @@ class Connection:
         self.unsent = 0
         self._sock = sock
         self._out: deque[memoryview] = deque()
-        self._last_problem = ""
+        self._last_problem = self._broken = ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._events = selectors.EVENT_READ
@@ -187,6 +187,8 @@ class Connection:
             self._flush()
             data = self._read()
         if not data:
+            if self._broken:
+                raise self._lost(self._broken)
             return [], []
         acks, events = self.parser.feed(data)
         for event in events:
@@ -235,12 +237,11 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
-            # The server says why before it hangs up; that is worth more than "broken pipe".
-            with contextlib.suppress(SinkError):
-                for event in self.parser.feed(self._read())[1]:
-                    if isinstance(event, Problem):
-                        self._note(event)
-            raise self._lost(str(error)) from None
+            # Acks, and why it hangs up, may have come before: they are read first.
+            self._broken = str(error)
+            self._out.clear()
+            self.unsent = 0
+            return 0
         self.unsent -= sent
         return sent
 

@@ -28,11 +28,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock import log as logging
-from penstock.dead_letters import DeadLetters
 from penstock.message import WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import DeadLetter, SinkError
 from penstock.sinks.nats import NatsSink
+from penstock.spark.dead_letters import DeadLetters
 from penstock.spark.message_schema import to_wire
 
 _SPARKS_OWN: Final = frozenset(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock import queries
 from penstock.blocks import cut, decode, encode
-from penstock.message import Position
+from penstock.message import WIRE_SCHEMA, Position
 from penstock.sinks.base import SinkError
 
 Connection = psycopg.Connection[Any]
@@ -160,7 +160,7 @@ def _before(next_: Position | None, until: Position | None) -> Position | None:
 
 def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
     """Return the blocks' messages in (after, end], once each, in the order of their positions."""
-    batch = pa.concat_batches([decode(block)[1] for block in blocks])
+    batch = pa.concat_batches([_today(decode(block)[1]) for block in blocks])
     keep = _is_behind(batch, after)
     if end is not None:
         keep = pc.and_(keep, pc.invert(_is_behind(batch, end)))
@@ -172,6 +172,18 @@ def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.
     lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
     new = pc.or_(pc.not_equal(lsn[1:], lsn[:-1]), pc.not_equal(idx[1:], idx[:-1]))
     return batch.filter(pa.concat_arrays([pa.array([True]), new]))
+
+
+def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages with `WIRE_SCHEMA`, where an older version wrote them with fewer columns."""
+    if batch.schema.equals(WIRE_SCHEMA):
+        return batch
+    have = set(batch.schema.names)
+    columns = [
+        batch.column(field.name) if field.name in have else pa.nulls(batch.num_rows, field.type)
+        for field in WIRE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
 
 
 def _is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Dead letters on disk: `<folder>/<sink>.jsonl`, one JSON object a line, synced before it counts."""
+"""Dead letters of the sink `jetstream`: `<folder>/<sink>.jsonl`, one JSON object a line, synced."""
 
 from __future__ import annotations
 

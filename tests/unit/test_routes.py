@@ -1,0 +1,73 @@
+"""Which messages a sink gets, and a stream's own groups where sinks disagree on these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.streams_help import Change, wire
+
+from penstock.message import DELETE, UPDATE
+from penstock.settings import StreamSinkSettings
+from penstock.spark.routes import Route, regrouped, size
+
+
+def route(**settings: Any) -> Route:
+    fields = {"type": "stream", "source": "shop", **settings}
+    return Route("events", StreamSinkSettings.model_validate(fields), 1)
+
+
+BATCH = wire(
+    [
+        Change({"id": 1, "customer": 7}),
+        Change({"id": 2, "customer": 7}, UPDATE, {}),
+        Change({"id": 1, "customer": 8}, UPDATE, {"customer": 7}),
+        Change({"id": 1}, DELETE),
+        Change({"id": 3, "customer": 7}, table="orders"),
+    ]
+)
+
+
+def ids(batch: Any) -> list[str]:
+    found: list[str] = batch.column("record").to_pylist()
+    return found
+
+
+def test_tables_and_actions() -> None:
+    assert route().wanted(BATCH).num_rows == 5
+    assert route(actions=["delete"]).wanted(BATCH).column("action").to_pylist() == ["delete"]
+    assert route(tables=["public.orders"]).wanted(BATCH).num_rows == 1
+    assert route(tables=["public.orders"], actions=["delete"]).wanted(BATCH).num_rows == 0
+
+
+def test_a_stream_without_group_by_has_the_sources_groups() -> None:
+    assert route().for_stream(BATCH).equals(BATCH)
+
+
+def test_groups_of_a_streams_own() -> None:
+    batch = route(group_by=["customer"]).for_stream(BATCH)
+    groups = batch.column("group_hash").to_pylist()
+    old = batch.column("old_group_hash").to_pylist()
+    source = BATCH.column("group_hash").to_pylist()
+    seven, same, eight, gone, order = groups
+    assert seven == same
+    assert len({seven, eight, order, *source}) == 3 + len(set(source))
+    # A row that moved is of both groups; others keep the row's own group as well, so that a delete
+    # that has no more than the primary key stays behind them.
+    assert old == [source[0], source[1], seven, None, source[4]]
+    assert gone == source[3] == source[0]
+    assert batch.drop_columns(["group_hash", "old_group_hash"]).equals(
+        BATCH.drop_columns(["group_hash", "old_group_hash"])
+    )
+
+
+def test_groups_are_the_same_in_every_process_and_batch() -> None:
+    first = regrouped(BATCH, ["customer"]).column("group_hash").to_pylist()
+    again = regrouped(BATCH.slice(1, 2), ["customer"]).column("group_hash").to_pylist()
+    assert first[1:3] == again
+    assert first[0] == 4064950589198761192
+
+
+def test_size() -> None:
+    texts = [BATCH.column(name).to_pylist() for name in ("record", "changes", "metadata")]
+    assert size(BATCH) == sum(len(text or "") for column in texts for text in column)
+    assert size(BATCH.slice(0, 0)) == 0
