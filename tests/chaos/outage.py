@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.message import Position, parse_lsn
 from penstock.streams.store import Store
 
-from ..pipeline import Penstock
+from ..pipeline import Penstock, penstock
 
 GROUPS = 50
 SINK = "shaky"
@@ -227,8 +228,20 @@ class Outage:
             }
             for name, numbers in {"events": reader.numbers, **found}.items():
                 assert_whole(name, numbers, writer.count)
+            assert self._received(pipeline) > 0
             assert pipeline.stop() == 0
         return self._outcome
+
+    def _received(self, pipeline: Penstock) -> int:
+        """Return how many messages a worker gets from the API that runs with the pipeline."""
+        made = penstock("token", "create", "worker", cwd=self._folder)
+        assert made.returncode == 0, made.stderr
+        request = urllib.request.Request(
+            f"http://{pipeline.listen}/v1/streams/events/receive?batch_size=10",
+            headers={"Authorization": f"Bearer {made.stdout.split()[-1]}"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return len(orjson.loads(answer.read())["data"])
 
     def _note(self, message: Msg) -> None:
         self._arrivals["nats"].note(orjson.loads(message.data)["record"])
@@ -263,7 +276,7 @@ class Outage:
             event["event"] for event in pipeline.events() if event.get("sink") == SINK
         ]
         for name, arrivals in self._arrivals.items():
-            outcome.before[name] = arrivals.between(started, gone)
+            outcome.before[name] = arrivals.between(started, gone - 1)
             # The last second before the kill is part of that.
             outcome.during[name] = arrivals.between(gone, killed - 1) + arrivals.between(
                 back, returned

@@ -41,6 +41,8 @@ from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
 IDLE_TICK: Final = 0.25
+CONNECT_TRIES: Final = 3
+"""Tries to connect after which patience is over."""
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
 
@@ -56,6 +58,8 @@ class _Patience:
         self._started = time.monotonic()
         self._last = self._started + self._seconds + rows / STEADY_RATE
         self.until = self._started + self._seconds
+        # A server that is gone is not waited for: others wait for this batch meanwhile.
+        self.tries = float("inf") if seconds is None else CONNECT_TRIES
 
     def progress(self, now: float) -> None:
         self.until = min(now + self._seconds, self._last)
@@ -270,9 +274,9 @@ class NatsSink:
                 # Refused at the very start, it is the configuration; later, it may well be mended.
                 if not error.transient and not self._was_connected:
                     raise
-                if self._patience.left() <= 0:
-                    raise _stopped(error) from None
                 attempt += 1
+                if self._patience.left() <= 0 or attempt >= self._patience.tries:
+                    raise _stopped(error) from None
                 self._wait(error, attempt)
         return self._connection
 
