@@ -30,6 +30,7 @@ class Delivery:
 
     group: int
     version: int
+    position: str
     token: str
     sent: float
     """When the request was that it answers: its time cannot have begun before."""
@@ -52,7 +53,7 @@ class Delivery:
         return self.attempts == 1 and self.answered < self.sent + ack_wait - TOLERANCE
 
     def __str__(self) -> str:
-        return f"version {self.version} of {self.group}"
+        return f"version {self.version} of {self.group} at {self.position}"
 
 
 class Ledger:
@@ -114,6 +115,11 @@ def _faults(group: int, deliveries: Sequence[Delivery], last: int, ack_wait: flo
         ):
             found.append(f"{each}: its late {each.fate} was accepted while another worker held it")
     return found
+
+
+def _identity(message: dict[str, Any]) -> tuple[int, int, str]:
+    record, metadata = message["record"], message["metadata"]
+    return record["id"], record["version"], f"{metadata['commit_lsn']}/{metadata['commit_idx']}"
 
 
 class Worker(threading.Thread):
@@ -193,8 +199,8 @@ class Worker(threading.Thread):
         received = time.monotonic()
         assert answer.status_code == 200, answer.text
         taken = [
-            Delivery(d["record"]["id"], d["record"]["version"], d["ack_token"], sent, received)
-            for d in orjson.loads(answer.content)["data"]
+            Delivery(*_identity(message), message["ack_token"], sent, received)
+            for message in orjson.loads(answer.content)["data"]
         ]
         self._ledger.deliveries += taken
         return taken
