@@ -15,6 +15,7 @@ from psycopg import sql
 
 from penstock.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
+from penstock.streams.records import commit_position, stream_idx
 from penstock.streams.segments import segments_of
 from penstock.streams.store import START as BEFORE_ALL
 from penstock.streams.store import SourceRecord, Store, StreamRecord, segment_table
@@ -28,7 +29,7 @@ class Change:
     """One message to publish; `group` and `old_group` stand for the hashes of group keys.
 
     Without a group it is that of the `id` in the record, the primary key; without a position the
-    next one.
+    next one. `old_key` is the `id` that an update changed.
     """
 
     record: dict[str, Any] = field(default_factory=lambda: {"id": next(_numbers)})
@@ -39,10 +40,11 @@ class Change:
     schema: str = "public"
     table: str = "items"
     position: Position | None = None
+    old_key: Any = None
 
 
 class Stored(NamedTuple):
-    """A message as a stream has it."""
+    """A message as a stream has it, at the stream's own position."""
 
     position: Position
     key: str | None
@@ -56,6 +58,11 @@ def inserted(key: Any, **columns: Any) -> Change:
 
 def updated(key: Any, **columns: Any) -> Change:
     return Change({"id": key, **columns}, UPDATE, {})
+
+
+def moved(old: Any, key: Any, **columns: Any) -> Change:
+    """Return an update of the primary key."""
+    return Change({"id": key, **columns}, UPDATE, {"id": old}, old_key=old)
 
 
 def deleted(key: Any) -> Change:
@@ -80,7 +87,20 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             "record_pks": pks,
             "unavailable": [],
         }
-        group = crc32(f"{change.table}{pks}".encode()) if change.group is None else change.group
+        group, old_group, old_key = change.group, change.old_group, None
+        if group is None:
+            group = crc32(f"{change.table}{pks}".encode())
+        if change.old_key is not None:
+            old_group = old_group or crc32(f"{change.table}{[change.old_key]}".encode())
+            old = {
+                **metadata,
+                "idempotency_key": f"{metadata['idempotency_key']}-old",
+                "record_pks": [change.old_key],
+            }
+            old_key = {
+                "record": orjson.dumps({"id": change.old_key}),
+                "metadata": orjson.dumps(old),
+            }
         values = (
             orjson.dumps(change.record),
             None if change.changes is None else orjson.dumps(change.changes),
@@ -92,7 +112,8 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             at.lsn,
             at.idx,
             group,
-            change.old_group,
+            old_group,
+            old_key,
         )
         for name, value in zip(rows, values, strict=True):
             rows[name].append(value)
@@ -131,16 +152,21 @@ def publish(
 ) -> list[Position]:
     """Write changes (or records, as inserts) as the stream's next micro-batch.
 
-    Returns their positions in the stream. A transaction of their own, behind all that is there.
+    Returns their positions as users know them. A transaction of their own, behind all that is there.
     """
     listed = [change if isinstance(change, Change) else Change(change) for change in changes]
     source, head = source_of(store, stream), store.head(source_of(store, stream).id)
-    start = Position(head.lsn - source.base, head.idx) if head.lsn else START
+    start = commit_position(head.lsn - source.base, head.idx) if head.lsn else START
     batch = wire(listed, start)
     lsns, idxs = batch.column("commit_lsn").to_pylist(), batch.column("commit_idx").to_pylist()
     positions = [Position(lsn, idx) for lsn, idx in zip(lsns, idxs, strict=True)]
     write_part(store, stream, batch, BatchPart(start, max(positions, default=start), 0, 1))
     return [source.position(position) for position in positions]
+
+
+def in_stream(position: Position) -> Position:
+    """Return the stream's own position of a message."""
+    return Position(position.lsn, stream_idx(position.idx))
 
 
 def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: BatchPart) -> int:

@@ -80,6 +80,9 @@ def source_tag(system_identifier: str, database: str, slot: str) -> str:
     return hashlib.blake2b(name, digest_size=8).hexdigest()
 
 
+OLD_KEY: Final = pa.struct([pa.field("record", pa.string()), pa.field("metadata", pa.string())])
+"""Of a delete message."""
+
 WIRE_SCHEMA: Final = pa.schema(
     [
         pa.field("record", pa.string()),  # JSON object
@@ -93,6 +96,7 @@ WIRE_SCHEMA: Final = pa.schema(
         pa.field("commit_idx", pa.int64()),
         pa.field("group_hash", pa.int64()),  # 64-bit hash of table and group key
         pa.field("old_group_hash", pa.int64()),  # the group left behind where an update moved it
+        pa.field("old_key", OLD_KEY),  # the delete of the primary key left behind, likewise
     ]
 )
 """The columns of a message on its way from the source to the sinks."""

@@ -54,6 +54,7 @@ def batch(
         [0] * count,
         list(groups) if groups is not None else [hash(k) for k in keys],
         list(old_groups) if old_groups is not None else [None] * count,
+        [None] * count,
     ]
     arrays = [pa.array(c, f.type) for c, f in zip(columns, WIRE_SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=WIRE_SCHEMA)

@@ -27,6 +27,7 @@ from penstock.streams.ack_tokens import read_tokens
 from penstock.streams.consumer_types import ConsumerSpec
 from penstock.streams.consuming import Consumer
 from penstock.streams.engine import Consumers
+from penstock.streams.records import commit_position
 from penstock.streams.store import Store
 
 T = TypeVar("T")
@@ -105,7 +106,8 @@ class Machine(RuleBasedStateMachine):
         received = self.do(consumer.receive(limit, 0.0))
         assert len(received.deliveries) <= limit
         for delivery in received.deliveries:
-            self.model.handed_out(delivery.position[:2], delivery.token, delivery.deliver_count)
+            at = commit_position(*delivery.position)
+            self.model.handed_out(at, delivery.token, delivery.deliver_count)
         assert received.num_ack_pending >= len(received.deliveries)
         return [delivery.token for delivery in received.deliveries]
 
@@ -128,7 +130,8 @@ class Machine(RuleBasedStateMachine):
 
         deliveries = [d for received in self.do(gathered()) for d in received.deliveries]
         for delivery in sorted(deliveries, key=lambda d: d.position):
-            self.model.handed_out(delivery.position[:2], delivery.token, delivery.deliver_count)
+            at = commit_position(*delivery.position)
+            self.model.handed_out(at, delivery.token, delivery.deliver_count)
 
     @precondition(lambda self: any(m.token for m in self.model.messages.values()))
     @rule(
@@ -169,12 +172,13 @@ class Machine(RuleBasedStateMachine):
     def fate(self, token: str) -> tuple[str, tuple[int, int]]:
         ref = read_tokens(self.consumer(0).info.id, [token])[0]
         assert ref is not None
+        at = commit_position(*ref[:2])
         if token in self.model.forgotten:
-            return "unknown", ref[:2]
-        message = self.model.messages[ref[:2]]
+            return "unknown", at
+        message = self.model.messages[at]
         if message.gone:
-            return "gone", ref[:2]
-        return ("held" if message.token == token and not message.waits else "expired"), ref[:2]
+            return "gone", at
+        return ("held" if message.token == token and not message.waits else "expired"), at
 
     def said(self, kind: str, position: tuple[int, int]) -> None:
         message = self.model.messages[position]

@@ -21,6 +21,7 @@ from penstock.push import retry
 from penstock.push.pusher import Pusher
 from penstock.streams.consumer_types import ConsumerInfo, ConsumerSpec
 from penstock.streams.engine import Consumers
+from penstock.streams.records import stream_idx
 from penstock.streams.store import Store, StreamRecord
 
 
@@ -131,7 +132,7 @@ def test_the_message_is_whole(stream: Stream) -> None:
             assert message["action"] == "insert"
             assert message["metadata"]["consumer"] == {"id": str(info.id), "name": "billing"}
             lsn, idx = message["metadata"]["commit_lsn"], message["metadata"]["commit_idx"]
-            assert request.id == f"msg_{info.id}_{lsn}_{idx}"
+            assert request.id == f"msg_{info.id}_{lsn}_{stream_idx(idx)}"
             await all_acked(consumers)
 
     asyncio.run(test())

@@ -28,7 +28,7 @@ def wire(change: Change) -> WireRow:
     old = None if change.old_group == change.group else change.old_group
     return (
         b"{}", None, b"insert", b"public", b"t", b"{}", b"key",
-        *change.position, change.group, old, change.old_group, change.group,
+        *change.position, change.group, old, None, change.old_group, change.group,
     )  # fmt: skip
 
 

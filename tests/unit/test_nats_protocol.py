@@ -112,6 +112,7 @@ def batch(count: int, **columns: list[Any]) -> pa.RecordBatch:
         "commit_idx": [0] * count,
         "group_hash": list(range(count)),
         "old_group_hash": [None] * count,
+        "old_key": [None] * count,
     }
     return pa.record_batch(usual | columns, schema=WIRE_SCHEMA)
 

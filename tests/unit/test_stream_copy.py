@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.streams_help import Change, deleted, inserted, updated, wire
+from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 
 from penstock.message import DELETE, UPDATE, WIRE_SCHEMA, Position
 from penstock.streams import copy
+from penstock.streams.records import commit_position, stream_idx
 
 
 def decoded(data: bytes) -> Iterator[dict[str, Any]]:
@@ -40,7 +41,8 @@ def decoded(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def rows(batch: pa.RecordBatch, kind: str = "changes", base: int = 0) -> list[dict[str, Any]]:
-    return list(decoded(b"".join(map(bytes, copy.rows(batch, kind, base)))))
+    placed = copy.placed(batch, kind, base)
+    return list(decoded(b"".join(map(bytes, copy.rows(placed, kind)))))
 
 
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -54,7 +56,7 @@ changes = st.builds(
     old_group=st.none() | int64,
     schema=text.filter(bool),
     table=text.filter(bool),
-    position=st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62)),
+    position=st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62 - 1)),
 )
 
 
@@ -63,7 +65,8 @@ def test_every_column_comes_out_as_it_went_in(listed: list[Change], base: int, c
     batch = wire(listed).slice(cut)
     for row, message in zip(rows(batch, base=base), batch.to_pylist(), strict=True):
         assert row["lsn"] == message["commit_lsn"] + base
-        assert row["idx"] == message["commit_idx"]
+        assert row["idx"] == stream_idx(message["commit_idx"])
+        assert commit_position(row["lsn"], row["idx"]).idx == message["commit_idx"]
         assert row["key"] is None
         same = ("group_hash", "old_group_hash", "table_schema", "table_name", "action")
         assert {name: row[name] for name in same} == {name: message[name] for name in same}
@@ -89,7 +92,7 @@ def test_rows_have_a_key_and_tell_deletes_alone(listed: list[Change]) -> None:
 def test_a_batch_of_many_blocks_keeps_its_order() -> None:
     count = 20_001
     found = rows(wire([inserted(1) for _ in range(count)]))
-    assert [row["idx"] for row in found] == list(range(count))
+    assert [row["idx"] for row in found] == list(range(1, 2 * count, 2))
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,33 @@ def test_an_update_that_moves_a_row_has_both_groups() -> None:
         (5, -6),
         (7, None),
     ]
+
+
+def test_a_row_that_leaves_its_key_is_deleted_there_first() -> None:
+    batch = wire([inserted(9), moved("a", "b", n=1), updated("c"), moved("b", "a", n=2)])
+    found = rows(batch.slice(1), "rows", base=1000)
+    assert [(row["lsn"], row["idx"], row["key"], row["action"]) for row in found] == [
+        (1101, 2, 'public.items:["a"]', "delete"),
+        (1101, 3, 'public.items:["b"]', "update"),
+        (1101, 5, 'public.items:["c"]', "update"),
+        (1101, 6, 'public.items:["b"]', "delete"),
+        (1101, 7, 'public.items:["a"]', "update"),
+    ]
+    gone, there = (orjson.loads(row["message"]) for row in found[:2])
+    assert (list(gone), gone["record"], gone["action"]) == (
+        ["record", "action", "metadata"], {"id": "a"}, "delete",
+    )  # fmt: skip
+    assert gone["metadata"]["record_pks"] == ["a"]
+    assert gone["metadata"]["idempotency_key"] != there["metadata"]["idempotency_key"]
+    assert there == {"record": {"id": "b", "n": 1}, "metadata": there["metadata"]}
+    # Both stay in order with what either key had.
+    groups = [(row["group_hash"], row["old_group_hash"]) for row in found]
+    assert groups[0] == groups[1]
+    assert groups[0] == groups[3][::-1]
+
+
+def test_changes_tell_a_key_that_changed_in_one_message() -> None:
+    (row,) = rows(wire([moved("a", "b")]))
+    message = orjson.loads(row["message"])
+    assert (message["action"], message["changes"]) == ("update", {"id": "a"})
+    assert row["idx"] == stream_idx(0)

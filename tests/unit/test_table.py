@@ -66,8 +66,14 @@ def groups(wire: WireRow) -> set[int]:
     return {g for g in wire[9:11] if g is not None}
 
 
+def old_key(wire: WireRow) -> tuple[Any, Any] | None:
+    """Return the record and the metadata of the delete of the key that an update left."""
+    found = wire[11]
+    return (orjson.loads(found["record"]), orjson.loads(found["metadata"])) if found else None
+
+
 def splits(wire: WireRow) -> set[int]:
-    return set(wire[11:])
+    return set(wire[12:])
 
 
 def test_a_wire_row() -> None:
@@ -105,6 +111,52 @@ def test_update_tells_what_the_wal_does() -> None:
     full = table(identity="f", columns="id! a! b!")
     wire = update(full, row("1", None, "z"), old=row("1", "x", None))
     assert changes(wire) == {"a": "x", "b": None}
+
+
+@pytest.mark.parametrize(
+    ("identity", "columns", "known"),
+    [
+        ("d", "id! a b", {"key": row("1", None, None)}),
+        ("f", "id! a! b!", {"old": row("1", "x", "y")}),
+    ],
+)
+def test_a_key_that_is_left_is_told_as_a_delete_of_it(
+    identity: str, columns: str, known: dict[str, Row]
+) -> None:
+    t = table(columns, identity)
+    wire = update(t, row("2", "?", "z"), **known)
+    left = old_key(wire)
+    deletion = delete(t, **known)
+    assert left == (
+        record(deletion),
+        {**metadata(deletion), "idempotency_key": "tag-23803720-0-old"},
+    )
+    assert left[1]["record_pks"] == ["1"]
+    assert left[1]["idempotency_key"] != metadata(wire)["idempotency_key"]
+    assert old_key(update(t, row("1", "x", "z"), **known)) is None
+    assert old_key(update(t, row("1", "x", "z"))) is None
+    assert old_key(deletion) is old_key(insert(t, "1", "x", "y")) is None
+
+
+def test_a_part_of_a_key_that_is_left() -> None:
+    t = table("a! id b!", key=("b", "a"))
+    left = old_key(update(t, row("1", "x", "3"), key=row("1", None, "2")))
+    assert left is not None
+    assert left[0] == {"a": "1", "b": "2"}
+    assert left[1]["record_pks"] == ["2", "1"]
+
+
+def test_a_key_that_old_tuples_do_not_tell_is_left_unseen() -> None:
+    t = table("id a! b", identity="i")
+    assert old_key(update(t, row("2", "y", "z"), key=row(None, "x", None))) is None
+    # Without any primary key there is none to leave.
+    t = table("id! a! b!", identity="f", key=())
+    assert old_key(update(t, row("2", "y", "z"), old=row("1", "x", "z"))) is None
+    # A replica identity may take its place.
+    t = table("id a! b", identity="i", key=())
+    left = old_key(update(t, row("1", "y", "z"), key=row(None, "x", None)))
+    assert left is not None
+    assert left[1]["record_pks"] == ["x"]
 
 
 def test_unchanged_toast_is_filled_from_the_old_tuple_or_named() -> None:

@@ -25,6 +25,7 @@ BEARER: Final = HTTPBearer(
     auto_error=False, description="A token of `penstock token create`, as it was shown: `pst_…`."
 )
 _MAX_LSN: Final = 2**63 - 1
+_MAX_IDX: Final = 2**62 - 1
 
 
 def _number(value: Any) -> Any:
@@ -40,16 +41,17 @@ def _time(value: Any) -> Any:
     return value
 
 
-_Whole = Annotated[int, Field(ge=0, le=_MAX_LSN), BeforeValidator(_number)]
+_Lsn = Annotated[int, Field(ge=0, le=_MAX_LSN), BeforeValidator(_number)]
+_Idx = Annotated[int, Field(ge=0, le=_MAX_IDX), BeforeValidator(_number)]
 
 
 class PositionBody(BaseModel):
-    """A message's place in its stream."""
+    """A message's place in its stream: its commit_lsn and commit_idx."""
 
     model_config = ConfigDict(extra="forbid")
 
-    lsn: _Whole
-    idx: _Whole
+    lsn: _Lsn
+    idx: _Idx
 
 
 class _Message(BaseModel):

@@ -21,14 +21,19 @@ from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
 
 WireRow = tuple[
-    bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None, int, int
-]
+    bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None,
+    dict[str, bytes] | None, int, int,
+]  # fmt: skip
 """The columns of `WIRE_SCHEMA`, text as UTF-8, and the hashes of the splits that the message leaves
 and goes to. They differ where an update changed a column that messages are split by: those two
 splits are then delivered as one."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DELETE, TRUNCATE))
+
+
+_NULL: Final = 1
+"""What stands for NULL in a hash: None's own is its address, and b""'s is 0."""
 
 
 class Transaction:
@@ -137,6 +142,8 @@ class Table:
         self._key = primary_key or (flagged if by_key else [])
         # What a row is known by, in deletes too. Without any key that is all that it holds.
         self._own = primary_key if primary_key and set(primary_key) <= set(told) else told
+        # A row that leaves its key is told to have done so where every old tuple has the key.
+        self._leaves = frozenset(self._key if self._own == self._key else ())
         group = self._own if group_by is None else self._positions(group_by)
         split = group if split_by is None else self._positions(split_by)
         self.missing = [
@@ -151,6 +158,7 @@ class Table:
         one_split = self._tied or split is None or not set(split) <= set(told)
         self._split = [] if one_split else split or []
         self._same_split = self._split == self._group
+        self._hashed = frozenset((*self._own, *self._group, *self._split))
         self._group_at = self._group[0] if len(self._group) == 1 else -1
         self._key_at = self._key[0] if len(self._key) == 1 else -1
 
@@ -179,7 +187,8 @@ class Table:
             for v, c in zip(row, self._converters, strict=True)
         ]
         at = self._group_at
-        group = self._hash(row, self._group) if at < 0 else hash((self._salt, row[at]))
+        value = None if at < 0 else row[at]
+        group = self._hash(row, self._group) if value is None else hash((self._salt, value))
         return self._wire(
             self._template % tuple(values), None, _INSERT, transaction, idx, values, b"",
             group, self._tie(row) if self._tied else None,
@@ -198,20 +207,30 @@ class Table:
         else:
             values = self._values(new)
             record = self._template % tuple(values)
-        changes, before = b"{}", new
+        changes, before, old_key = b"{}", new, None
         if known is not None:
             changed = [i for i in told if known[i] != new[i]]
             if changed:
                 changes, _ = self._object(known, self._values(known), changed)
-                before = list(new)
-                for i in changed:
-                    before[i] = known[i]
+                if not self._hashed.isdisjoint(changed):
+                    before = list(new)
+                    for i in changed:
+                        before[i] = known[i]
+                    if not self._leaves.isdisjoint(changed):
+                        old_key = self._old_key(event, transaction, idx)
         group, old_group = self._links(before, new)
         split = group if self._same_split else self._hash(new, self._split)
         return self._wire(
             record, changes, _UPDATE, transaction, idx, values, missing, group, old_group, split,
-            split if before is new else self._hash(before, self._split),
+            split if before is new else self._hash(before, self._split), old_key,
         )  # fmt: skip
+
+    def _old_key(self, event: Update, transaction: Transaction, idx: int) -> dict[str, bytes]:
+        """Return what a delete of the row that was updated would have been."""
+        wire = self.delete(Delete(event.relation, event.key, event.old), transaction, idx)
+        # Two messages have the update's place, and each needs an idempotency key of its own.
+        metadata = wire[5].replace(b'","commit_idx":', b'-old","commit_idx":', 1)
+        return {"record": wire[0], "metadata": metadata}
 
     def delete(self, event: Delete, transaction: Transaction, idx: int) -> WireRow:
         """Return a delete's wire row: OLD values, or the replica identity's where only it is told."""
@@ -262,9 +281,9 @@ class Table:
         return self._moved.get(key, key)
 
     def _hash(self, row: Sequence[Value], positions: Sequence[int]) -> int:
-        # Python's own hash: it need only agree with itself while this process lives, as the groups
-        # of a batch are told apart within that batch.
-        return hash((self._salt, *[row[i] for i in positions]))
+        # Python's own hash, which must be the same after a restart, as streams keep it: the session
+        # fixes its seed.
+        return hash((self._salt, *[_NULL if (v := row[i]) is None else v for i in positions]))
 
     def _values(self, row: Row) -> list[bytes]:
         """Return each value's JSON; `null` stands for what is UNCHANGED, which `_object` leaves out."""
@@ -295,6 +314,7 @@ class Table:
         old_group: int | None,
         split: int,
         old_split: int | None = None,
+        old_key: dict[str, bytes] | None = None,
     ) -> WireRow:
         if transaction is not self._transaction:
             self._transaction = transaction
@@ -311,6 +331,6 @@ class Table:
             record, changes, action, self._schema, self._name,
             b'%b%b","commit_idx":%b,"record_pks":[%b],"unavailable":[%b]}'
             % (self._shared, position, position, pks, unavailable),
-            self._key_prefix + position, transaction.lsn, idx, group, old_group,
+            self._key_prefix + position, transaction.lsn, idx, group, old_group, old_key,
             split if old_split is None else old_split, split,
         )  # fmt: skip

@@ -26,6 +26,7 @@ from penstock.sinks.base import SinkError
 from penstock.streams import copy
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
+from penstock.streams.records import stream_idx
 from penstock.streams.store import CONNECT, START
 
 __all__ = ["Backlog", "BatchPart", "Open", "StreamRoute", "StreamWriter"]
@@ -133,6 +134,7 @@ class StreamWriter:
         if not batch.num_rows:
             return 0
         route = self._routes[stream_index]
+        batch = copy.placed(batch, route.kind, self._base)
         try:
             return sum(
                 self._write(route, segment, part) for segment, part in self._split(route, batch)
@@ -144,7 +146,7 @@ class StreamWriter:
         self, route: StreamRoute, batch: pa.RecordBatch
     ) -> list[tuple[_Segment, pa.RecordBatch]]:
         """Return which messages go to which segment, without those up to the head."""
-        first, _ = self._span(batch)
+        first, _ = _span(batch)
         last_segment = self._open.get(route.stream_id)
         if last_segment is None:
             self.rollback()
@@ -157,12 +159,12 @@ class StreamWriter:
         if last_segment.after < first and self._head < first:
             return [(last_segment, batch)]
         segments = map(_segment, self.connection.execute(_SQL["segments"], [route.stream_id]))
-        missing = batch.filter(_behind(batch, self._head, self._base))
+        missing = batch.filter(_behind(batch, self._head))
         parts = []
         for segment in segments:
-            part = missing.filter(_behind(missing, segment.after, self._base))
+            part = missing.filter(_behind(missing, segment.after))
             if segment.through is not None:
-                part = part.filter(pc.invert(_behind(part, segment.through, self._base)))
+                part = part.filter(pc.invert(_behind(part, segment.through)))
             if part.num_rows:
                 parts.append((segment, part))
         return parts
@@ -186,29 +188,21 @@ class StreamWriter:
         statement = sql.SQL(_SQL["copy"]).format(table=segment_table(segment.id), columns=_COLUMNS)
         with self.connection.cursor().copy(statement) as to:
             to.write(copy.HEADER)
-            for data in copy.rows(batch, route.kind, self._base):
+            for data in copy.rows(batch, route.kind):
                 to.write(data)
             to.write(copy.TRAILER)
 
     def _missing(self, segment: _Segment, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages that the segment does not have yet."""
         query = sql.SQL(_SQL["present"]).format(table=segment_table(segment.id))
-        first, last = self._span(batch)
+        first, last = _span(batch)
         present = set(self.connection.execute(query, [*first, *last]).fetchall())
         positions = zip(
-            pc.add(batch.column("commit_lsn"), self._base).to_pylist(),
+            batch.column("commit_lsn").to_pylist(),
             batch.column("commit_idx").to_pylist(),
             strict=True,
         )
         return batch.filter(pa.array([position not in present for position in positions]))
-
-    def _span(self, batch: pa.RecordBatch) -> tuple[Position, Position]:
-        """Return the least and the greatest position in the stream."""
-        lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
-        ends = pc.min_max(lsn).as_py()
-        low = pc.min(idx.filter(pc.equal(lsn, ends["min"]))).as_py()
-        high = pc.max(idx.filter(pc.equal(lsn, ends["max"]))).as_py()
-        return Position(ends["min"] + self._base, low), Position(ends["max"] + self._base, high)
 
     def commit(self, part: BatchPart | None) -> None:
         """Make what was written durable; with `part` that one is there now, and readers are told."""
@@ -224,8 +218,8 @@ class StreamWriter:
 
     def _values(self, part: BatchPart) -> list[int]:
         start, end = part.start, part.end
-        lsns = start.lsn + self._base, end.lsn + self._base
-        return [lsns[0], start.idx, lsns[1], end.idx, part.part, part.parts, part.plan]
+        bounds = [n for p in (start, end) for n in (p.lsn + self._base, stream_idx(p.idx))]
+        return [*bounds, part.part, part.parts, part.plan]
 
     def rollback(self) -> None:
         """Give the part up; nothing of it is there."""
@@ -257,7 +251,16 @@ def _segment(row: Sequence[Any]) -> _Segment:
     return _Segment(id_, Position(after_lsn, after_idx), through)
 
 
-def _behind(batch: pa.RecordBatch, position: Position, base: int) -> pa.Array:
-    lsn, idx = pc.add(batch.column("commit_lsn"), base), batch.column("commit_idx")
+def _span(batch: pa.RecordBatch) -> tuple[Position, Position]:
+    """Return the least and the greatest position."""
+    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+    ends = pc.min_max(lsn).as_py()
+    low = pc.min(idx.filter(pc.equal(lsn, ends["min"]))).as_py()
+    high = pc.max(idx.filter(pc.equal(lsn, ends["max"]))).as_py()
+    return Position(ends["min"], low), Position(ends["max"], high)
+
+
+def _behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
+    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
     same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
     return pc.or_(pc.greater(lsn, position.lsn), same)

@@ -82,7 +82,11 @@ class StreamInfo:
 
 
 class Delivery(NamedTuple):
-    """A message handed out: `message` is the whole JSON, `deliver_count` 1 at first."""
+    """A message handed out: `message` is the whole JSON, `deliver_count` 1 at first.
+
+    `position` is the stream's own, which tells all of its messages apart
+    (`penstock.streams.records.stream_idx`); other positions here are as users know them.
+    """
 
     token: str
     deliver_count: int

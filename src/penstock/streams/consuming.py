@@ -19,6 +19,7 @@ from penstock.streams.consumer_types import (
     UnknownDeadLetter,
 )
 from penstock.streams.reader import Reader
+from penstock.streams.records import commit_position
 from penstock.streams.sessions import SQL
 from penstock.streams.stepper import Stepper, Waiter
 
@@ -84,7 +85,7 @@ class Consumer(Stepper):
                     self._reader.seek(cursor)
                     self._reader.forget()
                     self._freed(self.info.id)
-                    return Position(*cursor)
+                    return commit_position(*cursor)
 
         return await self._alone(work)
 
@@ -106,7 +107,7 @@ class Consumer(Stepper):
             texts = await self._reader.texts([message[:2] for message in held])
             return [
                 Looked(
-                    Position(*message[:2]),
+                    commit_position(*message[:2]),
                     message[4],
                     texts[message[:2]],
                     datetime.fromtimestamp(message[5] / 1e6, UTC) if message[5] > now else None,
@@ -117,13 +118,13 @@ class Consumer(Stepper):
         reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings.filters)
         await reader.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
-        return [Looked(Position(*row[:2]), 0, row[4] or b"", None) for row in rows]
+        return [Looked(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]
 
     async def dead_letters(self, limit: int, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""
         await self._alone(self._bury)
         rows = await self._sessions.rows(SQL["dead_letters"], (self.info.id, after, limit))
-        return [ConsumerLetter(row[0], Position(row[1], row[2]), *row[3:]) for row in rows]
+        return [ConsumerLetter(row[0], commit_position(*row[1:3]), *row[3:]) for row in rows]
 
     async def _bury(self) -> None:
         await self._load_newest()

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.message import DELETE
+from penstock.streams.records import stream_idx
 
 COLUMNS: Final = (
     "lsn",
@@ -34,6 +35,7 @@ HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 KEY_BYTES: Final = 1000
 """A longer key is replaced by its hash: an index takes no more than 2,700 bytes."""
+_POSITION: Final = ("commit_lsn", "commit_idx")
 _ROWS: Final = 8192
 _BYTES: Final = 64 * 1024 * 1024
 
@@ -52,6 +54,8 @@ _NULL: Final = _constant(_number(-1))
 _FIRST: Final = _constant(len(COLUMNS).to_bytes(2, "big") + _number(8))
 _EIGHT: Final = _constant(_number(8))
 _JSON_NULL: Final = _constant(b"null")
+_PLACE: Final = pa.scalar(stream_idx(0), pa.int64())
+_PLACES: Final = pa.scalar(stream_idx(1) - stream_idx(0), pa.int64())
 _NO_METADATA: Final = _constant(b"{}")
 _RECORD: Final = _constant(b'{"record":')
 _CHANGES: Final = _constant(b',"changes":')
@@ -66,11 +70,40 @@ _ROW_AROUND: Final = pa.scalar(len(b'{"record":}'), pa.int32())
 _PKS: Final = r'"record_pks":(?P<pks>\[.*?\]),"unavailable":\['
 
 
-def rows(batch: pa.RecordBatch, kind: str, base: int) -> Iterator[memoryview]:
+def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
+    """Return messages (`WIRE_SCHEMA`) with their positions in a stream for those in the source.
+
+    `base` is added to the LSNs. In kind rows there is a delete before each update that changed the
+    row's primary key: the old one is nobody's any more.
+    """
+    lsn = pc.add(batch.column("commit_lsn"), pa.scalar(base, pa.int64()))
+    idx = pc.add(pc.multiply(batch.column("commit_idx"), _PLACES), _PLACE)
+    batch = _replaced(batch, commit_lsn=lsn, commit_idx=idx)
+    old = batch.column("old_key")
+    if kind != "rows" or old.null_count == len(old):
+        return batch
+    left = batch.filter(old.is_valid())
+    record, metadata = left.column("old_key").flatten()
+    deletes = _replaced(
+        left,
+        record=record,
+        metadata=metadata,
+        action=pa.repeat(DELETE, left.num_rows),
+        commit_idx=pc.subtract(left.column("commit_idx"), _PLACE),
+    )
+    both = pa.concat_batches([batch, deletes])
+    return both.take(pc.sort_indices(both, [(name, "ascending") for name in _POSITION]))
+
+
+def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
+    arrays = [columns.get(name, batch.column(name)) for name in batch.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def rows(batch: pa.RecordBatch, kind: str) -> Iterator[memoryview]:
     """Yield the rows of `batch` for `COPY … (COLUMNS) FROM STDIN (FORMAT binary)`.
 
-    `batch` has `penstock.message.WIRE_SCHEMA`; `base` is added to its commit LSNs. Header and
-    trailer are the caller's.
+    `batch` is what `placed` returned. Header and trailer are the caller's.
     """
     first = 0
     while first < batch.num_rows:
@@ -78,13 +111,12 @@ def rows(batch: pa.RecordBatch, kind: str, base: int) -> Iterator[memoryview]:
         while part.nbytes > _BYTES and part.num_rows > 1:
             part = part.slice(0, part.num_rows // 2)
         first += part.num_rows
-        joined = pc.binary_join_element_wise(*_columns(part, kind, base), _NOTHING)
+        joined = pc.binary_join_element_wise(*_columns(part, kind), _NOTHING)
         _, offsets, data = joined.buffers()
         yield memoryview(data)[: memoryview(offsets).cast("i")[part.num_rows]]
 
 
-def _columns(batch: pa.RecordBatch, kind: str, base: int) -> list[pa.Array | pa.Scalar]:
-    lsn = pc.add(batch.column("commit_lsn"), pa.scalar(base, pa.int64()))
+def _columns(batch: pa.RecordBatch, kind: str) -> list[pa.Array | pa.Scalar]:
     record, metadata = _text(batch, "record"), _text(batch, "metadata", _NO_METADATA)
     action = _text(batch, "action")
     size = pc.add(pc.binary_length(record), pc.binary_length(metadata))
@@ -103,7 +135,7 @@ def _columns(batch: pa.RecordBatch, kind: str, base: int) -> list[pa.Array | pa.
     # fmt: off - read it as the row it makes
     return [
         _FIRST,
-        _int64(lsn),
+        _int64(batch.column("commit_lsn")),
         _EIGHT,
         _int64(batch.column("commit_idx")),
         _EIGHT,

@@ -13,7 +13,6 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock import queries
-from penstock.message import Position
 from penstock.streams.consumer import START, State
 from penstock.streams.consumer_settings import settings_of
 from penstock.streams.consumer_types import (
@@ -30,6 +29,7 @@ from penstock.streams.consumer_types import (
 from penstock.streams.consuming import Consumer
 from penstock.streams.names import CHANNEL, batches_table, consumer_table
 from penstock.streams.reader import StreamRef
+from penstock.streams.records import commit_position
 from penstock.streams.sessions import SQL, Connection, Sessions, composed, stopped
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -103,7 +103,7 @@ class Consumers:
             source_id,
         ) in await self._sessions.rows(SQL["streams"]):
             head = await self._head(source_id)
-            position = None if head == START else Position(*head)
+            position = None if head == START else commit_position(*head)
             found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
         return found
 
@@ -253,7 +253,7 @@ class Consumers:
         for consumer in self._consumers.values():
             consumer.head_moved()
             consumer.log_moved()
-        self._do(self._changed())
+        await self._changed()
         while True:
             row = await self._sessions.clock.ask(connection, SQL["presence"])
             self._alone = not row[1]

@@ -13,6 +13,19 @@ START: Final = Position(0, -1)
 """Before all positions of a stream."""
 
 
+def stream_idx(commit_idx: int) -> int:
+    """Return the `idx` that a message has in a stream.
+
+    Before it is a place for the delete of the key that an update left, in streams of kind rows.
+    """
+    return 2 * commit_idx + 1
+
+
+def commit_position(lsn: int, idx: int) -> Position:
+    """Return what users know a position in a stream by: its idx is the message's `commit_idx`."""
+    return Position(lsn, idx >> 1)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
     """A source that streams are written from."""
@@ -23,7 +36,7 @@ class SourceRecord:
     base: int
 
     def position(self, position: Position) -> Position:
-        """Return the place in the source's streams of a position in the source."""
+        """Return a position of the source with `base` in it, as backlogs have it."""
         return Position(position.lsn + self.base, position.idx)
 
 

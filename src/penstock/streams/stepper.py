@@ -32,6 +32,7 @@ from penstock.streams.consumer_types import (
 )
 from penstock.streams.pending import Pending
 from penstock.streams.reader import Reader, StreamRef
+from penstock.streams.records import stream_idx
 from penstock.streams.sessions import Sessions, stopped
 from penstock.streams.step import Step
 
@@ -242,7 +243,7 @@ class Stepper:
 
     async def _target(self, to: Position | datetime | str) -> tuple[int, int]:
         if isinstance(to, Position):
-            return to.lsn, to.idx - 1
+            return to.lsn, stream_idx(to.idx - 1)
         self._reader.head_stale = True
         await self._reader.refresh()
         if isinstance(to, datetime):
