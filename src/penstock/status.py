@@ -73,6 +73,10 @@ def show(status: Status) -> None:
             sinks.add_row(*map(Text, [name, *map(str, counts), _state(sink)]))
         console.print(sinks)
     for title, part in _parts(status):
+        if part.get("state") in ("behind", "detached"):
+            since, waiting = str(part["since"])[:19], part["backlog"]
+            told = f"{part['state']} since {since}Z, {waiting} messages wait in the store"
+            console.print(Text(f"! {title}: {told}"), soft_wrap=True)
         if part.get("error"):
             console.print(Text(f"✗ {title}: {part['error']}"), soft_wrap=True)
 
@@ -89,11 +93,9 @@ def _parts(status: Status) -> Iterator[tuple[str, Status]]:
 
 
 def _state(sink: Status) -> str:
-    """Return how a sink is, in a word or two."""
-    if sink.get("state", "attached") != "attached":
-        since = str(sink.get("since") or "")[:19]
-        return f"{sink['state']}, {sink.get('backlog', 0)} wait, since {since}"
-    return "error" if sink.get("error") else "ok"
+    """Return how a sink is, in a word."""
+    state = str(sink.get("state", "attached"))
+    return state if state != "attached" else "error" if sink.get("error") else "ok"
 
 
 def _ask(listen: str) -> tuple[Status | None, str | None]:

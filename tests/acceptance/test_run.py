@@ -309,7 +309,8 @@ def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
     assert shop.pipeline.get("/healthz")[0] == 200  # it goes on by itself
     code, text = shop.command("status")
     assert code == 1
-    assert "behind, 10 wait" in text
+    assert "! sink orders: behind since" in text
+    assert "10 messages wait in the store" in text
     assert "Start nats-server" in text
     code, text = shop.command("status", "--json")
     assert code == 1

@@ -349,7 +349,7 @@ def test_status_when_nothing_runs(database: Database, write: Write) -> None:
 def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
     path = write()
     setup.ensure(next(iter(config(path).sources.values())))
-    state = State([database.name], ["out"])
+    state = State([database.name], {"out": ("nats", database.name)})
     state.update({"sink": "out", "delivered": 7, "duplicates": 1, "bytes": 9, "dead": []})
     server = Server(application(state, lambda: True, lambda: True), "127.0.0.1:0")
     try:
@@ -362,6 +362,15 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
         result = invoke(*arguments)
         assert result.exit_code == 1
         assert "sink out: no stream captures it" in result.output
+        state.update(
+            {"sink": "out", "state": "detached", "since": 1.8e9, "backlog": 12, "backlog_bytes": 9}
+        )
+        result = invoke(*arguments)
+        assert result.exit_code == 1
+        told = "! sink out: detached since 2027-01-15T08:00:00Z, 12 messages wait in the store"
+        assert told in result.output
+        state.update({"store": "The store is gone.", "code": "connection_lost"})
+        assert "✗ store: The store is gone." in invoke(*arguments).output
     finally:
         server.close()
 
