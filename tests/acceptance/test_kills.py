@@ -233,12 +233,12 @@ def test_killed_in_the_middle_of_receive_and_ack(world: World) -> None:
     assert pipeline.process.pid == run
     pipeline.kill_tree()
     world.wait_broken()
-    pipeline.start()
     world.apis[0].end()
     world.store.kill()
     world.store.start()
-    world.apis[0].start().wait_ready()
-    pipeline.wait_ready()
+    world.apis[0].start()
+    pipeline.start().wait_ready()
+    world.apis[0].wait_ready()
     world.catch_up()
 
     world.writer.stop()
