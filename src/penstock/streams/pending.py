@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Final
 
@@ -44,8 +45,9 @@ class Pending:
         busy = self._task is not None and not self._task.done()
         if not busy and self._to < self._reader.head and time.monotonic() - self._at >= _SECONDS:
             self._at = time.monotonic()
-            if await self._count(_AT_ONCE):
-                self._task = asyncio.create_task(self._count_on())
+            with contextlib.suppress(StoreUnavailable):  # another look a second later
+                if await self._count(_AT_ONCE):
+                    self._task = asyncio.create_task(self._count_on())
         return waiting + max(self._counted - (state.passed - self._passed), 0)
 
     async def _count(self, limit: int) -> bool:
@@ -59,11 +61,9 @@ class Pending:
         return end < self._reader.head
 
     async def _count_on(self) -> None:
-        try:
+        with contextlib.suppress(StoreUnavailable):
             while await self._count(_CHUNK):
                 pass
-        except StoreUnavailable:
-            pass  # another look a second later
 
     def close(self) -> None:
         """Stop counting."""
