@@ -195,10 +195,11 @@ def test_the_view_shows_counts_and_summary(terminal: bool) -> None:
     ledger.committed([INSERT, OTHER], 1.0)
     ledger.received(INSERT, 1.012)
     view.step("starting [Spark]…")
-    view.update(ledger.counts(), "writing")
-    view.summary(ledger.result())
+    view.update(ledger.counts(), ledger.counts(), [3, 4], "writing")
+    view.summary({"JetStream": ledger.result(), "stream": Ledger(TABLES).result()})
     text = out.getvalue()
     assert "starting [Spark]…" in text
     assert "12 ms" in text
-    assert "orders 2 never arrived in version 1" in text
+    assert "worker 1 took 3, worker 2 took 4" in text
+    assert "JetStream: orders 2 never arrived in version 1" in text
     assert ("customers" in text) == terminal

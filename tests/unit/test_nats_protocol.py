@@ -21,10 +21,10 @@ from penstock.message import WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
 from penstock.sinks.nats_check import refused_by_stream
 from penstock.sinks.nats_client import Event, Info, Parser, Ping, Pong, Problem, Reply
 from penstock.sinks.nats_frames import BLOCK_ROWS, Encoder
+from penstock.sinks.nats_task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
 
 INBOX = b"_INBOX.abc."
 
