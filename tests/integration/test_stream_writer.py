@@ -19,6 +19,7 @@ from tests.streams_help import (
     in_stream,
     inserted,
     make_stream,
+    moved,
     publish,
     read,
     updated,
@@ -242,6 +243,18 @@ def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch
         assert following.result(60)[0] == count
     with store.connection() as connection:
         assert len(segments_of(connection, stream.id)) > 5
+
+
+def test_a_key_that_changed_comes_again_with_both_of_its_messages(store: Store) -> None:
+    stream = make_stream(store, kind="rows")
+    batch = wire([inserted("a"), moved("a", "b"), moved("b", "a")])
+    end = at(batch, 2)
+    assert write_part(store, stream, batch.slice(0, 2), BatchPart(START, end, 0, 2, plan=1)) == 3
+    assert write_part(store, stream, batch, BatchPart(START, end, 0, 1, plan=2)) == 2
+    assert [(s.position.idx, s.action, s.message["record"]["id"]) for s in read(store, stream)] == [
+        (1, "insert", "a"), (2, "delete", "a"), (3, "update", "b"), (4, "delete", "b"),
+        (5, "update", "a"),
+    ]  # fmt: skip
 
 
 def test_messages_up_to_the_head_are_not_written_again(store: Store) -> None:

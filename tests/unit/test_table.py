@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import orjson
@@ -20,6 +23,7 @@ def table(
     identity: str = "d",
     key: tuple[str, ...] = ("id",),
     told: tuple[str, ...] | None = None,
+    deferrable: bool = False,
     **options: Any,
 ) -> Table:
     """Make a table of text columns; `!` marks those of the replica identity."""
@@ -28,8 +32,8 @@ def table(
         tuple(Column(c.rstrip("!"), 25, -1, c.endswith("!")) for c in columns.split()),
     )  # fmt: skip
     return Table(
-        relation, shape=Shape(key, told), converter=Types().converter, database="d", tag="tag",
-        **options,
+        relation, shape=Shape(key, told, deferrable), converter=Types().converter, database="d",
+        tag="tag", **options,
     )  # fmt: skip
 
 
@@ -149,6 +153,9 @@ def test_a_part_of_a_key_that_is_left() -> None:
 def test_a_key_that_old_tuples_do_not_tell_is_left_unseen() -> None:
     t = table("id a! b", identity="i")
     assert old_key(update(t, row("2", "y", "z"), key=row(None, "x", None))) is None
+    # A deferrable key may be another row's by now, as where two rows exchange theirs.
+    t = table("id! a! b!", identity="f", deferrable=True)
+    assert old_key(update(t, row("2", "y", "z"), old=row("1", "y", "z"))) is None
     # Without any primary key there is none to leave.
     t = table("id! a! b!", identity="f", key=())
     assert old_key(update(t, row("2", "y", "z"), old=row("1", "x", "z"))) is None
@@ -206,6 +213,19 @@ def test_groups_follow_the_key() -> None:
     assert groups(delete(t, key=row("1", None, None))) == one
     assert groups(update(t, row("2", "x", "y"), key=row("1", None, None))) == one | two
     assert groups(insert(table(), "1", "p", "q")) == one, "a table that was made again"
+
+
+def test_groups_are_the_same_in_every_process() -> None:
+    """As the session fixes the seed of Python's hashes; None's has none."""
+    code = (
+        "from tests.unit.test_table import *\n"
+        "t = table(identity='f', columns='id! a! b!', group_by=['a', 'b'])\n"
+        "print(insert(t, '1', None, 'x')[9:11], insert(table(), '1', 'x', None)[9:11])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", code]
+    found = {subprocess.check_output(command, env=environment, text=True) for _ in range(3)}
+    assert len(found) == 1
 
 
 def test_null_and_text_are_different_groups() -> None:

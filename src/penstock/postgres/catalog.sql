@@ -2,7 +2,8 @@
 
 -- name: shape
 -- What a table's WAL does not tell. %(oid)s: the table; no row: it was dropped since. `primary_key`
--- is in key order. `identities` are the replica identities of a partitioned table's partitions.
+-- is in key order. `identities` are the replica identities of a partitioned table's partitions. Last:
+-- whether the primary key is deferrable.
 SELECT
     COALESCE((
         SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
@@ -15,7 +16,10 @@ SELECT
         SELECT pg_catalog.array_agg(DISTINCT l.relreplident::pg_catalog.text)
         FROM pg_catalog.pg_partition_tree(c.oid) AS t
         JOIN pg_catalog.pg_class AS l ON l.oid = t.relid
-        WHERE t.isleaf), '{}') END
+        WHERE t.isleaf), '{}') END,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate)
 FROM pg_catalog.pg_class AS c
 WHERE c.oid = %(oid)s
 

@@ -63,11 +63,13 @@ class Shape:
 
     `primary_key` has the key's columns in key order. `told` names the columns that the old tuple of
     an update or delete has for certain; None where the Relation message can be believed, which it
-    can't for a partitioned table: each partition has a replica identity of its own.
+    can't for a partitioned table: each partition has a replica identity of its own. `deferrable`:
+    two rows may have the same primary key before their transaction ends.
     """
 
     primary_key: tuple[str, ...]
     told: tuple[str, ...] | None = None
+    deferrable: bool = False
 
 
 class Table:
@@ -142,8 +144,10 @@ class Table:
         self._key = primary_key or (flagged if by_key else [])
         # What a row is known by, in deletes too. Without any key that is all that it holds.
         self._own = primary_key if primary_key and set(primary_key) <= set(told) else told
-        # A row that leaves its key is told to have done so where every old tuple has the key.
-        self._leaves = frozenset(self._key if self._own == self._key else ())
+        # That a row has left its key is told where every old tuple has the key, and where nobody can
+        # have taken the key before.
+        told_apart = self._own == self._key and not self.shape.deferrable
+        self._leaves = frozenset(self._key if told_apart else ())
         group = self._own if group_by is None else self._positions(group_by)
         split = group if split_by is None else self._positions(split_by)
         self.missing = [
