@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
-    Client,
     Connection,
     Listener,
     answer_challenge,
@@ -28,6 +29,8 @@ from penstock import log as logging
 
 Report = dict[str, Any]
 _HANDSHAKE_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 1.0
+_BROKEN: Final = (EOFError, OSError, AuthenticationError)
 
 Handler = Callable[[Report], Report | None]
 
@@ -97,40 +100,85 @@ class Monitor:
 
 
 class Reporter:
-    """A capture's or a sink's end; with no address it does nothing."""
+    """A capture's or a sink's end; with no address it does nothing. A lost connection is made again."""
 
     def __init__(self, address: str | None) -> None:
+        self._address = address
         self._connection: Connection[Any, Any] | None = None
         self._lock = threading.Lock()
+        self._not_before = 0.0
         if address:
             logging.configure()  # a process of a run, so it logs as the run does
-            host, port, key = address.rsplit(":", 2)
-            self._connection = Client((host, int(port)), authkey=key.encode())
+            self._connection = _connect(address)
 
     def send(self, report: Report) -> None:
         """Send a report; a run that is gone is no reason to fail."""
         if self._connection is not None:
-            with contextlib.suppress(OSError), self._lock:
-                self._connection.send_bytes(orjson.dumps(report))
+            with contextlib.suppress(*_BROKEN):
+                self._exchange(report, answered=False)
 
     def ask(self, report: Report) -> Report:
-        """Send a report and return the answer; raises `OSError` or `EOFError` if the run is gone."""
+        """Send a report and return the answer; raises `OSError` or `EOFError` if the run is gone.
+
+        Where the connection broke meanwhile, the run may get the report twice.
+        """
         if self._connection is None:
             raise EOFError("no monitor")
-        with self._lock:
-            self._connection.send_bytes(orjson.dumps({**report, "answer": True}))
-            answer: Report = orjson.loads(self._connection.recv_bytes())
-            return answer
+        return self._exchange({**report, "answer": True}, answered=True)
 
     def listen(self, handler: Callable[[Report], None]) -> None:
         """Call `handler` with each command from the run, in a thread of its own."""
-        connection = self._connection
-        if connection is None:
-            return
+        if self._connection is not None:
+            threading.Thread(
+                target=self._listen, args=(handler,), name="commands", daemon=True
+            ).start()
 
-        def loop() -> None:
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    handler(orjson.loads(connection.recv_bytes()))
+    def _listen(self, handler: Callable[[Report], None]) -> None:
+        while (connection := self._connection) is not None:
+            try:
+                handler(orjson.loads(connection.recv_bytes()))
+            except _BROKEN:
+                try:
+                    with self._lock:
+                        self._replace(connection)
+                except _BROKEN:
+                    time.sleep(_RETRY_SECONDS)
 
-        threading.Thread(target=loop, name="commands", daemon=True).start()
+    def _exchange(self, report: Report, *, answered: bool) -> Report:
+        data = orjson.dumps(report)
+        with self._lock:
+            connection = self._connection
+            assert connection is not None  # noqa: S101 - the callers have looked
+            try:
+                return _exchange(connection, data, answered)
+            except _BROKEN:
+                return _exchange(self._replace(connection), data, answered)
+
+    def _replace(self, broken: Connection[Any, Any]) -> Connection[Any, Any]:
+        """Return a new connection in the place of `broken`; the lock is held."""
+        assert self._address is not None  # noqa: S101 - there was a connection
+        if self._connection is broken:
+            if time.monotonic() < self._not_before:
+                raise EOFError("the run does not answer")
+            self._not_before = time.monotonic() + _RETRY_SECONDS
+            # The old one is closed when nobody reads from it any more.
+            self._connection = _connect(self._address)
+        assert self._connection is not None  # noqa: S101 - it is never taken away
+        return self._connection
+
+
+def _connect(address: str) -> Connection[Any, Any]:
+    host, port, key = address.rsplit(":", 2)
+    with socket.create_connection((host, int(port)), _HANDSHAKE_SECONDS) as made:
+        made.settimeout(None)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection: Connection[Any, Any] = Connection(made.detach())
+    answer_challenge(connection, key.encode())
+    deliver_challenge(connection, key.encode())
+    return connection
+
+
+def _exchange(connection: Connection[Any, Any], data: bytes, answered: bool) -> Report:
+    connection.send_bytes(data)
+    answer: Report = orjson.loads(connection.recv_bytes()) if answered else {}
+    return answer
