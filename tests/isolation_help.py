@@ -68,6 +68,7 @@ class Source:
     ) -> None:
         self.store = Store.open(url)
         self.reports: list[Report] = []
+        self.refuse_letters: str | None = None
         self.written = 0  # messages that a finished batch had
         self._sinks = sinks
         self._tasks = tasks
@@ -109,6 +110,8 @@ class Source:
     def _handle(self, report: Report) -> Report | None:
         self.reports.append(report)
         if report.get("dead") and not report.get("kept"):
+            if self.refuse_letters is not None:
+                return {"error": self.refuse_letters}
             letters = [DeadLetter(**letter) for letter in report["dead"]]
             self.store.add_dead_letters(report["sink"], letters)
         if report.get("behind"):

@@ -87,13 +87,16 @@ class Run:
         return None
 
     def _narrate(self, report: Report) -> None:
-        """Log the store's trouble once, and what else is wrong with a sink that is behind."""
+        """Log the store's trouble once, and what else is wrong with a sink that is behind.
+
+        Dead letters that it does not take are told at each try: that may never end by itself.
+        """
         if "store" in report:
             error, held = report["store"], self._held.setdefault("", set())
             if error is None and held:
                 held.clear()
                 log.info("the store answers again")
-            elif error is not None and report["code"] not in held:
+            elif error is not None and report["code"] not in held - {"dead_letters"}:
                 held.add(report["code"])
                 log.error("the store is in trouble, everything waits for it",
                           code=report["code"], error=error)  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tests.isolation_help import (
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.monitor import Report
+from penstock.sinks.base import SinkError
 from penstock.streams import backlog
 
 WINDOW = 600
@@ -220,8 +223,7 @@ def test_a_refused_login_holds_back_nobody(servers: Servers, database: Database)
         assert source.behind() == {SHAKY: "authorization_violation"}
         source.batch(600)
         assert_whole(source.streamed(EVENTS), 600)
-        told = [r for r in source.reports if r.get("sink") == SHAKY and r.get("error")]
-        assert told
+        assert [r for r in source.reports if r.get("sink") == SHAKY and r.get("error")]
         assert "hunter7" not in str(source.reports)
         servers.shaky.stop()
         servers.shaky.config = 'authorization { user: penstock, password: "wrong-hunter7" }'
@@ -270,5 +272,49 @@ def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) ->
             await_true(lambda: source.written > at + 500, 40)
         source.store.close()  # the test's own connection is gone too
         servers.assert_all(source)
-        told = [r["store"] for r in source.reports if "store" in r]
-        assert told[-1] is None
+        assert told(source.reports)[-1] is None
+
+
+def test_an_error_of_the_store_is_told_until_it_is_over(database: Database) -> None:
+    """Also where it ended the query, and with it the process that told of it."""
+    hide = "ALTER TABLE penstock.segment_1 RENAME TO hidden"
+    with Source(database.url, {EVENTS: stream_settings()}) as source:
+        source.batch(10)
+        for restart in (False, True):
+            database.execute(hide)
+            with pytest.raises(SinkError, match="missing"):
+                source.batch(source.written + 10)
+            await_true(lambda: told(source.reports)[-1] is not None)
+            database.execute("ALTER TABLE penstock.hidden RENAME TO segment_1")
+            if restart:
+                source.restart()
+            source.batch(source.written + 10)
+            await_true(lambda: told(source.reports)[-1] is None)
+        assert_whole(source.streamed(EVENTS), source.written)
+
+
+def test_a_dead_letter_that_the_store_takes_late(
+    nats_server: EmbeddedNats, nats: JetStream, database: Database
+) -> None:
+    """The error is told while it lasts, and is over afterwards."""
+    stream = f"D{uuid.uuid4().hex[:8]}"
+    nats.add_stream(stream, f"{stream.lower()}.>")
+    sinks: dict[str, Any] = {
+        SHAKY: nats_settings(nats_server.url, subject=stream.lower() + ".{table}")
+    }
+    with Source(database.url, sinks) as source:
+        source.batch(10)
+        source.refuse_letters = "No room for it."
+        batch = threading.Thread(target=source.batch, args=(11,), kwargs={"size": 2_000_000})
+        batch.start()
+        await_true(lambda: "No room for it." in told(source.reports))
+        source.refuse_letters = None
+        batch.join(20)
+        assert source.written == 11
+        await_true(lambda: told(source.reports)[-1] is None)
+        assert len(source.store.dead_letters(sink=SHAKY)) == 1
+
+
+def told(reports: Sequence[Report]) -> list[str | None]:
+    """Return what was told of the store."""
+    return [report["store"] for report in reports if "store" in report]

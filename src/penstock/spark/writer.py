@@ -92,6 +92,8 @@ class Worker:
         store = fan_out.store
         self.writer = StreamWriter(store.url, store.source_id, store.base, streams)
         self.pool = ThreadPoolExecutor(max(len(self.lanes), 1), "sink")
+        # A process before this one may have ended with the store's error told.
+        self._store_told = True
 
     def run(self, blocks: Blocks) -> int:
         """Write the blocks of a task, and return how many messages were delivered in all."""
@@ -121,17 +123,18 @@ class Worker:
 
     def patiently(self, step: Callable[[], T]) -> T:
         """Return what `step`, a transaction, returns; try again while the store is in trouble."""
-        delay, told = _BACKOFF_SECONDS[0], False
+        delay = _BACKOFF_SECONDS[0]
         while True:
             try:
                 result = step()
             except SinkError as error:
+                self._store_told = True
                 self.reporter.send({"store": str(error), "code": error.code})
                 if not error.transient:
                     raise
-                told = True
             else:
-                if told:
+                if self._store_told:
+                    self._store_told = False
                     self.reporter.send({"store": None})
                 return result
             time.sleep(delay)
@@ -328,12 +331,15 @@ class _Lane:
             if written.delivered:
                 self._reporter.send(report)
             return
-        delay = _BACKOFF_SECONDS[0]
+        delay, told = _BACKOFF_SECONDS[0], False
         # Not done before the dead letters are in the store.
         while "error" in (answer := self._reporter.ask(report)):
+            told = True
             self._reporter.send({"store": answer["error"], "code": "dead_letters"})
             time.sleep(delay)
             delay = min(2 * delay, _BACKOFF_SECONDS[1])
+        if told:
+            self._reporter.send({"store": None})
 
 
 def _report(sink: str, written: Written) -> dict[str, object]:
