@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -11,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from structlog.testing import capture_logs
+from tests.integration.nats_servers import await_true
 from tests.streams_help import (
     Change,
     deleted,
@@ -23,13 +29,14 @@ from tests.streams_help import (
     updated,
     wire,
     write_part,
+    writer_of,
 )
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.message import DELETE, Position
 from penstock.sinks.stream import BatchPart
-from penstock.streams import maintenance
+from penstock.streams import maintenance, rows
 from penstock.streams.consumer import Entry
 from penstock.streams.maintenance import Maintenance, close_segment, run_once
 from penstock.streams.records import commit_position
@@ -368,3 +375,85 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
     with Maintenance(store.url):
         while segments(store, stream) == 1:
             pass
+
+
+def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not begun anew, and whoever writes meanwhile is let through."""
+    monkeypatch.setattr(rows, "_PAUSES", (0.2,) * 50)
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "rows", 0)
+    stream = make_stream(store, kind="rows")
+    for _ in range(2):
+        publish(store, stream, [updated(1)])
+        close(store, stream)
+    with Store.open(store.url) as other, contextlib.closing(writer_of(store, stream)) as writer:
+        with contextlib.closing(writer_of(store, stream)) as long:
+            long.begin()
+            maintained = threading.Thread(target=run_once, args=(other,))
+            maintained.start()
+            await_true(lambda: waits_for_lock(store))
+            started = time.monotonic()
+            writer.begin()
+            writer.rollback()
+            assert time.monotonic() - started < 1.5
+            assert segments(store, stream) == 3
+            long.rollback()
+        maintained.join(20)
+        assert segments(store, stream) == 2
+        assert len(read(store, stream)) == 1
+
+
+def test_a_merge_that_cannot_have_a_table_leaves_it(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "rows", 0)
+    stream = make_stream(store, kind="rows")
+    for _ in range(2):
+        publish(store, stream, [updated(1)])
+        close(store, stream)
+    with database.connect() as other:
+        other.execute("LOCK penstock.segment_1 IN ACCESS EXCLUSIVE MODE")
+        maintained = threading.Thread(target=run_once, args=(store,))
+        maintained.start()
+        maintained.join(10)
+        assert not maintained.is_alive()
+    run_once(store)
+    assert segments(store, stream) == 2
+
+
+def test_it_ends_where_the_store_hangs(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
+    make_stream(store)
+    busy = threading.Event()
+    original = run_once
+
+    def noted(of: Store) -> None:
+        original(of)
+        busy.set()
+
+    monkeypatch.setattr(maintenance, "run_once", noted)
+    with Maintenance(store.url) as maintained:
+        assert busy.wait(10)
+        pids = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        pids += " AND application_name = 'penstock' AND pid <> %s"
+        with store.connection() as connection:
+            own = connection.info.backend_pid
+        ((pid,),) = database.execute(pids, [own])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            busy.clear()
+            assert not busy.wait(0.3)
+            started = time.monotonic()
+            maintained.__exit__()
+            assert time.monotonic() - started < 8
+            assert not maintained._thread.is_alive()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def waits_for_lock(store: Store) -> bool:
+    """Whether somebody waits for the writers' lock, to keep them out."""
+    query = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with store.connection() as connection:
+        return connection.execute(query).fetchone() is not None

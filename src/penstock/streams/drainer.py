@@ -97,8 +97,10 @@ class Drainer:
         self._wake.set()
         with contextlib.suppress(RuntimeError):  # never started
             self._thread.join(2 * _PATIENCE)
-        self._target.close()
+            self._store.close()  # which ends what it waits for
+            self._thread.join(_PATIENCE)
         self._store.close()
+        self._target.close()
 
     def wake(self) -> None:
         """Have it look whether the sink is behind."""

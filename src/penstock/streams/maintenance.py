@@ -44,6 +44,7 @@ INTERVAL: Final = 10.0
 PARTS: Final = 5_000
 """A source's table of batches is emptied when it has more rows."""
 SEGMENT_BYTES: Final = {"changes": 512 * 1024 * 1024, "rows": 64 * 1024 * 1024}
+_STOP_SECONDS: Final = 2.0
 _AGE: Final = timedelta(days=1)
 _LEAST_AGE: Final = timedelta(minutes=1)
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
@@ -54,7 +55,7 @@ class Maintenance:
     """Looks after all streams of a store every `INTERVAL` seconds, in a thread; a context manager."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._store = Store(url)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
@@ -64,14 +65,16 @@ class Maintenance:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
+        self._store.close()  # which ends what it waits for
+        self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        with Store(self._url) as store:
-            while not self._stopped.wait(INTERVAL):
-                try:
-                    run_once(store)
-                except StoreError as error:
+        while not self._stopped.wait(INTERVAL):
+            try:
+                run_once(self._store)
+            except StoreError as error:
+                if not self._stopped.is_set():
                     _log.warning("streams not maintained", error=str(error), code=error.code)
 
 
@@ -91,16 +94,16 @@ def run_once(store: Store) -> None:
     with store.connection() as connection:
         orphans = [row[0] for row in connection.execute(SQL["orphans"])]
     for segment_id in orphans:
-        with _unless_locked(store) as connection, short_locks(connection):
+        with _unless_locked(store) as connection:
             table = segment_table(segment_id)
             connection.execute(sql.SQL(SQL["drop_table"]).format(table=table))
 
 
 @contextlib.contextmanager
 def _unless_locked(store: Store) -> Iterator[Connection]:
-    """Lend the connection for a step, which is given up where others hold what it must lock."""
+    """Open a transaction for a step, which is given up where others hold what it must lock."""
     try:
-        with store.connection() as connection:
+        with store.connection() as connection, short_locks(connection):
             yield connection
     except StoreError as error:
         if error.code != "locked":

@@ -7,17 +7,23 @@ merge takes in the stream's first segment) and every consumer is past it.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 
 from penstock import queries
 from penstock.message import Position
 from penstock.streams.names import segment_table
-from penstock.streams.segments import SQL, Connection, Segment, lock_writers
+from penstock.streams.segments import SQL, Connection, Segment, lock_writers, short_locks
 from penstock.streams.store import START, StoreError, StreamRecord
 
 _SCHEMA = queries.load("penstock.streams", "schema.sql")
+_PAUSES: Final = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between tries to keep the writers out, each of which holds them up for one."""
 
 
 def to_merge(segments: Sequence[Segment], head: Position) -> list[Segment]:
@@ -41,7 +47,7 @@ def merge(
     """
     first, last = run[0], run[-1]
     assert last.through is not None  # noqa: S101 - it is done
-    with connection.transaction():
+    with short_locks(connection):
         row = connection.execute(SQL["new_segment_id"]).fetchone()
         segment_id = row[0] if row else 0
         into = sql.Identifier(f"segment_{segment_id}")
@@ -56,7 +62,7 @@ def merge(
         for indexes in ("segment_indexes", "segment_key_index"):
             connection.execute(sql.SQL(_SCHEMA[indexes]).format(table=into))
         ids = [segment.id for segment in run]
-        lock_writers(connection, stream.source_id)
+        _lock_writers(connection, stream.source_id)
         connection.execute(SQL["add_merged"], [segment_id, *first.after, *last.through, ids])
         if connection.execute(SQL["remove_segments"], [ids]).rowcount != len(ids):
             raise StoreError(
@@ -64,6 +70,16 @@ def merge(
                 f"Another process changed the segments of stream {stream.name!r} meanwhile.",
                 transient=True,
             )
+
+
+def _lock_writers(connection: Connection, source_id: int) -> None:
+    """Keep the writers out, letting those through that come meanwhile: there is much to lose."""
+    for pause in _PAUSES:
+        with contextlib.suppress(LockNotAvailable), connection.transaction():
+            lock_writers(connection, source_id)
+            return
+        time.sleep(pause)
+    lock_writers(connection, source_id)
 
 
 def _newest(segment: Segment) -> sql.Composed:

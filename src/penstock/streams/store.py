@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -69,6 +71,7 @@ CONNECT: Final[Mapping[str, Any]] = {
     "tcp_user_timeout": 30_000,  # milliseconds; a dead network shows itself
 }
 """What every connection to the store is opened with."""
+_CLOSE_SECONDS: Final = 1.0
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
@@ -98,11 +101,16 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
+        """Close the connection; what another thread does with it has a second, and is then ended."""
+        mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
+        if not mine and (connection := self._connection) is not None:
+            _end(connection)
+            mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
+        if mine:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -368,6 +376,17 @@ class Store:
     def _rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
         with self.connection() as connection:
             return connection.execute(query, values).fetchall()
+
+
+def _end(connection: psycopg.Connection[Any]) -> None:
+    """End a connection that another thread waits at, also where the server hangs."""
+    with contextlib.suppress(psycopg.Error):
+        connection.cancel_safe(timeout=_CLOSE_SECONDS)
+    with (
+        contextlib.suppress(psycopg.Error, OSError),
+        socket.socket(fileno=os.dup(connection.fileno())) as shared,
+    ):
+        shared.shutdown(socket.SHUT_RDWR)
 
 
 def create_segment(
