@@ -183,7 +183,7 @@ async def _engine_worker(
                 break
             # As bench.messages counts them.
             harvest.add(
-                [(d.position.lsn - 1_000_000) * 100 + d.position.idx + 1 for d in deliveries]
+                [(d.position.lsn - 1_000_000) * 100 + (d.position.idx >> 1) + 1 for d in deliveries]
             )
             outcome = await consumer.ack([d.token for d in deliveries])
             if outcome.refused:
