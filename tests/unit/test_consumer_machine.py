@@ -102,7 +102,8 @@ class Machine(RuleBasedStateMachine):
         step = self.step()
         state = self.states[self.turn]
         step.take_again(limit)
-        step.take_replays(limit, {row[:2]: b"{}" for row in self.stream.rows})
+        free = step.free_replays(limit)
+        step.take_replays(free, dict.fromkeys(free, b"{}"))
         self.stream.cursor = state.cursor
         assert step.take_parked(limit, self.stream) == []
         rows = [row for row in self.stream.rows if row[:2] > state.cursor][:scanned]

@@ -26,6 +26,7 @@ Parked = tuple[int, int, int, int, int]
 """How many, then lsn and idx of where the next one may be, then those of the last."""
 
 START: Final = (0, -1)
+_STATE: Final = '{"s":'
 
 
 @dataclass(slots=True)
@@ -271,6 +272,11 @@ class State:
         state.due = {group: None for group in state.parked if group not in state.busy}
         state._set_timers()
         return state
+
+
+def is_state(entry: str) -> bool:
+    """Tell whether an entry of the log is a whole state."""
+    return entry.startswith(_STATE)
 
 
 def replay(state: State, entries: Iterable[bytes | str]) -> State:

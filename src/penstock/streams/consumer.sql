@@ -16,7 +16,7 @@ FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY
 
 -- name: streams
 SELECT s.id, s.name, s.kind, o.name, s.retention,
-       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id
+       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base
 FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id ORDER BY s.name
 
 -- name: stream
@@ -27,8 +27,15 @@ SELECT id, source_id FROM penstock.streams WHERE name = %s
 SELECT FROM penstock.streams WHERE name = %(name)s
 UNION ALL SELECT FROM penstock.consumers WHERE name = %(name)s
 
--- name: update_consumer
-UPDATE penstock.consumers SET settings = %s, disabled = %s WHERE id = %s
+-- name: settings
+-- Nobody else changes them until the transaction is over.
+SELECT type, settings FROM penstock.consumers WHERE id = %s FOR UPDATE
+
+-- name: set_settings
+UPDATE penstock.consumers SET settings = %s WHERE id = %s
+
+-- name: set_disabled
+UPDATE penstock.consumers SET disabled = %s WHERE id = %s
 
 -- name: delete_consumer
 DELETE FROM penstock.consumers WHERE id = %s
@@ -112,7 +119,8 @@ WHERE lsn >= %s ORDER BY lsn, idx LIMIT 1
 SELECT lsn FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1
 
 -- name: add_dead_letters
--- A message that comes again after a replay is the same dead letter, and waits again.
+-- A message that comes again after a replay is the same dead letter, and waits again. What is in no
+-- segment any more is not returned.
 INSERT INTO penstock.dead_letters
     (consumer_id, lsn, idx, idempotency_key, code, reason, message, deliver_count)
 SELECT %(consumer)s, m.lsn, m.idx, m.message::json -> 'metadata' ->> 'idempotency_key',
@@ -121,25 +129,41 @@ FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn
 JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx)
 ON CONFLICT (consumer_id, lsn, idx) DO UPDATE
 SET reason = excluded.reason, deliver_count = excluded.deliver_count, at = now(), replayed_at = NULL
+RETURNING lsn, idx
 
 -- name: dead_again
--- Replayed dead letters whose messages may be in no segment any more.
+-- Those that are dead letters already: their messages may be in no segment any more.
 UPDATE penstock.dead_letters d SET deliver_count = p.count, at = now(), replayed_at = NULL
 FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
-WHERE d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx) AND d.replayed_at IS NOT NULL
+WHERE d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx) RETURNING d.lsn, d.idx
 
 -- name: dead_letters
 SELECT id, lsn, idx, coalesce(deliver_count, 0), code, reason, message, at, replayed_at
-FROM penstock.dead_letters WHERE consumer_id = %s AND id > %s ORDER BY id LIMIT %s
+FROM penstock.dead_letters WHERE consumer_id = %(consumer)s AND id > %(after)s
+AND (%(replayed)s OR replayed_at IS NULL) ORDER BY id LIMIT %(limit)s
+
+-- name: dead_letter
+SELECT lsn, idx FROM penstock.dead_letters WHERE consumer_id = %s AND id = %s
 
 -- name: mark_replayed
-UPDATE penstock.dead_letters SET replayed_at = now() WHERE consumer_id = %s AND id = %s
-RETURNING lsn, idx
+UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s
 
 -- name: replayed
--- Messages of replayed dead letters by their positions.
-SELECT d.lsn, d.idx, d.message FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[]) AS p (lsn, idx)
-JOIN penstock.dead_letters d ON d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx)
+-- Messages of replayed dead letters by their positions, with what a segment has beside each.
+SELECT m.lsn, m.idx, m.message FROM (
+    SELECT d.lsn, d.idx, d.message, d.message::json ->> 'action' AS action,
+           CASE WHEN octet_length(k.key) > 1000 -- as in copy.py
+                THEN 'sha256:' || encode(sha256(convert_to(k.key, 'UTF8')), 'hex')
+                ELSE k.key END AS key
+    FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[]) AS p (lsn, idx)
+    JOIN penstock.dead_letters d
+      ON d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx)
+    CROSS JOIN LATERAL (
+        SELECT concat(d.message::json #>> '{{metadata,table_schema}}', '.',
+                      d.message::json #>> '{{metadata,table_name}}', ':',
+                      d.message::json #> '{{metadata,record_pks}}') AS key
+    ) k
+) m WHERE {wanted}
 
 -- name: drop_log
-DROP TABLE {log}
+DROP TABLE IF EXISTS {log}

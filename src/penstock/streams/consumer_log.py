@@ -9,7 +9,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.streams.consumer import Entry, Held, State, replay
+from penstock.streams.consumer import Entry, Held, State, is_state, replay
 from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
 from penstock.streams.names import consumer_table, segment_table
 from penstock.streams.reader import Position, Segment
@@ -33,7 +33,7 @@ class ConsumerLog:
         self.state: State | None = None
         """None while it has to be read."""
         self._seq = 0
-        self._entries = 0  # since the log was last replaced
+        self._entries = 0  # behind the last whole state
         self._bytes = 0
         self._doubtful: tuple[int, str, range] | None = None
         self.lost: range | None = None
@@ -50,7 +50,7 @@ class ConsumerLog:
     async def load(self, start: Callable[[], Awaitable[Position]]) -> State:
         """Return the state; an empty log gets its first entry, with the cursor from `start`."""
         if self.state is None:
-            self._seq = self._entries = self._bytes = 0
+            self._seq = 0
             await self.sync()
         if self._seq == 0:
             state = State(await start())
@@ -73,16 +73,25 @@ class ConsumerLog:
                 self.lost = doubtful[2]
         self.state = replay(self.state or State(), (entry for _seq, entry in rows))
         self._seq = rows[-1][0]
-        self._entries += len(rows)
-        self._bytes += sum(len(entry) for _seq, entry in rows)
+        for _seq, entry in rows:
+            if is_state(entry):
+                self._entries = self._bytes = 0
+            else:
+                self._entries += 1
+                self._bytes += len(entry)
         return True
 
     async def append(
-        self, entry: Entry, dead: Collection[Held] = (), segments: Collection[Segment] = ()
+        self,
+        entry: Entry,
+        dead: Collection[Held] = (),
+        segments: Collection[Segment] = (),
+        replayed: int | None = None,
     ) -> bool:
         """Take a step, whose `dead` become dead letters; False if another process was faster.
 
-        Then its steps have been read, and this one has to be decided again.
+        Then its steps have been read, and this one has to be decided again. `replayed` is the dead
+        letter that it brings back. Raises `UndefinedTable` where one of `segments` has gone.
         """
         state = self.state
         assert state is not None  # noqa: S101 - a step is decided on it
@@ -93,10 +102,15 @@ class ConsumerLog:
             async with self._sessions.session() as connection:
                 if dead:
                     taken = await self._bury(connection, values, dead, segments)
+                elif replayed is not None:
+                    async with connection.transaction():
+                        taken = await self._insert(connection, values)
+                        if taken:
+                            await connection.execute(SQL["mark_replayed"], (replayed,))
                 else:
-                    taken = (await connection.execute(self._append, values)).rowcount == 1
-        except psycopg.errors.UndefinedTable:
-            raise self._unknown() from None
+                    taken = await self._insert(connection, values)
+        except (psycopg.errors.UndefinedTable, UnknownConsumer):
+            raise
         except BaseException:
             self._doubtful = (self._seq + 1, text, handed_out)
             raise
@@ -109,6 +123,12 @@ class ConsumerLog:
         self._bytes += len(text)
         return True
 
+    async def _insert(self, connection: Connection, values: dict[str, object]) -> bool:
+        try:
+            return (await connection.execute(self._append, values)).rowcount == 1
+        except psycopg.errors.UndefinedTable:
+            raise self._unknown() from None
+
     async def _bury(
         self,
         connection: Connection,
@@ -117,7 +137,7 @@ class ConsumerLog:
         segments: Collection[Segment],
     ) -> bool:
         async with connection.transaction():
-            if (await connection.execute(self._append, values)).rowcount != 1:
+            if not await self._insert(connection, values):
                 return False
             columns = {
                 "consumer": self._consumer,
@@ -126,12 +146,21 @@ class ConsumerLog:
                 "counts": [message[4] for message in dead],
                 "reason": "neither acked in time nor after all the deliveries that max_deliver allows",
             }
-            await connection.execute(SQL["dead_again"], columns)
+            queries: list[str | sql.Composed] = [SQL["dead_again"]]
             for segment in segments:
                 if any(segment.after < message[:2] <= segment.through for message in dead):
                     table = segment_table(segment.id)
-                    await connection.execute(composed("add_dead_letters", segment=table), columns)
-        _log.warning("messages became dead letters", consumer=self._name, messages=len(dead))
+                    queries.append(composed("add_dead_letters", segment=table))
+            buried: set[Position] = set()
+            for query in queries:
+                buried.update(await (await connection.execute(query, columns)).fetchall())
+        if buried:
+            _log.warning("messages became dead letters", consumer=self._name, messages=len(buried))
+        if len(buried) < len(dead):
+            _log.warning(
+                "messages left their stream before they could become dead letters",
+                consumer=self._name, messages=len(dead) - len(buried),
+            )  # fmt: skip
         return True
 
     @property

@@ -94,11 +94,10 @@ class Consumer(Stepper):
     ) -> list[Looked]:
         """Look at messages without taking them, in their order."""
         if state == "dead":
-            letters = await self.dead_letters(limit)
+            letters = await self._dead_letters(limit, 0, replayed=False)
             return [
                 Looked(letter.position, letter.deliver_count, letter.message.encode(), None)
                 for letter in letters
-                if letter.replayed_at is None
             ]
         found = await self._alone(self._load_newest)
         if state == "delivered":
@@ -122,8 +121,14 @@ class Consumer(Stepper):
 
     async def dead_letters(self, limit: int, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""
+        return await self._dead_letters(limit, after, replayed=True)
+
+    async def _dead_letters(
+        self, limit: int, after: int, *, replayed: bool
+    ) -> list[ConsumerLetter]:
         await self._alone(self._bury)
-        rows = await self._sessions.rows(SQL["dead_letters"], (self.info.id, after, limit))
+        values = {"consumer": self.info.id, "after": after, "replayed": replayed, "limit": limit}
+        rows = await self._sessions.rows(SQL["dead_letters"], values)
         return [ConsumerLetter(row[0], commit_position(*row[1:3]), *row[3:]) for row in rows]
 
     async def _bury(self) -> None:
@@ -134,19 +139,20 @@ class Consumer(Stepper):
         """Put a dead letter back into the consumer; raises `UnknownDeadLetter`."""
 
         async def work() -> None:
-            rows = await self._sessions.rows(SQL["mark_replayed"], (self.info.id, number))
+            rows = await self._sessions.rows(SQL["dead_letter"], (self.info.id, number))
             if not rows:
                 raise UnknownDeadLetter(f"Consumer {self.info.name!r} has no dead letter {number}.")
             position: tuple[int, int] = rows[0]
-            await self._reader.refresh()
-            groups = await self._reader.groups(position)
             while True:
                 state = await self._load_newest()
                 held = any(message[:2] == position for message in state.held.values())
                 # What lies behind the cursor comes anyway.
                 if held or position > state.cursor:
+                    await self._sessions.execute(SQL["mark_replayed"], (number,))
                     return
-                if await self._log.append(Entry(replays=[(*position, *groups)])):
+                groups = await self._reader.groups(position)
+                entry = Entry(replays=[(*position, *groups)])
+                if await self._log.append(entry, replayed=number):
                     self._freed(self.info.id)
                     return
 

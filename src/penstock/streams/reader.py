@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -75,7 +76,9 @@ class Reader:
         self._end: Position = START  # and have all up to it
         self._size = _BYTES // _FIRST_ROWS  # of a message, roughly
         self._known: dict[int, _Known] = {}
+        self._known_bytes = 0
         self._generation = 0
+        self._asking = asyncio.Lock()
 
     @property
     def at_head(self) -> bool:
@@ -87,28 +90,35 @@ class Reader:
         """Whether it is time to read ahead."""
         return len(self.rows) < min(_ROWS, _BYTES // self._size) // 2 and not self.at_head
 
-    async def refresh(self) -> None:
-        """Ask for the head, and for the segments up to there."""
-        if not self.head_stale:
+    async def refresh(self, cursor: Position = START) -> None:
+        """Ask for the head, and for the segments up to there, if it may lie elsewhere now.
+
+        A `cursor` behind the head that is known tells that it does.
+        """
+        if not self.head_stale and cursor <= self.head:
             return
+        async with self._asking:  # or the older of two answers could come last
+            if self.head_stale or cursor > self.head:
+                await self._ask()
+
+    async def _ask(self) -> None:
         self.head_stale = False
         try:
             async with self._sessions.session() as connection:
                 query = sql.SQL(_HEAD).format(batches=batches_table(self._stream.source_id))
-                row = await (await connection.execute(query)).fetchone()
+                head = await (await connection.execute(query)).fetchone()
                 # Behind the head's look: what it speaks of is in these.
                 listed = await connection.execute(composed("segments"), (self._stream.id,))
-                self.segments = [
-                    Segment(
-                        row[0], (row[1], row[2]), (_LAST, _LAST) if row[3] is None else row[3:5]
-                    )
-                    for row in await listed.fetchall()
-                ]
+                rows = await listed.fetchall()
         except BaseException:
             self.head_stale = True
             raise
-        if row is not None:
-            self.head = max(self.head, (row[0], row[1]))
+        self.segments = [
+            Segment(row[0], (row[1], row[2]), (_LAST, _LAST) if row[3] is None else row[3:5])
+            for row in rows
+        ]
+        if head is not None:
+            self.head = max(self.head, (head[0], head[1]))
 
     def seek(self, cursor: Position) -> None:
         """Make `rows` begin behind `cursor`."""
@@ -131,7 +141,7 @@ class Reader:
         """Drop all that was read."""
         self._generation += 1
         self.rows.clear()
-        self._known.clear()
+        self._forget_groups()
         self._end = self._start
 
     def expired(self, cursor: Position) -> Position | None:
@@ -141,7 +151,7 @@ class Reader:
 
     async def fill(self) -> None:
         """Read on, up to a full buffer or the head."""
-        await self._whole(self._fill)
+        await self.whole(self._fill)
 
     async def _fill(self) -> None:
         limit = min(_ROWS, max(_BYTES // self._size, 1))
@@ -161,10 +171,12 @@ class Reader:
             self.rows += rows
             self._end = last if len(rows) < limit else rows[-1][:2]
             limit -= len(rows)
-            if rows:
-                size = sum(len(row[4]) for row in rows if row[4]) // len(rows) + 100
-                # Growing with care: the next ones may be larger.
-                self._size = max(size, self._size // 8)
+            self._measure(rows)
+
+    def _measure(self, rows: Sequence[Row]) -> None:
+        if rows:
+            # Growing with care: the next ones may be larger.
+            self._size = max(_size(rows) // len(rows) + 100, self._size // 8)
 
     def _text(self, segment: Segment) -> sql.Composable:
         parts: list[sql.Composable] = []
@@ -188,7 +200,7 @@ class Reader:
         names = ("lsn", "idx", "last_lsn", "last_idx", "head_lsn", "head_idx")
         return dict(zip(names, (*after, *last, *self.head), strict=True))
 
-    async def _whole(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def whole(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`, again with the segments as they are now where one was merged away."""
         for _ in range(10):
             try:
@@ -206,7 +218,7 @@ class Reader:
         if known is None or known.start > parked[1:3]:
             return False
         while known.rows and known.rows[0][:2] < parked[1:3]:
-            del known.rows[0]
+            self._known_bytes -= len(known.rows.pop(0)[4] or b"")
         known.start = parked[1:3]
         return bool(known.rows) or known.through >= parked[3:5]
 
@@ -215,14 +227,22 @@ class Reader:
         rows = self._known[group].rows
         return rows[0] if rows else None
 
+    def trim(self) -> None:
+        """Drop what is known of groups if it has become much. Not between look-ups of one step."""
+        if len(self._known) > _LOOKED_UP or self._known_bytes > _BYTES:
+            self._forget_groups()
+
+    def _forget_groups(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
+
     async def look_up(self, groups: Sequence[tuple[int, Parked]]) -> None:
         """Learn the next messages of parked groups."""
-        await self._whole(lambda: self._look_up(groups))
+        await self.whole(lambda: self._look_up(groups))
 
     async def _look_up(self, groups: Sequence[tuple[int, Parked]]) -> None:
-        if len(self._known) + len(groups) > _LOOKED_UP:
-            self._known.clear()
-        most = max(1, min(_OF_A_GROUP, (_BYTES // 4) // self._size))
+        room = max(_BYTES - self._known_bytes, _BYTES // 4)
+        most = max(1, min(_OF_A_GROUP, room // self._size // max(len(groups), 1)))
         found: dict[int, list[Row]] = {group: [] for group, _parked in groups}
         wanted = {group: min(parked[0], most) for group, parked in groups}
         for segment in self.segments:
@@ -252,17 +272,21 @@ class Reader:
             )
             for number, *row in await self._sessions.messages(query, params):
                 found[left[number - 1][0]].append(tuple(row))
+        self._measure([row for rows in found.values() for row in rows])
         for group, parked in groups:
             rows = found[group]
             all_there = len(rows) < wanted[group]
             through = parked[3:5] if all_there else rows[-1][:2]
+            if (known := self._known.get(group)) is not None:
+                self._known_bytes -= _size(known.rows)
             self._known[group] = _Known(parked[1:3], rows, through)
+            self._known_bytes += _size(rows)
 
     # Single messages
 
     async def texts(self, positions: Sequence[Position]) -> dict[Position, bytes]:
         """Return messages by position; what is no longer in the stream, or superseded, is not there."""
-        return await self._whole(lambda: self._texts(positions))
+        return await self.whole(lambda: self._texts(positions))
 
     async def _texts(self, positions: Sequence[Position]) -> dict[Position, bytes]:
         found: dict[Position, bytes] = {}
@@ -275,20 +299,36 @@ class Reader:
                 params = {**self._range(START, START), **_columns(here)}
                 for lsn, idx, text in await self._sessions.messages(query, params):
                     found[lsn, idx] = text
-        if self._stream.kind != "rows" and len(found) < len(set(positions)):
-            # Replayed dead letters may have outlived their segment.
+        if len(found) < len(set(positions)):
+            # Replayed dead letters may have outlived their segment. Of rows, deletes alone do: another
+            # version that has gone was superseded, if only by a delete that has gone as well.
             rest = [position for position in positions if position not in found]
-            params = {**_columns(rest), "consumer": self._consumer}
-            for lsn, idx, text in await self._sessions.messages(composed("replayed"), params):
+            wanted: sql.Composable = ALL
+            if self._stream.kind == "rows":
+                newer = superseded([segment.id for segment in self.segments])
+                wanted = sql.SQL("m.action = 'delete' AND NOT {}").format(newer)
+            params = {**self._range(START, START), **_columns(rest), "consumer": self._consumer}
+            query = composed("replayed", wanted=wanted)
+            for lsn, idx, text in await self._sessions.messages(query, params):
                 found[lsn, idx] = text
         return found
 
     async def behind(self, cursor: Position, parked: Mapping[int, Parked], limit: int) -> list[Row]:
         """Return the first messages that were never handed out: parked, or behind the cursor."""
         self._start = self._end = cursor
-        some = list(parked.items())[:limit]
-        await self.look_up(some)
-        rows = {row[:2]: row for group, _parked in some for row in self._known[group].rows}
+        rows: dict[Position, Row] = {}
+        left = list(parked.items())[:limit]
+        while left and len(rows) < limit:
+            await self.look_up(left)
+            rest: list[tuple[int, Parked]] = []
+            for group, (count, _lsn, _idx, *last) in left:
+                known = self._known[group]
+                rows.update((row[:2], row) for row in known.rows)
+                lsn, idx = known.through
+                if (lsn, idx) < (last[0], last[1]):
+                    more = max(count - len(known.rows), 1)
+                    rest.append((group, (more, lsn, idx + 1, last[0], last[1])))
+            left = rest
         while len(self.rows) < limit and not self.at_head:
             await self.fill()
             self.rows = [row for row in self.rows if row[4]]
@@ -303,8 +343,9 @@ class Reader:
 
         async def work() -> tuple[int, Position]:
             total, looked_at, end = 0, 0, after
+            head = self.head
             for segment in self.segments:
-                last = min(self.head, segment.through)
+                last = min(head, segment.through)
                 if last <= end or looked_at >= limit:
                     continue
                 query = composed("count", segment=segment_table(segment.id), matches=self._matches)
@@ -316,7 +357,7 @@ class Reader:
                 looked_at += seen
             return total, end
 
-        return await self._whole(work)
+        return await self.whole(work)
 
     async def groups(self, position: Position) -> tuple[int, int | None]:
         """Return the groups of a message; one that has gone gets a group of its own."""
@@ -329,11 +370,11 @@ class Reader:
                         return group, old
             return hash(position), None
 
-        return await self._whole(work)
+        return await self.whole(work)
 
     async def at_time(self, time: str) -> Position:
         """Return the position before the first message committed at or after an ISO 8601 UTC time."""
-        return await self._whole(lambda: self._at_time(time))
+        return await self.whole(lambda: self._at_time(time))
 
     async def _at_time(self, time: str) -> Position:
         for segment in self.segments:
@@ -353,6 +394,10 @@ class Reader:
             if low <= rows[0][0]:
                 return low, -1
         return self.head
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(len(row[4]) for row in rows if row[4])
 
 
 def _columns(positions: Sequence[Position]) -> dict[str, Any]:

@@ -190,16 +190,29 @@ class Step:
         out = self._gone if not self._moved else self._gone | self._moved.keys()
         return (number for number in self._state.ready if number not in out)
 
-    def take_replays(self, wanted: int, texts: Mapping[tuple[int, int], bytes]) -> None:
-        """Hand out replayed dead letters whose group is free; drop those that are not in `texts`."""
+    def free_replays(self, wanted: int) -> list[tuple[int, int]]:
+        """Return the replayed dead letters that can be handed out now, up to `wanted` in all."""
+        left = min(wanted - self.taken, self._room)
+        found: list[tuple[int, int]] = []
+        taken: set[int] = set()
         for position, message in self._state.replays.items():
-            if self.taken >= wanted or self._room <= 0:
+            if len(found) >= left:
                 break
-            groups = [group for group in message[2:] if group is not None]
-            if position not in texts:
+            groups = {group for group in message[2:] if group is not None}
+            if taken.isdisjoint(groups) and not any(map(self._busy, groups)):
+                taken |= groups
+                found.append(position)
+        return found
+
+    def take_replays(
+        self, positions: Iterable[tuple[int, int]], texts: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        """Hand out what `free_replays` gave; drop those that are not in `texts`."""
+        for position in positions:
+            if position in texts:
+                self._take((*self._state.replays[position], texts[position]))
+            else:
                 self._dropped.append(position)
-            elif not any(self._busy(group) for group in groups):
-                self._take((*message, texts[position]))
 
     def take_parked(self, wanted: int, ahead: Ahead) -> list[tuple[int, Parked]]:
         """Hand out the next messages of groups that are free again, up to `wanted` in all.

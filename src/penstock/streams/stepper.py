@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import structlog
 
 from penstock.message import Position
 from penstock.streams.ack_tokens import Ref, make_tokens, read_tokens
-from penstock.streams.consumer import START, State
+from penstock.streams.consumer import START, Entry, State
 from penstock.streams.consumer_log import ConsumerLog
 from penstock.streams.consumer_types import (
     ConsumerError,
@@ -190,6 +191,10 @@ class Stepper:
                 again = False
                 _log.exception("a consumer's step failed", consumer=self.info.name)
                 self._fail(StoreUnavailable(f"The step failed: {type(error).__name__}."), requests)
+            except BaseException:
+                for request in requests:  # what waits in the lists `close` answers
+                    _reject(request.done, self._ending)
+                raise
 
     async def _wait(self) -> None:
         """Wait for something to do: a request, news, a message that comes back, a waiter's end."""
@@ -218,8 +223,12 @@ class Stepper:
         except ConsumerError as error:
             if not done.done():
                 done.set_exception(error)
+        except Exception as error:
+            _log.exception("a consumer's request failed", consumer=self.info.name)
+            self._log.forget()
+            _reject(done, StoreUnavailable(f"The request failed: {type(error).__name__}."))
         except BaseException:
-            _reject(done, StoreUnavailable("The request was not finished: try again."))
+            _reject(done, self._ending)
             raise
         else:
             _resolve(done, result)
@@ -238,18 +247,22 @@ class Stepper:
         return state
 
     async def _load_newest(self) -> State:
+        """Return the newest state, with the reader knowing all that it speaks of."""
         self._sync = True
-        return await self._load()
+        state = await self._load()
+        await self._reader.refresh(state.cursor)
+        return state
 
     async def _target(self, to: Position | datetime | str) -> tuple[int, int]:
+        reader = self._reader
+        reader.head_stale = True
+        await reader.refresh()
         if isinstance(to, Position):
-            return to.lsn, stream_idx(to.idx - 1)
-        self._reader.head_stale = True
-        await self._reader.refresh()
+            return min((to.lsn, stream_idx(to.idx - 1)), reader.head)
         if isinstance(to, datetime):
             at = to.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-            return await self._reader.at_time(at)
-        return START if to == "all" else self._reader.head
+            return min(await reader.at_time(at), reader.head)
+        return START if to == "all" else reader.head
 
     async def _first_cursor(self) -> tuple[int, int]:
         return await self._target(self.info.settings.deliver_policy)
@@ -257,12 +270,12 @@ class Stepper:
     async def _step(self, requests: list[Request], waiters: list[Waiter]) -> bool:
         """Take one step; return whether another may find more."""
         settings, reader = self.info.settings, self._reader
-        await reader.refresh()
         wanted = sum(waiter.limit for waiter in waiters)
         sure = False
         while True:
             state = self._log.state
             assert state is not None  # noqa: S101 - loaded before
+            await reader.refresh(state.cursor)
             now = self._sessions.clock.now()
             state.advance(now)
             reader.seek(state.cursor)
@@ -282,7 +295,8 @@ class Stepper:
                 self._read_ahead()
             counts = [state.held[number][4] + 1 for number in step.again]
             first = state.next
-            if await self._log.append(entry, step.dead.values(), reader.segments):
+            append = partial(self._append, entry, step)
+            if await (reader.whole(append) if step.dead else append()):
                 if passed:
                     reader.passed(passed, state.cursor)
                 break
@@ -299,6 +313,9 @@ class Stepper:
             await self._log.replace()
         return entry is not None and bool(self._waiters)
 
+    async def _append(self, entry: Entry, step: Step) -> bool:
+        return await self._log.append(entry, step.dead.values(), self._reader.segments)
+
     async def _take(self, step: Step, state: State, wanted: int) -> tuple[list[bytes], int]:
         """Choose what is handed out; return its JSON, and how many read rows the cursor passes."""
         reader = self._reader
@@ -312,8 +329,9 @@ class Stepper:
             found = await reader.texts([state.held[number][:2] for number in again])
             step.drop([number for number in again if state.held[number][:2] not in found])
             texts = [found[state.held[number][:2]] for number in step.again]
-        if state.replays:
-            step.take_replays(wanted, await reader.texts(list(state.replays)[:wanted]))
+        if state.replays and (free := step.free_replays(wanted)):
+            step.take_replays(free, await reader.texts(free))
+        reader.trim()
         while missing := step.take_parked(wanted, reader):
             await reader.look_up(missing)
         passed = step.take_new(wanted, reader.rows)
@@ -396,6 +414,10 @@ class Stepper:
             _reject(future, error)
         if isinstance(error, UnknownConsumer):
             self._gone = error
+
+    @property
+    def _ending(self) -> ConsumerError:
+        return self._gone or StoreUnavailable("This process is ending: ask another one.")
 
     @property
     def _ack_wait(self) -> int:
