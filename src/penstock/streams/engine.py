@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import psycopg
@@ -33,6 +33,7 @@ from penstock.streams.records import commit_position
 from penstock.streams.sessions import SQL, Connection, Sessions, composed, stopped
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+_WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 _LISTENER: Final = "penstock api"
 _PRESENCE: Final = 3.0
@@ -76,7 +77,7 @@ class Consumers:
             await self._load(name)
             info = self._names.get(name)
         if info is None:
-            raise UnknownConsumer(f"There is no consumer {name!r}.")
+            raise _unknown(name)
         return self._consumers[info.id]
 
     async def own(self, stream: str) -> Consumer:
@@ -101,11 +102,17 @@ class Consumers:
             segments,
             at,
             source_id,
+            base,
         ) in await self._sessions.rows(SQL["streams"]):
             head = await self._head(source_id)
-            position = None if head == START else commit_position(*head)
+            position = None if head == START else commit_position(head[0] - base, head[1])
             found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
         return found
+
+    async def base(self, consumer: Consumer) -> int:
+        """Return what its stream's LSNs have over the `commit_lsn` of messages of today's source."""
+        rows = await self._sessions.rows(_WRITE_SQL["base"], (consumer.stream.source_id,))
+        return int(rows[0][0]) if rows else 0
 
     async def _head(self, source: int) -> tuple[int, int]:
         query = sql.SQL(_STORE_SQL["head"]).format(batches=batches_table(source))
@@ -129,7 +136,7 @@ class Consumers:
             f"There is a stream or a consumer {spec.name!r} already: take another name."
         )
         try:
-            async with self._sessions.session() as connection, connection.transaction():
+            async with self._changing() as connection:
                 if await _rows(connection, SQL["named"], {"name": spec.name}):
                     raise taken
                 values = (stream, spec.name, spec.type, False, Jsonb(settings.stored()))
@@ -139,11 +146,9 @@ class Consumers:
                 await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
                 first = State(start).encode().decode()
                 await connection.execute(composed("first_entry", log=log), (first,))
-                await connection.execute(_STORE_SQL["notify"], ("k",))
         except psycopg.errors.UniqueViolation:
             raise taken from None
-        await self._load()
-        return self._names[spec.name]
+        return (await self.get(spec.name)).info
 
     async def update(self, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
@@ -151,34 +156,41 @@ class Consumers:
         Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
         info = (await self.get(name)).info
-        values = {**info.settings.stored(), **changes}
-        given = {key: value for key, value in values.items() if value is not None}
-        settings = settings_of(info.type, given)
-        await self._store(info, settings.stored(), info.disabled)
+        async with self._changing() as connection:
+            rows = await _rows(connection, SQL["settings"], (info.id,))
+            if not rows:
+                raise _unknown(name)
+            kind, stored = rows[0]
+            values = {**stored, **changes}
+            given = {key: value for key, value in values.items() if value is not None}
+            settings = Jsonb(settings_of(kind, given).stored())
+            await connection.execute(SQL["set_settings"], (settings, info.id))
         return (await self.get(name)).info
 
-    async def _store(
-        self, info: ConsumerInfo, settings: Mapping[str, Any], disabled: str | None
-    ) -> None:
+    async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
+        async with self._changing() as connection:
+            done = await connection.execute(SQL["set_disabled"], (disabled, info.id))
+            if not done.rowcount:
+                raise _unknown(info.name)
+
+    @contextlib.asynccontextmanager
+    async def _changing(self) -> AsyncIterator[Connection]:
+        """Lend a connection in a transaction that every process hears of."""
         async with self._sessions.session() as connection, connection.transaction():
-            values = (Jsonb(settings), disabled, info.id)
-            await connection.execute(SQL["update_consumer"], values)
+            yield connection
             await connection.execute(_STORE_SQL["notify"], ("k",))
         await self._load()
-
-    async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
-        await self._store(info, info.settings.stored(), disabled)
 
     async def delete(self, name: str) -> None:
         """Drop a consumer and all it knew; raises `UnknownConsumer`, `Refused` for a stream's own."""
         info = (await self.get(name)).info
         if info.own:
             raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
-        async with self._sessions.session() as connection, connection.transaction():
-            await connection.execute(SQL["delete_consumer"], (info.id,))
+        async with self._changing() as connection:
+            # The log first, as a step has it: one that buries messages speaks of the row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
-            await connection.execute(_STORE_SQL["notify"], ("k",))
-        await self._load()
+            if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
+                raise _unknown(name)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
@@ -282,6 +294,10 @@ class Consumers:
                     await consumer.begin()
         for callback in self._callbacks:
             callback()
+
+
+def _unknown(name: str) -> UnknownConsumer:
+    return UnknownConsumer(f"There is no consumer {name!r}.")
 
 
 async def _rows(connection: Connection, query: Any, params: Any) -> list[tuple[Any, ...]]:

@@ -1,0 +1,120 @@
+"""Consumers that several processes change or drop at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from tests.streams_help import make_stream
+
+from penstock.embedded.handles import Database
+from penstock.streams.consumer_types import ConsumerInfo, ConsumerSpec, UnknownConsumer
+from penstock.streams.engine import Consumers
+from penstock.streams.names import consumer_table
+from penstock.streams.store import Store
+
+_BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        make_stream(store)
+        yield store
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), 30)
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def two(store: Store, spec: ConsumerSpec) -> AsyncIterator[tuple[Consumers, Consumers]]:
+    """Two processes that both know the consumer."""
+    one, other = Consumers(store.url, pool_size=4), Consumers(store.url, pool_size=4)
+    await one.open()
+    await other.open()
+    try:
+        await one.create(spec)
+        await other.list()
+        yield one, other
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def read(consumers: Consumers, name: str) -> ConsumerInfo:
+    return next(info for info in await consumers.list() if info.name == name)
+
+
+def test_changes_at_the_same_time_are_all_made(store: Store) -> None:
+    async def work() -> None:
+        async with two(store, ConsumerSpec("workers", "events")) as (one, other):
+            await asyncio.gather(
+                one.update("workers", {"max_deliver": 5}),
+                other.update("workers", {"ack_wait_ms": 1234}),
+            )
+            settings = (await read(one, "workers")).settings
+            assert (settings.max_deliver, settings.ack_wait_ms) == (5, 1234)
+
+    run(work)
+
+
+def test_disabling_and_changing_at_the_same_time(store: Store) -> None:
+    spec = ConsumerSpec("hook", "events", "webhook", {"url": "https://example.com/"})
+
+    async def work() -> None:
+        async with two(store, spec) as (one, other):
+            hook = await other.get("hook")
+            await asyncio.gather(one.update("hook", {"timeout_ms": 5}), hook.disable("410 Gone"))
+            info = await read(one, "hook")
+            assert info.settings.shown()["timeout_ms"] == 5
+            assert info.disabled == "410 Gone"
+            await asyncio.gather(one.update("hook", {"timeout_ms": 6}), hook.enable())
+            info = await read(one, "hook")
+            assert info.settings.shown()["timeout_ms"] == 6
+            assert info.disabled is None
+
+    run(work)
+
+
+def test_one_of_two_that_drop_it_is_told_that_it_is_gone(store: Store) -> None:
+    async def work() -> None:
+        async with two(store, ConsumerSpec("workers", "events")) as (one, other):
+            consumer = await other.get("workers")
+            ends = await asyncio.gather(
+                one.delete("workers"), other.delete("workers"), return_exceptions=True
+            )
+            assert [type(end) for end in ends if end is not None] == [UnknownConsumer]
+            for late in (other.update("workers", {}), consumer.enable()):
+                with pytest.raises(UnknownConsumer):
+                    await late
+
+    run(work)
+
+
+def test_dropping_meets_a_step_that_buries(store: Store) -> None:
+    async def work() -> None:
+        async with two(store, ConsumerSpec("workers", "events")) as (one, _):
+            number = (await one.get("workers")).info.id
+            with psycopg.connect(store.url) as step, store.connection() as looking:
+                log = sql.SQL("INSERT INTO {} VALUES (99, '{{}}')").format(consumer_table(number))
+                step.execute(log)
+                dropping = asyncio.create_task(one.delete("workers"))
+                while looking.execute(_BLOCKED).fetchall() == [(0,)]:
+                    await asyncio.sleep(0.01)
+                step.execute(
+                    "INSERT INTO penstock.dead_letters (consumer_id, lsn, idx, code, reason, message)"
+                    " VALUES (%s, 1, 1, 'max_deliver', 'test', '{}')",
+                    [number],
+                )
+                step.commit()
+            await dropping
+
+    run(work)
