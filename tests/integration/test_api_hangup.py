@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from starlette.types import Receive
 from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
 
+from penstock.api.consume import Receives
 from penstock.embedded.handles import Database
 from penstock.message import Position
 from penstock.sinks.stream import BatchPart, StreamWriter
+from penstock.streams.consumer_types import Received
+from penstock.streams.consuming import Consumer
 
 WAIT = {"batch_size": 100, "wait_for_ms": 10_000}
 
@@ -54,6 +59,41 @@ def test_the_next_one_in_line_gets_what_one_that_left_would_have_got(shop: Shop)
     shop.api.until_waiting(1)
     shop.publish(1)
     assert ids(stays.result()) == [1]
+
+
+def test_an_answer_that_a_closing_connection_would_lose_is_given_back(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shop.consumer()
+    shop.publish(1)
+    ready = threading.Event()
+    serve = Receives.receive
+
+    async def served(
+        self: Receives, consumer: Consumer, limit: int, wait: float, client: Receive,
+        gone: Callable[[], bool],
+    ) -> Received:  # fmt: skip
+        receive = consumer.receive
+
+        async def received(limit: int, wait: float) -> Received:
+            got = await receive(limit, wait)
+            monkeypatch.undo()
+            ready.set()
+            while not gone():  # seen in the very turn in which the connection is found closed
+                await asyncio.sleep(0)
+            return got
+
+        monkeypatch.setattr(consumer, "receive", received)
+        return await serve(self, consumer, limit, wait, client, gone)
+
+    monkeypatch.setattr(Receives, "receive", served)
+    leaves = raw(shop.api.address, shop.token, f"{path}/next")
+    assert ready.wait(10)
+    leaves.shutdown(socket.SHUT_WR)
+    assert rest(leaves) == b""
+    answer = shop.client.get(f"{path}/next", params=WAIT)
+    assert ids(answer) == [1]
+    assert answer.json()["data"][0]["deliver_count"] == 1
 
 
 def test_at_whatever_moment_clients_leave_each_message_comes_to_one_that_got_it(

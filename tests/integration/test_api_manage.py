@@ -108,11 +108,14 @@ def test_a_streams_own_group_stays(shop: Shop) -> None:
         ({"deliver_policy": "last"}, "deliver_policy"),
         ({"filters": {"action": "upsert"}}, "filters.action[0]"),
         ({"filters": {"tables": "x"}}, "filters.tables"),
+        ({"filters": {"table": "a\0b"}}, "filters.table[0]"),
+        ({"filters": {"resource_id": ["crm", "a\0b"]}}, "filters.resource_id[1]"),
         ({"ack_wait": 5}, "ack_wait"),
         ({"url": "https://example.com"}, "url"),
         ({"type": "push"}, "type"),
         ({"name": "a/b"}, "name"),
         ({"stream": 7}, "stream"),
+        ({"stream": "ev\0ents"}, "stream"),
     ],
 )
 def test_a_wrong_setting_is_told_by_its_field(
@@ -232,12 +235,43 @@ def test_rewind(shop: Shop) -> None:
     "to",
     [None, "", "yesterday", "2026-01-31T12:00:00", {"lsn": -1, "idx": 0}, {"lsn": 1}, 7, [], True,
      {"lsn": 1, "idx": 0, "more": 1}, {"lsn": 2**63, "idx": 0},
-     {"lsn": 1, "idx": 2**62}],
+     {"lsn": 1, "idx": 2**62}, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"],
 )  # fmt: skip
 def test_a_rewind_to_nowhere(shop: Shop, to: Any) -> None:
     path = shop.consumer()
     body = problem(shop.client.post(f"{path}/rewind", json={"to": to}), 422, "to")
     assert "2026-01-31T12:00:00Z" in body["detail"]
+
+
+def test_positions_are_those_of_the_metadata_after_the_source_was_replaced(shop: Shop) -> None:
+    path = shop.consumer(max_deliver=1)
+    shop.publish("old")
+    shop.store.register_source("shop", "another cluster's")
+    shop.publish("new", "newest")
+    pending = shop.client.get(f"{path}/messages").json()["data"]
+    places = {message["record"]["id"]: message["position"] for message in pending}
+    assert [places["new"], places["newest"]] == [_place(message) for message in pending[1:]]
+    assert shop.client.get("/v1/streams/events").json()["head"] == places["newest"]
+    for start, expected in (
+        ("newest", ["newest"]),
+        ("old", ["old", "new", "newest"]),
+        ("new", ["new", "newest"]),
+    ):
+        shop.client.post(f"{path}/rewind", json={"to": places[start]}).raise_for_status()
+        answer = shop.client.get(f"{path}/next", params=WAIT)
+        assert ids(answer) == expected
+    shop.client.post(f"{path}/nack", json={"ack_tokens": tokens(answer)}).raise_for_status()
+    letters = shop.client.get(f"{path}/dead-letters").json()["data"]
+    assert [letter["position"] for letter in letters] == [places["new"], places["newest"]]
+    far = {"lsn": 2**63 - 1, "idx": 0}
+    assert shop.client.post(f"{path}/rewind", json={"to": far}).status_code == 200
+    nowhere = {"lsn": places["old"]["lsn"] - 1000, "idx": 0}
+    problem(shop.client.post(f"{path}/rewind", json={"to": nowhere}), 422, "to")
+
+
+def _place(message: dict[str, Any]) -> dict[str, int]:
+    metadata = message["metadata"]
+    return {"lsn": metadata["commit_lsn"], "idx": metadata["commit_idx"]}
 
 
 def test_dead_letters(shop: Shop) -> None:

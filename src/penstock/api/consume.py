@@ -31,7 +31,6 @@ from penstock.streams.engine import Consumers
 _RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
 _MAX_TOKENS: Final = 10_000
 _MAX_MS: Final = 86_400_000
-_TURNS: Final = 3  # of the event loop, after which a connection lost before them is known
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -55,11 +54,13 @@ class Receives:
             task.cancel()
 
     async def receive(
-        self, consumer: Consumer, limit: int, wait: float, client: Receive
+        self, consumer: Consumer, limit: int, wait: float, client: Receive, gone: Callable[[], bool]
     ) -> Received:
         """Receive for `client`, an ASGI channel whose request has been read.
 
-        A client that hung up takes nothing: raises `ClientDisconnect`.
+        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` tells it some turns
+        of the event loop earlier than the channel: what is written from then on is lost. Write what
+        this returns at once.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
@@ -83,14 +84,11 @@ class Receives:
             raise
         finally:
             self._waiting.discard(task)
-        if received.deliveries:
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-        if hang_up.done():
+        hang_up.cancel()
+        if gone():
             if received.deliveries:
                 await consumer.release([delivery.token for delivery in received.deliveries])
             raise ClientDisconnect
-        hang_up.cancel()
         return received
 
 
@@ -187,7 +185,11 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             }
         consumer = await consumer_of(request)
         received = await receives.receive(
-            consumer, values["batch_size"], values["wait_for_ms"] / 1000, request.receive
+            consumer,
+            values["batch_size"],
+            values["wait_for_ms"] / 1000,
+            request.receive,
+            request.scope["state"]["gone"],
         )
         return Json(form.written(received))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -38,7 +38,7 @@ from penstock.streams.engine import Consumers
 _STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"
 _CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
-_MAX_ID: Final = 2**63 - 1
+_MAX_BIGINT: Final = 2**63 - 1
 
 
 class _Limit(BaseModel):
@@ -52,7 +52,7 @@ class _Look(_Limit):
 
 
 class _Page(_Limit):
-    after: int = Field(0, ge=0, le=_MAX_ID, description="The `id` of the last one seen.")
+    after: int = Field(0, ge=0, le=_MAX_BIGINT, description="The `id` of the last one seen.")
 
 
 def _admin(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
@@ -144,9 +144,14 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         openapi_extra=body_of(Rewind),
     )
     async def rewind(consumer: str, request: Request) -> Response:
-        wanted = await read_object(request)
-        to = _place(wanted)
-        await (await consumers.get(consumer)).rewind(to)
+        to = _place(await read_object(request))
+        found = await consumers.get(consumer)
+        if isinstance(to, Position):
+            lsn = to.lsn + await consumers.base(found)
+            to = Position(min(lsn, _MAX_BIGINT), to.idx)
+            if to.lsn < 0:
+                raise _nowhere()
+        await found.rewind(to)
         return Json(SUCCESS)
 
     @api.post(
@@ -160,13 +165,17 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
 
     @api.get(f"{_CONSUMER}/messages", response_model=LookedMessages, summary="Look without taking")
     async def messages(consumer: str, look: Annotated[_Look, Query()]) -> Response:
-        found = await (await consumers.get(consumer)).messages(look.state, look.limit)
-        return Json(b'{"data":[%b]}' % b",".join([_looked(message) for message in found]))
+        found = await consumers.get(consumer)
+        looked = await found.messages(look.state, look.limit)
+        base = await consumers.base(found)
+        return Json(b'{"data":[%b]}' % b",".join([_looked(message, base) for message in looked]))
 
     @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")
     async def dead_letters(consumer: str, page: Annotated[_Page, Query()]) -> Response:
-        letters = await (await consumers.get(consumer)).dead_letters(page.limit, page.after)
-        return _json({"data": [_letter(letter) for letter in letters]})
+        found = await consumers.get(consumer)
+        letters = await found.dead_letters(page.limit, page.after)
+        base = await consumers.base(found)
+        return _json({"data": [_letter(letter, base) for letter in letters]})
 
     @api.post(
         f"{_CONSUMER}/dead-letters/{{id}}/replay",
@@ -175,7 +184,7 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         responses=documented(409),
     )
     async def replay(
-        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_ID)]
+        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_BIGINT)]
     ) -> Response:
         await (await consumers.get(consumer)).replay(number)
         return Json(SUCCESS)
@@ -193,28 +202,34 @@ def _changes_schema() -> dict[str, Any]:
 def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
     try:
         to = Rewind.model_validate(body).to
-    except ValueError:
-        raise wrong(
-            "to",
-            'expected "all", "new", a position as in {"lsn": 23876608, "idx": 0}, or a time with '
-            "its offset as in 2026-01-31T12:00:00Z",
-        ) from None
+        if isinstance(to, datetime):
+            return to.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise _nowhere() from None
     return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
 
 
-def _looked(message: Looked) -> bytes:
+def _nowhere() -> Problem:
+    return wrong(
+        "to",
+        'expected "all", "new", a position as in {"lsn": 23876608, "idx": 0}, or a time with '
+        "its offset as in 2026-01-31T12:00:00Z",
+    )
+
+
+def _looked(message: Looked, base: int) -> bytes:
     head = {
-        "position": position_body(message.position),
+        "position": position_body(message.position, base),
         "deliver_count": message.deliver_count,
         "held_until": message.until,
     }
     return orjson.dumps(head)[:-1] + b"," + message.message[1:]
 
 
-def _letter(letter: ConsumerLetter) -> dict[str, Any]:
+def _letter(letter: ConsumerLetter, base: int) -> dict[str, Any]:
     return {
         "id": letter.id,
-        "position": position_body(letter.position),
+        "position": position_body(letter.position, base),
         "deliver_count": letter.deliver_count,
         "code": letter.code,
         "reason": letter.reason,

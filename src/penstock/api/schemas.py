@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi.security import HTTPBearer
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from penstock.message import Position
-from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings
+from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings, storable
 from penstock.streams.consumer_types import ConsumerInfo, StreamInfo
 
 BEARER: Final = HTTPBearer(
@@ -41,12 +42,15 @@ def _time(value: Any) -> Any:
     return value
 
 
-_Lsn = Annotated[int, Field(ge=0, le=_MAX_LSN), BeforeValidator(_number)]
+_Lsn = Annotated[int, Field(ge=-_MAX_LSN, le=_MAX_LSN), BeforeValidator(_number)]
 _Idx = Annotated[int, Field(ge=0, le=_MAX_IDX), BeforeValidator(_number)]
 
 
 class PositionBody(BaseModel):
-    """A message's place in its stream: its commit_lsn and commit_idx."""
+    """A message's place in its stream: its commit_lsn and commit_idx.
+
+    LSNs from before the source was replaced by another cluster or slot are 0 or negative.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -164,7 +168,7 @@ class StreamsBody(BaseModel):
 
 class _Named(BaseModel):
     name: str = Field(pattern=NAME)
-    stream: str = Field(min_length=1)
+    stream: Annotated[str, Field(min_length=1), AfterValidator(storable)]
 
 
 class NewPull(ConsumerSettings, _Named):
@@ -225,6 +229,6 @@ def stream_body(info: StreamInfo) -> dict[str, Any]:
     }
 
 
-def position_body(position: Position) -> dict[str, int]:
-    """Return a position's JSON form."""
-    return {"lsn": position.lsn, "idx": position.idx}
+def position_body(position: Position, base: int = 0) -> dict[str, int]:
+    """Return a position's JSON form; `base` is what its LSN has over the source's."""
+    return {"lsn": position.lsn - base, "idx": position.idx}

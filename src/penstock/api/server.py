@@ -7,6 +7,7 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.api.app import Api
 
@@ -20,12 +21,22 @@ class ListenError(Exception):
     """The address can't be listened on."""
 
 
+class Protocol(HttpToolsProtocol):
+    """HTTP whose requests can tell, by `state["gone"]`, that what is written now is lost."""
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self.scope["state"]["gone"] = self.transport.is_closing
+
+
 class Uvicorn(uvicorn.Server):
     """Serves `app` until `should_exit`, or a signal where it runs in the main thread."""
 
     def __init__(self, app: FastAPI) -> None:
         config = uvicorn.Config(
             app,
+            http=Protocol,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -36,6 +36,13 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def storable(text: str) -> str:
+    """Return `text` if Postgres can hold it; raises `ValueError`."""
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a NUL character, which no name in Postgres has")
+    return text
+
+
 def _table(name: str) -> str:
     if name != ANY and "." in name:
         TablePattern.parse(name)
@@ -48,9 +55,10 @@ def _action(action: str) -> str:
     return action
 
 
-_Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)]
+_Text = Annotated[str, AfterValidator(storable)]
+_Names = Annotated[tuple[_Text, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)]
 _Tables = Annotated[
-    tuple[Annotated[str, AfterValidator(_table)], ...],
+    tuple[Annotated[_Text, AfterValidator(_table)], ...],
     BeforeValidator(_listed),
     Field(min_length=1, max_length=100),
 ]
