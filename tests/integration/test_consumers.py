@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
+from tests.consumers_help import ids, run, serving, tokens, workers
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.embedded.handles import Database
@@ -46,40 +46,8 @@ def stream(store: Store) -> StreamRecord:
     return make_stream(store)
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(work(), 30)
-
-    asyncio.run(bounded())
-
-
-@asynccontextmanager
-async def serving(store: Store) -> AsyncIterator[Consumers]:
-    consumers = Consumers(store.url, pool_size=4)
-    await consumers.open()
-    try:
-        yield consumers
-    finally:
-        await consumers.close()
-
-
-@asynccontextmanager
-async def workers(store: Store, **settings: Any) -> AsyncIterator[Consumer]:
-    async with serving(store) as consumers:
-        await consumers.create(ConsumerSpec("workers", "events", settings=settings))
-        yield await consumers.get("workers")
-
-
-def ids(deliveries: list[Delivery]) -> list[Any]:
-    return [orjson.loads(delivery.message)["record"]["id"] for delivery in deliveries]
-
-
 def idxs(deliveries: list[Delivery]) -> list[int]:
     return [commit_position(*delivery.position).idx for delivery in deliveries]
-
-
-def tokens(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.token for delivery in deliveries]
 
 
 def test_messages_come_whole_and_in_order(store: Store, stream: StreamRecord) -> None:

@@ -1,0 +1,47 @@
+"""Consumers as a process of its own would serve them, in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+
+from penstock.streams.consumer_types import ConsumerSpec, Delivery
+from penstock.streams.consuming import Consumer
+from penstock.streams.engine import Consumers
+from penstock.streams.store import Store
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), 30)
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def serving(store: Store) -> AsyncIterator[Consumers]:
+    consumers = Consumers(store.url, pool_size=4)
+    await consumers.open()
+    try:
+        yield consumers
+    finally:
+        await consumers.close()
+
+
+@asynccontextmanager
+async def workers(store: Store, **settings: Any) -> AsyncIterator[Consumer]:
+    async with serving(store) as consumers:
+        await consumers.create(ConsumerSpec("workers", "events", settings=settings))
+        yield await consumers.get("workers")
+
+
+def ids(deliveries: list[Delivery]) -> list[Any]:
+    return [orjson.loads(delivery.message)["record"]["id"] for delivery in deliveries]
+
+
+def tokens(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.token for delivery in deliveries]
