@@ -107,11 +107,12 @@ class StoreSession:
         with self._store.connection() as connection:
             behind = backlog.all_behind(connection)
         for of in behind:
+            if of.source not in self._sources:
+                continue  # another pipeline's
             sink = self._config.sinks.get(of.sink)
             if not isinstance(sink, NatsSinkSettings):
-                if of.source in self._sources:
-                    log.warning("a sink that is not configured any more has a backlog",
-                                sink=of.sink, source=of.source, error=of.error)  # fmt: skip
+                log.warning("a sink that is not configured any more has a backlog",
+                            sink=of.sink, source=of.source, error=of.error)  # fmt: skip
             elif sink.source != of.source:
                 raise StoreError(
                     "source_changed",

@@ -187,7 +187,7 @@ def test_a_replay_of_what_was_drained(servers: Servers, database: Database) -> N
         source.batch(200)
         with source.store.connection() as connection:
             end = position(199)
-            backlog.drained(connection, SHAKY, end)
+            backlog.drained(connection, source.source.id, SHAKY, end)
         source.restart()
         source.written = 150
         source.batch(200)

@@ -161,9 +161,11 @@ class Worker:
             self.writer.begin()
             with self.in_store() as connection:
                 for name, (error, batches) in sorted(left.items()):
-                    backlog.fall_behind(connection, name, self.store.source_id, error)
+                    backlog.fall_behind(connection, self.store.source_id, name, error)
                     for batch in batches:
-                        backlog.spill(connection, name, batch, self.store.base)
+                        backlog.spill(
+                            connection, self.store.source_id, name, batch, self.store.base
+                        )
             self.writer.commit(None)
 
         self.patiently(step)
@@ -220,7 +222,13 @@ class _Part:
             for lane in spilled:
                 messages = lane.route.wanted(batch)
                 with worker.in_store() as connection:
-                    backlog.spill(connection, lane.route.name, messages, worker.store.base)
+                    backlog.spill(
+                        connection,
+                        worker.store.source_id,
+                        lane.route.name,
+                        messages,
+                        worker.store.base,
+                    )
                 total += messages.num_rows
         if not worker.streams and not spilled:
             writer.rollback()

@@ -4,6 +4,8 @@ A task of a micro-batch adds blocks in its transaction, under the writers' share
 alone takes them away. Positions are the streams' (the source's `base` is added). Blocks of several
 tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
 once each, when they are read.
+
+A sink is meant by its source's id and its name: pipelines that share a store may name theirs alike.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _BYTES: Final = 16 * 1024 * 1024
 class Behind(NamedTuple):
     """A sink that is behind: for how many seconds and why. All up to `drained` was delivered."""
 
+    source_id: int
     sink: str
     source: str
     seconds: float
@@ -48,12 +51,14 @@ class Taken(NamedTuple):
 # What the tasks do
 
 
-def fall_behind(connection: Connection, sink: str, source_id: int, error: SinkError) -> None:
+def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
     """Note that a sink is behind, and that from here on its messages go to its backlog."""
-    connection.execute(_SQL["fall_behind"], [sink, source_id, error.code, str(error)])
+    connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
 
 
-def spill(connection: Connection, sink: str, batch: pa.RecordBatch, base: int) -> None:
+def spill(
+    connection: Connection, source_id: int, sink: str, batch: pa.RecordBatch, base: int
+) -> None:
     """Add messages (`WIRE_SCHEMA`), in the order of their positions, to a sink's backlog.
 
     In there their `commit_lsn` is the stream's: the source's own may start anew.
@@ -65,16 +70,16 @@ def spill(connection: Connection, sink: str, batch: pa.RecordBatch, base: int) -
     for piece in cut(batch):
         lsn, idx = piece.column("commit_lsn"), piece.column("commit_idx")
         ends = [lsn[0], idx[0], lsn[-1], idx[-1]]
-        values = [sink, *(end.as_py() for end in ends), piece.num_rows, encode(piece)]
+        values = [source_id, sink, *(end.as_py() for end in ends), piece.num_rows, encode(piece)]
         connection.execute(_SQL["add_block"], values)
 
 
 # What the drainer does
 
 
-def behind(connection: Connection, sink: str) -> Behind | None:
+def behind(connection: Connection, source_id: int, sink: str) -> Behind | None:
     """Return what is known of a sink that is behind, None if it is not."""
-    row = connection.execute(_SQL["one"], [sink]).fetchone()
+    row = connection.execute(_SQL["one"], [source_id, sink]).fetchone()
     return _behind(row) if row else None
 
 
@@ -83,9 +88,9 @@ def all_behind(connection: Connection) -> list[Behind]:
     return [_behind(row) for row in connection.execute(_SQL["all"])]
 
 
-def size(connection: Connection, sink: str) -> tuple[int, int]:
+def size(connection: Connection, source_id: int, sink: str) -> tuple[int, int]:
     """Return how many messages wait, and their bytes."""
-    messages, size = connection.execute(_SQL["size"], [sink]).fetchone() or (0, 0)
+    messages, size = connection.execute(_SQL["size"], [source_id, sink]).fetchone() or (0, 0)
     return messages, size
 
 
@@ -96,7 +101,7 @@ def take(
 
     Returns None if there is no block that could have any.
     """
-    found = connection.execute(_SQL["first"], [of.sink, look_at]).fetchall()
+    found = connection.execute(_SQL["first"], [of.source_id, of.sink, look_at]).fetchall()
     reached = [row for row in found if until is None or Position(*row[1:3]) <= until]
     if not reached:
         return None
@@ -119,26 +124,27 @@ def take(
         count = min(len(reached), 2 * count)
 
 
-def drained(connection: Connection, sink: str, end: Position) -> None:
+def drained(connection: Connection, source_id: int, sink: str, end: Position) -> None:
     """Note that all up to and with `end` is delivered, and drop it."""
     with connection.transaction():
-        connection.execute(_SQL["drained"], [*end, sink])
-        drop(connection, sink, end)
+        connection.execute(_SQL["drained"], [*end, source_id, sink])
+        drop(connection, source_id, sink, end)
 
 
-def drop(connection: Connection, sink: str, end: Position) -> None:
+def drop(connection: Connection, source_id: int, sink: str, end: Position) -> None:
     """Drop the blocks that have nothing behind `end`."""
-    connection.execute(_SQL["drop"], {"sink": sink, "lsn": end.lsn, "idx": end.idx})
+    values = {"source": source_id, "sink": sink, "lsn": end.lsn, "idx": end.idx}
+    connection.execute(_SQL["drop"], values)
 
 
-def join(connection: Connection, sink: str) -> None:
+def join(connection: Connection, source_id: int, sink: str) -> None:
     """Note that a sink is behind no more."""
-    connection.execute(_SQL["join"], [sink])
+    connection.execute(_SQL["join"], [source_id, sink])
 
 
 def _behind(row: tuple[Any, ...]) -> Behind:
-    sink, source, seconds, code, error, lsn, idx = row
-    return Behind(sink, source, seconds, code, error, Position(lsn, idx))
+    source_id, sink, source, seconds, code, error, lsn, idx = row
+    return Behind(source_id, sink, source, seconds, code, error, Position(lsn, idx))
 
 
 def _enough(found: list[tuple[Any, ...]]) -> int:

@@ -2,44 +2,48 @@
 
 -- name: fall_behind
 -- Another task may have said so already.
-INSERT INTO penstock.backlogs (sink, source_id, code, error) VALUES (%s, %s, %s, %s)
-ON CONFLICT (sink) DO NOTHING
+INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
+ON CONFLICT (source_id, sink) DO NOTHING
 
 -- name: add_block
-INSERT INTO penstock.backlog_blocks (sink, first_lsn, first_idx, last_lsn, last_idx, rows, block)
-VALUES (%s, %s, %s, %s, %s, %s, %b)
+INSERT INTO penstock.backlog_blocks
+    (source_id, sink, first_lsn, first_idx, last_lsn, last_idx, rows, block)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %b)
 
 -- name: all
-SELECT b.sink, s.name, extract(epoch FROM now() - b.since)::float8, b.code, b.error,
+SELECT b.source_id, b.sink, s.name, extract(epoch FROM now() - b.since)::float8, b.code, b.error,
        b.drained_lsn, b.drained_idx
-FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id ORDER BY b.sink
+FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id ORDER BY b.sink, s.name
 
 -- name: one
-SELECT b.sink, s.name, extract(epoch FROM now() - b.since)::float8, b.code, b.error,
+SELECT b.source_id, b.sink, s.name, extract(epoch FROM now() - b.since)::float8, b.code, b.error,
        b.drained_lsn, b.drained_idx
-FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id WHERE b.sink = %s
+FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id
+WHERE b.source_id = %s AND b.sink = %s
 
 -- name: size
 -- Messages and bytes that wait; what a replay has brought a second time counts twice.
 SELECT coalesce(sum(rows), 0)::bigint, coalesce(sum(octet_length(block)), 0)::bigint
-FROM penstock.backlog_blocks WHERE sink = %s
+FROM penstock.backlog_blocks WHERE source_id = %s AND sink = %s
 
 -- name: first
 -- The first blocks, without what is in them.
 SELECT id, first_lsn, first_idx, rows, octet_length(block)
-FROM penstock.backlog_blocks WHERE sink = %s ORDER BY first_lsn, first_idx, id LIMIT %s
+FROM penstock.backlog_blocks WHERE source_id = %s AND sink = %s
+ORDER BY first_lsn, first_idx, id LIMIT %s
 
 -- name: blocks
 SELECT block FROM penstock.backlog_blocks WHERE id = ANY(%s) ORDER BY first_lsn, first_idx, id
 
 -- name: drained
-UPDATE penstock.backlogs SET drained_lsn = %s, drained_idx = %s WHERE sink = %s
+UPDATE penstock.backlogs SET drained_lsn = %s, drained_idx = %s
+WHERE source_id = %s AND sink = %s
 
 -- name: drop
 DELETE FROM penstock.backlog_blocks
-WHERE sink = %(sink)s AND (first_lsn, first_idx) <= (%(lsn)s, %(idx)s)
-  AND (last_lsn, last_idx) <= (%(lsn)s, %(idx)s)
+WHERE source_id = %(source)s AND sink = %(sink)s
+  AND (first_lsn, first_idx) <= (%(lsn)s, %(idx)s) AND (last_lsn, last_idx) <= (%(lsn)s, %(idx)s)
 
 -- name: join
 -- Its blocks go with it.
-DELETE FROM penstock.backlogs WHERE sink = %s
+DELETE FROM penstock.backlogs WHERE source_id = %s AND sink = %s

@@ -148,7 +148,7 @@ class Drainer:
         """Do the next thing; return whether there is more to do at once."""
         asked, taken = self._asked, None
         with self._store.connection() as connection:
-            behind = backlog.behind(connection, self._sink)
+            behind = backlog.behind(connection, self._source_id, self._sink)
             if behind is not None and self._done is not None:
                 taken = backlog.take(connection, behind, self._done)
         self._tell(behind)
@@ -158,7 +158,7 @@ class Drainer:
         if taken is not None:
             self._deliver(taken.messages)
             with self._store.connection() as connection:
-                backlog.drained(connection, self._sink, taken.end)
+                backlog.drained(connection, self._source_id, self._sink, taken.end)
             return True
         if self._done is None or time.monotonic() < self._since + self._hold:
             return False
@@ -183,7 +183,7 @@ class Drainer:
                 raise _Stopped
             delay = min(2 * delay, _BACKOFF_SECONDS[1])
             with self._store.connection() as connection:
-                self._tell(backlog.behind(connection, self._sink))
+                self._tell(backlog.behind(connection, self._source_id, self._sink))
 
     def _join(self, behind: Behind) -> bool:
         """Deliver what is left while nobody writes, and join; return whether that went well."""
@@ -196,19 +196,19 @@ class Drainer:
                 return False
         with self._store.connection() as connection:
             # A replay may have brought again what was delivered before.
-            backlog.drop(connection, self._sink, behind.drained)
-            waiting, _ = backlog.size(connection, self._sink)
+            backlog.drop(connection, self._source_id, self._sink, behind.drained)
+            waiting, _ = backlog.size(connection, self._source_id, self._sink)
             if waiting > _JOIN_MESSAGES or (waiting and not self._answers):
                 return False
         try:
             with self._store.connection() as connection, connection.transaction():
                 lock_writers(connection, self._source_id)
-                row = backlog.behind(connection, self._sink)
+                row = backlog.behind(connection, self._source_id, self._sink)
                 while row is not None and (taken := backlog.take(connection, row)) is not None:
                     self._delivered(self._target.write(taken.messages, _JOIN_PATIENCE))
-                    backlog.drained(connection, self._sink, taken.end)
+                    backlog.drained(connection, self._source_id, self._sink, taken.end)
                     row = row._replace(drained=taken.end)
-                backlog.join(connection, self._sink)
+                backlog.join(connection, self._source_id, self._sink)
         except Unfinished as unfinished:
             self._answers = False
             self._delivered(unfinished.written)
@@ -241,7 +241,7 @@ class Drainer:
         messages = bytes_ = 0
         if behind is not None:
             with self._store.connection() as connection:
-                messages, bytes_ = backlog.size(connection, self._sink)
+                messages, bytes_ = backlog.size(connection, self._source_id, self._sink)
         if changed:
             self._change(state, behind, now)
         self._on_report(

@@ -79,26 +79,29 @@ CREATE TABLE penstock.dead_letters (
 -- Sinks that are not written to directly now: what they should have had waits in blocks (Arrow IPC
 -- streams, see penstock.blocks) until a drainer has delivered it. All up to `drained` was.
 CREATE TABLE penstock.backlogs (
-    sink text PRIMARY KEY,
     source_id integer NOT NULL REFERENCES penstock.sources,
+    sink text NOT NULL,
     since timestamptz NOT NULL DEFAULT now(),
     code text NOT NULL,
     error text NOT NULL,
     drained_lsn bigint NOT NULL DEFAULT 0,
-    drained_idx bigint NOT NULL DEFAULT -1
+    drained_idx bigint NOT NULL DEFAULT -1,
+    PRIMARY KEY (source_id, sink)
 );
 CREATE TABLE penstock.backlog_blocks (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    sink text NOT NULL REFERENCES penstock.backlogs ON DELETE CASCADE,
+    source_id integer NOT NULL,
+    sink text NOT NULL,
     first_lsn bigint NOT NULL,
     first_idx bigint NOT NULL,
     last_lsn bigint NOT NULL,
     last_idx bigint NOT NULL,
     rows integer NOT NULL,
-    block bytea NOT NULL
+    block bytea NOT NULL,
+    FOREIGN KEY (source_id, sink) REFERENCES penstock.backlogs ON DELETE CASCADE
 );
 ALTER TABLE penstock.backlog_blocks ALTER COLUMN block SET STORAGE EXTERNAL;
-CREATE INDEX ON penstock.backlog_blocks (sink, first_lsn, first_idx);
+CREATE INDEX ON penstock.backlog_blocks (source_id, sink, first_lsn, first_idx);
 
 CREATE TABLE penstock.tokens (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

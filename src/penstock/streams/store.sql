@@ -53,8 +53,8 @@ UPDATE penstock.sources SET tag = %s, base = %s WHERE id = %s RETURNING id, name
 SELECT greatest(
     (SELECT max(end_lsn) FROM {batches}),
     (SELECT max(greatest(g.drained_lsn, b.last_lsn))
-     FROM penstock.backlogs g LEFT JOIN penstock.backlog_blocks b ON b.sink = g.sink
-     WHERE g.source_id = {source}),
+     FROM penstock.backlogs g LEFT JOIN penstock.backlog_blocks b USING (source_id, sink)
+     WHERE source_id = {source}),
     0)
 
 -- name: head
