@@ -72,7 +72,7 @@ def test_disabling_and_changing_at_the_same_time(store: Store) -> None:
     async def work() -> None:
         async with two(store, spec) as (one, other):
             hook = await other.get("hook")
-            await asyncio.gather(one.update("hook", {"timeout_ms": 5}), hook.disable("410 Gone"))
+            await asyncio.gather(hook.disable("410 Gone"), one.update("hook", {"timeout_ms": 5}))
             info = await read(one, "hook")
             assert info.settings.shown()["timeout_ms"] == 5
             assert info.disabled == "410 Gone"

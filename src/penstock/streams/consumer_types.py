@@ -85,7 +85,8 @@ class Delivery(NamedTuple):
     """A message handed out: `message` is the whole JSON, `deliver_count` 1 at first.
 
     `position` is the stream's own, which tells all of its messages apart
-    (`penstock.streams.records.stream_idx`); other positions here are as users know them.
+    (`penstock.streams.records.stream_idx`). Those of dead letters and of messages looked at have the
+    stream's LSN and the message's `commit_idx`; a stream's head is as the messages' metadata has it.
     """
 
     token: str
