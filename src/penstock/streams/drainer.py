@@ -7,7 +7,9 @@ others that are there. So one position says all that was delivered, and outlives
 
 To join it keeps the source's writers out, delivers the few messages that are left, and takes the row
 away: whoever writes next, delivers directly. It does so only with a sink that has just been seen to
-take messages, and a sink that soon falls behind again is taken back later each time.
+take messages, and with no more of them than that takes soon; a sink that soon falls behind again is
+taken back later each time. What was delivered in a try to join that failed lies beyond what is wholly
+done, so no position says it; it is known here, and a run that ends meanwhile repeats it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
-from penstock.message import Position
+from penstock.message import WIRE_SCHEMA, Position
 from penstock.sinks.base import Sink, SinkError, Unfinished, Written
 from penstock.streams import backlog
-from penstock.streams.backlog import Behind
+from penstock.streams.backlog import Behind, Connection
 from penstock.streams.segments import lock_writers
 from penstock.streams.store import Store, StoreError
 
@@ -37,11 +40,15 @@ _POLL_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 1.0
 _PATIENCE: Final = 2.0
-_JOIN_PATIENCE: Final = 1.0
-_JOIN_MESSAGES: Final = backlog.ROWS
+_JOIN_SECONDS: Final = 1.0
+"""How long a join may keep the writers out; it begins if half of that is likely to do."""
+_JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
+_PIECE: Final = 1_000
 _BACKOFF_SECONDS: Final = (0.1, 2.0)
 _SOON_SECONDS: Final = 60.0
 _HOLD_SECONDS: Final = (1.0, 60.0)
+_KEY: Final = "idempotency_key"
+_NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 log = structlog.get_logger("penstock")
 
@@ -80,6 +87,8 @@ class Drainer:
         self._done: Position | None = None
         self._state = "attached"
         self._answers = False
+        self._at_once, _ = _JOIN_MESSAGES
+        self._ahead: list[tuple[Position, pa.Array]] = []  # ends and keys of what failed joins did
         self._joined_at = float("-inf")
         self._hold = 0.0
         self._since = 0.0
@@ -156,9 +165,10 @@ class Drainer:
         if behind is None:
             return False
         if taken is not None:
-            self._deliver(taken.messages)
+            self._deliver(self._without_ahead(taken.messages))
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
+            self._ahead = [ahead for ahead in self._ahead if ahead[0] > taken.end]
             return True
         if self._done is None or time.monotonic() < self._since + self._hold:
             return False
@@ -169,8 +179,12 @@ class Drainer:
         delay = _BACKOFF_SECONDS[0]
         while messages.num_rows:
             try:
+                started = time.monotonic()
                 self._delivered(self._target.write(messages, _PATIENCE))
                 self._answers = True
+                per_second = messages.num_rows / max(time.monotonic() - started, 1e-6)
+                least, most = _JOIN_MESSAGES
+                self._at_once = min(max(least, int(per_second * _JOIN_SECONDS / 2)), most)
                 return
             except Unfinished as unfinished:
                 self._answers = False
@@ -198,30 +212,65 @@ class Drainer:
             # A replay may have brought again what was delivered before.
             backlog.drop(connection, self._source_id, self._sink, behind.drained)
             waiting, _ = backlog.size(connection, self._source_id, self._sink)
-            if waiting > _JOIN_MESSAGES or (waiting and not self._answers):
+            if waiting > self._at_once or (waiting and not self._answers):
                 return False
         try:
             with self._store.connection() as connection, connection.transaction():
                 lock_writers(connection, self._source_id)
                 row = backlog.behind(connection, self._source_id, self._sink)
-                while row is not None and (taken := backlog.take(connection, row)) is not None:
-                    self._delivered(self._target.write(taken.messages, _JOIN_PATIENCE))
-                    backlog.drained(connection, self._source_id, self._sink, taken.end)
-                    row = row._replace(drained=taken.end)
+                if not self._deliver_rest(connection, row):
+                    return False  # what is told in here stays told
                 backlog.join(connection, self._source_id, self._sink)
-        except Unfinished as unfinished:
-            self._answers = False
-            self._delivered(unfinished.written)
-            self._report_error(unfinished.error, _TICK_SECONDS)
-            return False
         except StoreError as error:
             if error.code == "locked":
                 return False
             raise
+        self._ahead.clear()
         self._joined_at = time.monotonic()
         self._tell(None)
         self._target.close()
         return True
+
+    def _deliver_rest(self, connection: Connection, behind: Behind | None) -> bool:
+        """Deliver all that waits, the writers being out, and return whether that went well and soon."""
+        deadline = time.monotonic() + _JOIN_SECONDS
+        # More may have come before the writers were out.
+        waiting, _ = backlog.size(connection, self._source_id, self._sink)
+        if waiting > self._at_once:
+            return False
+        while behind is not None and (taken := backlog.take(connection, behind)) is not None:
+            messages = self._without_ahead(taken.messages)
+            for first in range(0, messages.num_rows, _PIECE):
+                piece, left = messages.slice(first, _PIECE), deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                try:
+                    written = self._target.write(piece, left)
+                except Unfinished as unfinished:
+                    self._answers = False
+                    self._note_ahead(piece, unfinished.rest, unfinished.written)
+                    self._delivered(unfinished.written)
+                    self._report_error(unfinished.error, _TICK_SECONDS)
+                    return False
+                self._note_ahead(piece, _NOTHING, written)
+                self._delivered(written)
+            behind = behind._replace(drained=taken.end)
+        return True
+
+    def _note_ahead(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
+        """Note what of `messages` is delivered, perhaps beyond what is done.
+
+        Dead letters are not: they are kept only if this transaction is.
+        """
+        lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
+        dead = pa.array([letter.idempotency_key for letter in written.dead], pa.string())
+        done = _without(_without(messages, rest.column(_KEY)), dead)
+        self._ahead.append((Position(lsn.as_py(), idx.as_py()), done.column(_KEY)))
+
+    def _without_ahead(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        for _, keys in self._ahead:
+            messages = _without(messages, keys)
+        return messages
 
     # What others are told
 
@@ -291,6 +340,10 @@ class Drainer:
         self._on_report(
             {"sink": self._sink, "error": str(error), "code": error.code, "retry_in": seconds}
         )
+
+
+def _without(messages: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
+    return messages.filter(pc.invert(pc.is_in(messages.column(_KEY), value_set=keys)))
 
 
 class _Stopped(Exception):  # noqa: N818 - no error
