@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.streams import maintenance
 from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
 from penstock.streams.consuming import Consumer
 from penstock.streams.names import consumer_table, segment_table
+from penstock.streams.sessions import Connection, Sessions
 from penstock.streams.store import Store, StreamRecord
 
 
@@ -84,8 +86,9 @@ def test_replays_of_busy_groups_wait(store: Store, stream: StreamRecord) -> None
             held = (await consumer.receive(1, 5.0)).deliveries
             for letter in letters:
                 await consumer.replay(letter)
-            assert await take_all(consumer) == ["b1"]
-            await consumer.ack(tokens(held))
+            free = (await consumer.receive(1, 0.0)).deliveries
+            assert ids(free) == ["b1"]
+            await consumer.ack(tokens(held + free))
             assert await take_all(consumer) == ["a1"]
 
     run(work)
@@ -225,10 +228,10 @@ def test_a_request_is_answered_when_its_consumer_is_dropped(
 def test_a_long_state_is_not_written_at_every_step(
     store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.consumer_log._BYTES", 20_000)
+    monkeypatch.setattr("penstock.streams.consumer_log._BYTES", 3_000)
 
     async def work() -> None:
-        publish(store, stream, [inserted(i) for i in range(1_000)])
+        publish(store, stream, [inserted(i) for i in range(200)])
         async with workers(store) as consumer, serving(store) as other:
             held = (await consumer.receive(1_000, 0.0)).deliveries
             await consumer.ack(tokens(held[:1]))  # after which the log has been replaced
@@ -290,5 +293,38 @@ def test_look_ups_are_bounded(store: Store, stream: StreamRecord) -> None:
                 known = consumer._reader._known.values()
                 kept = sum(len(row[4] or b"") for found in known for row in found.rows)
                 assert kept == consumer._reader._known_bytes < 6 << 20
+
+    run(work)
+
+
+def test_what_two_ask_at_once_belongs_together(
+    store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with workers(store) as consumer:
+            reader = consumer._reader
+            publish(store, stream, [inserted(1)])
+            asked, go_on = asyncio.Event(), asyncio.Event()
+            lend = Sessions.session
+
+            @asynccontextmanager
+            async def slow(sessions: Sessions) -> AsyncIterator[Connection]:
+                async with lend(sessions) as connection:
+                    yield connection
+                    if not asked.is_set():
+                        asked.set()
+                        await go_on.wait()
+
+            monkeypatch.setattr(Sessions, "session", slow)
+            older = asyncio.create_task(reader.refresh((1 << 62, 0)))
+            await asked.wait()
+            monkeypatch.setattr(Sessions, "session", lend)
+            await asyncio.to_thread(close_segment, store, stream)
+            await asyncio.to_thread(publish, store, stream, [inserted(2)])
+            newer = asyncio.create_task(reader.refresh((1 << 62, 0)))
+            await asyncio.wait([newer], timeout=0.2)
+            go_on.set()
+            await asyncio.gather(older, newer)
+            assert len(reader.segments) == 2
 
     run(work)
