@@ -148,9 +148,7 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         found = await consumers.get(consumer)
         if isinstance(to, Position):
             lsn = to.lsn + await consumers.base(found)
-            to = Position(min(lsn, _MAX_BIGINT), to.idx)
-            if to.lsn < 0:
-                raise _nowhere()
+            to = Position(max(0, min(lsn, _MAX_BIGINT)), to.idx)
         await found.rewind(to)
         return Json(SUCCESS)
 
@@ -205,16 +203,12 @@ def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
         if isinstance(to, datetime):
             return to.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise _nowhere() from None
+        raise wrong(
+            "to",
+            'expected "all", "new", a position as in {"lsn": 23876608, "idx": 0}, or a time with '
+            "its offset as in 2026-01-31T12:00:00Z",
+        ) from None
     return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
-
-
-def _nowhere() -> Problem:
-    return wrong(
-        "to",
-        'expected "all", "new", a position as in {"lsn": 23876608, "idx": 0}, or a time with '
-        "its offset as in 2026-01-31T12:00:00Z",
-    )
 
 
 def _looked(message: Looked, base: int) -> bytes:
