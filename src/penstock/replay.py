@@ -33,6 +33,14 @@ class Replay:
         if letter.sink is None:
             asyncio.run(self._give_back(letter))
             return
+        if letter.code == "subject_too_long":
+            raise SinkError(
+                letter.code,
+                f"Dead letter {letter.id} has no subject that it could be sent to: {letter.reason}.",
+                remedy="Publish its message by hand, and purge it: `penstock dead-letters show"
+                f" {letter.id}`.",
+                transient=False,
+            )
         subject, key = letter.subject or "", letter.idempotency_key or ""
         self._publisher(letter.sink).publish(subject, key, letter.message.encode())
         self._store.mark_replayed(letter.id)

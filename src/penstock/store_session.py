@@ -11,9 +11,9 @@ from typing import Final, Self
 import structlog
 
 from penstock.config import Config
-from penstock.message import Position
+from penstock.message import Position, format_lsn
 from penstock.monitor import Report
-from penstock.postgres.replication import tag_of
+from penstock.postgres.replication import identify
 from penstock.settings import NatsSinkSettings
 from penstock.sinks.base import DeadLetter
 from penstock.sinks.nats import NatsSink
@@ -60,21 +60,30 @@ class StoreSession:
         Returns before that where `stopping` is set.
         """
         settings = self._config.sources[name]
-        tag = tag_of(settings.url.get_secret_value(), settings.slot)
-        source = self._sources[name] = self._store.register_source(name, tag)
-        self._claim(source, stopping)
+        tag, wal_end = identify(settings.url.get_secret_value(), settings.slot)
+        found = self._store.make_source(name, tag)
+        if not self._claim(found, stopping):
+            return
+        source = self._sources[name] = self._store.register_source(name, tag, wal_end)
+        if source.tag == found.tag and source.base != found.base:
+            log.warning(
+                "the source's WAL ends before what was read of it: it was restored, or lost its end;"
+                " its streams go on behind what they hold, backfill what is missing",
+                source=name, wal_end=format_lsn(wal_end or 0),
+            )  # fmt: skip
         for sink_name, sink in self._config.streams.items():
             if sink.source == name:
                 stream = self._store.register_stream(sink_name, source, sink.kind, sink.retention)
                 self._streams[sink_name] = stream.id
 
-    def _claim(self, source: SourceRecord, stopping: threading.Event) -> None:
+    def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
+        """Claim a source, waiting for a while; return False where `stopping` came first."""
         deadline, told = time.monotonic() + _CLAIM_PATIENCE, False
         while not stopping.is_set():
             claim = contextlib.ExitStack()
             if claim.enter_context(self._store.claim_source(source.id)):
                 self._stack.enter_context(claim)
-                return
+                return True
             claim.close()
             if time.monotonic() > deadline:
                 raise StoreError(
@@ -86,6 +95,7 @@ class StoreSession:
                 told = True
                 log.warning("waiting for another run to end", source=source.name)
             stopping.wait(0.5)
+        return False
 
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""

@@ -78,6 +78,8 @@ def test_a_replay_that_fails_leaves_the_letter(
         store.add_dead_letters("out", [letter(3, f"{database.name}.a", "x" * 2_000_000)])
         store.add_dead_letters("down", [letter(4, "a")])
         store.add_dead_letters("gone", [letter(5, "a")])
+        long = "a subject of 5000 bytes; at most 4000 can be sent"
+        store.add_dead_letters("out", [DeadLetter("k", "-", "subject_too_long", long, "{}")])
         ids = [str(found.id) for found in store.dead_letters()]
     for number, expected in zip(
         ids,
@@ -87,6 +89,7 @@ def test_a_replay_that_fails_leaves_the_letter(
             "the server takes",
             "Nothing listens at 127.0.0.1:9",
             "has no NATS sink 'gone' any more",
+            f"no subject that it could be sent to: {long}. Publish its message by hand",
         ),
         strict=True,
     ):

@@ -284,7 +284,7 @@ def test_an_error_of_the_store_is_told_until_it_is_over(database: Database) -> N
             database.execute(hide)
             with pytest.raises(SinkError, match="missing"):
                 source.batch(source.written + 10)
-            await_true(lambda: told(source.reports)[-1] is not None)
+            await_true(lambda: any(told(source.reports)[-1:]))
             database.execute("ALTER TABLE penstock.hidden RENAME TO segment_1")
             if restart:
                 source.restart()

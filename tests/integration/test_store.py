@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
+import socket
+import string
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +14,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
-from tests.streams_help import make_stream
+from tests.streams_help import make_stream, writer_of
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -170,6 +174,53 @@ def test_dead_letters_of_sinks(store: Store) -> None:
     assert store.dead_letter(second.id) is None
     assert store.dead_letters(consumer="nats") == []
     assert store.purge() == 2
+
+
+def test_a_dead_letter_with_a_long_subject(store: Store) -> None:
+    """No index keeps it out, and it is one, whatever its subject was before."""
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
+    store.add_dead_letters("nats", [DeadLetter("k", "a", "too_large", "why", "{}")])
+    store.add_dead_letters("nats", [DeadLetter("k", long, "too_large", "why", "{}")])
+    store.add_dead_letters("nats", [DeadLetter("l", "a\0", "too_large", "\0", "{}")])
+    assert [letter.subject for letter in store.dead_letters()] == [
+        long,
+        "a\N{REPLACEMENT CHARACTER}",
+    ]
+
+
+def test_sessions_have_what_they_need_whatever_is_set(database: Database) -> None:
+    """Waiting for a lock and then seeing what its holder did, and not holding one for hours."""
+    for name, value in {
+        "default_transaction_isolation": "repeatable read",
+        "idle_session_timeout": "1s",
+        "idle_in_transaction_session_timeout": "0",
+        "tcp_keepalives_idle": "7200",
+    }.items():
+        database.execute(f"ALTER DATABASE {database.name} SET {name} = '{value}'")
+    with Store.open(database.url) as store, store.connection() as connection:
+        writer = writer_of(store, make_stream(store))
+        writer.begin()
+        for session in (connection, writer.connection):
+            found = dict(
+                session.execute(
+                    "SELECT name, setting FROM pg_settings WHERE name IN ('transaction_isolation',"
+                    " 'idle_session_timeout', 'idle_in_transaction_session_timeout',"
+                    " 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count',"
+                    " 'tcp_user_timeout')"
+                ).fetchall()
+            )
+            assert found == {
+                "transaction_isolation": "read committed",
+                "idle_session_timeout": "0",
+                "idle_in_transaction_session_timeout": "60000",
+                "tcp_keepalives_idle": "20",
+                "tcp_keepalives_interval": "5",
+                "tcp_keepalives_count": "4",
+                "tcp_user_timeout": "30000",
+            }
+        with socket.socket(fileno=os.dup(connection.fileno())) as client:
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
+        writer.close()
 
 
 def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Database) -> None:

@@ -377,6 +377,21 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
             pass
 
 
+def test_it_outlives_what_nobody_thought_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
+    looked = threading.Semaphore(0)
+
+    def broken(_: Store) -> None:
+        looked.release()
+        raise ValueError
+
+    monkeypatch.setattr(maintenance, "run_once", broken)
+    with capture_logs() as logs, Maintenance(store.url):
+        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=10)
+    assert [entry["event"] for entry in logs][:1] == ["streams not maintained"]
+
+
 def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not begun anew, and whoever writes meanwhile is let through."""
     monkeypatch.setattr(rows, "_PAUSES", (0.2,) * 50)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, LiteralString
 
 import orjson
 import psycopg
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.integration.nats_servers import await_true
 from tests.streams_help import (
     START,
     Change,
@@ -36,7 +38,7 @@ from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.maintenance import close_segment, run_once
 from penstock.streams.records import commit_position
-from penstock.streams.segments import segments_of
+from penstock.streams.segments import lock_writers, segments_of
 from penstock.streams.store import Store, StreamRecord
 
 
@@ -267,6 +269,35 @@ def test_messages_up_to_the_head_are_not_written_again(store: Store) -> None:
         connection.execute("DELETE FROM penstock.segment_1 WHERE idx = 1")  # as a merge may
     assert write_part(store, stream, batch, part) == 0
     assert len(ids(store, stream)) == 25
+
+
+def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> None:
+    """It sees that, also where transactions see what was there when they began."""
+    database.execute(
+        f"ALTER DATABASE {database.name} SET default_transaction_isolation = 'repeatable read'"
+    )
+    with Store.open(database.url) as store, Store.open(database.url) as other:
+        stream = make_stream(store)
+        publish(store, stream, [inserted(1)])
+        batch = wire([inserted(2)], Position(101, 0))
+        writer = writer_of(store, stream)
+        with store.connection() as connection, connection.transaction():
+            lock_writers(connection, stream.source_id)
+            began = threading.Thread(target=writer.begin)
+            began.start()
+            query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
+            await_true(lambda: other_row(other, query) == 1)
+            close_segment(connection, stream)
+        began.join(10)
+        assert writer.write(0, batch) == 1
+        writer.commit(BatchPart(Position(101, 0), at(batch, 0), 0, 1))
+        writer.close()
+        assert ids(store, stream) == [1, 2]
+
+
+def other_row(store: Store, query: LiteralString) -> Any:
+    with store.connection() as connection:
+        return (connection.execute(query).fetchone() or [None])[0]
 
 
 def test_positions_go_on_in_a_new_cluster(store: Store) -> None:

@@ -55,6 +55,11 @@ FROM (VALUES
     ('idle_session_timeout', '0')) AS v (name, value)
 JOIN pg_catalog.pg_settings AS s ON pg_catalog.lower(s.name) = v.name
 
+-- name: wal_end
+-- Up to where a primary's WAL is on disk; null on a standby.
+SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_flush_lsn()
+       END::pg_catalog.text
+
 -- name: stream
 -- What there is to know before a stream starts, in one row. %(slot)s, %(publication)s: names.
 SELECT

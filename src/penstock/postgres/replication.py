@@ -44,8 +44,18 @@ class Known(NamedTuple):
     read_lsn: int
 
 
-def tag_of(url: str, slot: str) -> str:
-    """Return the tag of a source (`penstock.message.source_tag`); raises `CaptureError`."""
+class Identity(NamedTuple):
+    """A source's tag (`penstock.message.source_tag`), and where its WAL ends.
+
+    A standby's end is None: just started, it may not have replayed all that it had before.
+    """
+
+    tag: str
+    wal_end: int | None
+
+
+def identify(url: str, slot: str) -> Identity:
+    """Return what tells a source's LSNs from those of others; raises `CaptureError`."""
     connection = connect(url, replication="database", application_name=f"penstock:{slot}", **_TCP)
     with contextlib.closing(connection):
         identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
@@ -57,7 +67,12 @@ def tag_of(url: str, slot: str) -> str:
                 remedy="Give the role the attribute REPLICATION.",
             )
         system, database = identity.get_value(0, 0) or b"", identity.get_value(0, 3) or b""
-    return source_tag(system.decode(), database.decode(), slot)
+        try:
+            (end,) = psycopg.ClientCursor[tuple[str | None]](connection).execute(_SQL["wal_end"])
+        except psycopg.Error as error:
+            raise capture_error(error, "replication connection") from None
+    tag = source_tag(system.decode(), database.decode(), slot)
+    return Identity(tag, None if end[0] is None else parse_lsn(end[0]))
 
 
 class ReplicationStream:

@@ -24,10 +24,11 @@ from penstock import queries
 from penstock.message import BatchPart, Position
 from penstock.sinks.base import SinkError
 from penstock.streams import copy
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import stream_idx
-from penstock.streams.store import CONNECT, START
+from penstock.streams.store import START
 
 __all__ = ["Backlog", "BatchPart", "Open", "StreamRoute", "StreamWriter"]
 
@@ -97,7 +98,7 @@ class StreamWriter:
         """Open the transaction of a part."""
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = psycopg.connect(self._url, autocommit=True, **CONNECT)
+                self._connection = connect(self._url)
             connection = self._connection
             streams = [route.stream_id for route in self._routes]
             with connection.pipeline():

@@ -76,6 +76,9 @@ class Maintenance:
             except StoreError as error:
                 if not self._stopped.is_set():
                     _log.warning("streams not maintained", error=str(error), code=error.code)
+            except Exception:
+                if not self._stopped.is_set():
+                    _log.exception("streams not maintained")
 
 
 def run_once(store: Store) -> None:

@@ -73,7 +73,7 @@ CREATE TABLE penstock.dead_letters (
     replayed_at timestamptz,
     CHECK ((sink IS NULL) <> (consumer_id IS NULL)),
     UNIQUE (consumer_id, lsn, idx),
-    UNIQUE (sink, idempotency_key, subject)
+    UNIQUE (sink, idempotency_key)
 );
 
 -- Sinks that are not written to directly now: what they should have had waits in blocks (Arrow IPC

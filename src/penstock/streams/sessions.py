@@ -14,8 +14,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock import queries
+from penstock.streams.connect import CONNECT, SESSION
 from penstock.streams.consumer_types import StoreUnavailable
-from penstock.streams.store import CONNECT, store_error
+from penstock.streams.store import store_error
 
 SQL: Final = queries.load("penstock.streams", "consumer.sql")
 
@@ -86,6 +87,7 @@ class Sessions:
             connection = await psycopg.AsyncConnection.connect(
                 self.url, autocommit=True, prepare_threshold=1, **parameters
             )
+            await connection.execute(SESSION, prepare=False)
             if not self.clock.measured:
                 await self.clock.measure(connection)
         except psycopg.Error as error:

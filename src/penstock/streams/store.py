@@ -23,6 +23,7 @@ from psycopg.types.json import Jsonb
 from penstock import queries
 from penstock.message import Position
 from penstock.sinks.base import DeadLetter
+from penstock.streams.connect import CONNECT, connect
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.migrate import migrate
 from penstock.streams.names import (
@@ -64,13 +65,6 @@ __all__ = [
     "store_error",
 ]
 
-CONNECT: Final[Mapping[str, Any]] = {
-    "application_name": "penstock",
-    "connect_timeout": 10,
-    "client_encoding": "utf8",
-    "tcp_user_timeout": 30_000,  # milliseconds; a dead network shows itself
-}
-"""What every connection to the store is opened with."""
 _CLOSE_SECONDS: Final = 1.0
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -124,7 +118,7 @@ class Store:
         with self._lock:
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = psycopg.connect(self.url, autocommit=True, **CONNECT)
+                    self._connection = connect(self.url)
                 yield self._connection
             except psycopg.Error as error:
                 raise store_error(error, self.url) from None
@@ -146,26 +140,33 @@ class Store:
         rows = self._rows(_SQL["source"], [name])
         return SourceRecord(*rows[0]) if rows else None
 
-    def register_source(self, name: str, tag: str) -> SourceRecord:
-        """Make a source, or find it.
-
-        `tag` tells clusters and slots apart (`penstock.message.source_tag`). Where it has changed,
-        LSNs start anew, and the source's streams go on behind their highest position.
-        """
+    def make_source(self, name: str, tag: str) -> SourceRecord:
+        """Make a source, or find it as it is: it may be another run's, until it is claimed."""
         with self._registering() as connection:
             row = connection.execute(_SQL["source"], [name]).fetchone()
-            if row is None:
-                row = connection.execute(_SQL["create_source"], [name, tag]).fetchone()
-                source = SourceRecord(*_found(row))
-                table = sql.Identifier(f"batches_{source.id}")
-                connection.execute(_sql(_SCHEMA["source_table"], table=table))
-                return source
-            source = SourceRecord(*row)
-            if source.tag == tag:
-                return source
-            connection.execute(_SQL["lock"], [LOCK_WRITE, source.id])
+            if row is not None:
+                return SourceRecord(*row)
+            row = connection.execute(_SQL["create_source"], [name, tag]).fetchone()
+            source = SourceRecord(*_found(row))
+            table = sql.Identifier(f"batches_{source.id}")
+            connection.execute(_sql(_SCHEMA["source_table"], table=table))
+            return source
+
+    def register_source(self, name: str, tag: str, wal_end: int | None = None) -> SourceRecord:
+        """Make a source, or find it and see to it that its LSNs go on where its streams end.
+
+        `tag` tells clusters and slots apart (`penstock.message.source_tag`), and `wal_end` is where
+        the source's WAL ends now, None if that is not known. With another tag, or an end before
+        what was written, LSNs start anew: the streams go on behind their highest position.
+        """
+        source = self.make_source(name, tag)
+        with self._registering() as connection:
             parts = {"batches": batches_table(source.id), "source": sql.Literal(source.id)}
             query = _sql(_SQL["last_lsn"], **parts)
+            last = _found(connection.execute(query).fetchone())[0]
+            if source.tag == tag and (wal_end is None or last - source.base <= wal_end):
+                return source
+            connection.execute(_SQL["lock"], [LOCK_WRITE, source.id])
             base = _found(connection.execute(query).fetchone())[0]
             row = connection.execute(_SQL["change_source"], [tag, base, source.id]).fetchone()
             return SourceRecord(*_found(row))
@@ -174,7 +175,7 @@ class Store:
     def claim_source(self, source_id: int) -> Iterator[bool]:
         """Hold the source's lock while the context lasts; gives False where another run holds it."""
         try:
-            connection = psycopg.connect(self.url, autocommit=True, **CONNECT)
+            connection = connect(self.url)
         except psycopg.Error as error:
             raise store_error(error, self.url) from None
         with contextlib.closing(connection):
@@ -295,10 +296,10 @@ class Store:
             (
                 sink,
                 letter.idempotency_key,
-                letter.subject,
+                _storable(letter.subject),
                 letter.code,
-                letter.reason,
-                letter.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),
+                _storable(letter.reason),
+                _storable(letter.body),
             )
             for letter in letters
         ]
@@ -410,6 +411,10 @@ def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
 def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
     assert row is not None  # noqa: S101 - these statements always return one
     return row
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _same(what: str, old: str, new: str, stream: str) -> None:

@@ -1,6 +1,21 @@
 -- What the store is asked outside the hot path: its schema, sources, streams, consumers, dead letters
 -- and tokens.
 
+-- name: session
+-- What a session needs, whatever the server, the database or the role has set; what an older server
+-- lacks is passed by. A statement that has waited for a lock sees what its holder did. A client whose
+-- network is gone is noticed within a minute, and holds no lock any longer.
+SELECT set_config(s.name, v.value, false)
+FROM (VALUES
+    ('default_transaction_isolation', 'read committed'),
+    ('idle_in_transaction_session_timeout', '60s'),
+    ('idle_session_timeout', '0'),
+    ('tcp_keepalives_idle', '20'),
+    ('tcp_keepalives_interval', '5'),
+    ('tcp_keepalives_count', '4'),
+    ('tcp_user_timeout', '30s')) AS v (name, value)
+JOIN pg_settings AS s ON s.name = v.name
+
 -- name: server
 -- The server's version (180001), the database's encoding, and whether it is a standby.
 SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),
@@ -100,12 +115,13 @@ RETURNING id
 UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
 
 -- name: add_dead_letter
--- One that comes again, after a replay or a crash, is the same dead letter, and waits again.
+-- One that comes again, after a replay or a crash, is the same dead letter, and waits again. Its
+-- subject does not tell it apart: that may be longer than an index takes.
 INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)
 VALUES (%s, %s, %s, %s, %s, %s)
-ON CONFLICT (sink, idempotency_key, subject) DO UPDATE
-SET code = excluded.code, reason = excluded.reason, message = excluded.message, at = now(),
-    replayed_at = NULL
+ON CONFLICT (sink, idempotency_key) DO UPDATE
+SET subject = excluded.subject, code = excluded.code, reason = excluded.reason,
+    message = excluded.message, at = now(), replayed_at = NULL
 
 -- name: dead_letters
 SELECT d.id, d.sink, c.name, d.lsn, d.idx, d.idempotency_key, d.subject, d.code, d.reason, d.message,

@@ -1,0 +1,116 @@
+"""A run's part in its store: what it registers, and what it leaves alone until it may have it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+from tests.integration.nats_servers import await_true
+from tests.streams_help import in_stream, inserted, make_stream, read, wire, write_part, writer_of
+
+from penstock import store_session
+from penstock.config import Config
+from penstock.embedded.handles import Database
+from penstock.message import Position
+from penstock.postgres.replication import identify
+from penstock.sinks.base import SinkError
+from penstock.sinks.stream import BatchPart
+from penstock.store_session import StoreSession
+from penstock.streams import backlog
+from penstock.streams.store import Store, StoreError, StreamRecord
+
+SLOT = "penstock_shop"
+IDLE = threading.Event()
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+def config(database: Database, **sinks: object) -> Config:
+    source = {"type": "postgres", "url": database.url, "slot": SLOT}
+    return Config.model_validate(
+        {
+            "sources": {"shop": source},
+            "sinks": {"events": {"type": "stream", "source": "shop"}, **sinks},
+            "store": database.url,
+        }
+    )
+
+
+def session(database: Database, **sinks: object) -> StoreSession:
+    return StoreSession(config(database, **sinks), database.url, lambda _: None)
+
+
+def registered(database: Database) -> tuple[int, list[str]]:
+    """Register the source as a run does; return its base, and what was warned of."""
+    with session(database) as run, capture_logs() as logs:
+        run.register("shop", IDLE)
+        return run.target("shop").base, [entry["event"] for entry in logs]
+
+
+def test_a_run_that_is_refused_changes_nothing(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with the same store and another cluster, or another slot."""
+    monkeypatch.setattr(store_session, "_CLAIM_PATIENCE", 0.0)
+    stream = make_stream(store)  # with a tag that is not this cluster's
+    with store.claim_source(stream.source_id), session(database) as other:
+        writer = writer_of(store, stream)
+        with pytest.raises(StoreError) as refused:
+            other.register("shop", IDLE)
+        assert refused.value.code == "source_claimed"
+        assert store.source("shop").tag == "tag"  # type: ignore[union-attr]
+        writer.begin()
+        writer.close()
+    registered(database)
+    assert store.source("shop").tag == identify(database.url, SLOT).tag  # type: ignore[union-attr]
+
+
+def test_a_source_whose_lsns_went_back(store: Store, database: Database) -> None:
+    """It was restored: what is new lies before what its stream has, and is not left out."""
+    assert registered(database) == (0, [])
+    stream = store.stream("events")
+    assert stream is not None
+    wal_end = identify(database.url, SLOT).wal_end
+    assert wal_end is not None
+    put(store, stream, 1, wal_end)
+    assert registered(database) == (0, [])
+    lost = wal_end + 2**40
+    put(store, stream, 2, lost)
+    base, (warning,) = registered(database)
+    assert base == lost
+    assert "its streams go on behind what they hold" in warning
+    put(store, stream, 3, wal_end + 8)
+    assert registered(database) == (base, [])
+    assert [(s.position, s.message["record"]["id"]) for s in read(store, stream)] == [
+        (in_stream(Position(lsn, 0)), n)
+        for n, lsn in enumerate([wal_end, lost, lost + wal_end + 8], 1)
+    ]
+
+
+def put(store: Store, stream: StreamRecord, number: int, lsn: int) -> None:
+    """Write a message that was committed at `lsn`."""
+    before = Position(lsn - 1, -1)
+    part = BatchPart(before, Position(lsn, 0), 0, 1)
+    assert write_part(store, stream, wire([inserted(number)], before), part) == 1
+
+
+def test_another_pipelines_backlog(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink of that name of a source that is not ours is not our sink."""
+    out = {"type": "nats", "source": "shop", "url": "nats://127.0.0.1:9"}
+    theirs = store.register_source("theirs", "tag").id
+    with store.connection() as connection:
+        backlog.fall_behind(connection, theirs, "out", SinkError("timeout", "Late."))
+    with session(database, out=out) as run, capture_logs() as logs:
+        run.register("shop", IDLE)
+        run.start()
+        run.look()
+        await_true(run.is_drained)
+    assert not [entry for entry in logs if entry["log_level"] != "info"]
