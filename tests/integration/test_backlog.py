@@ -176,6 +176,7 @@ def test_sources_that_name_their_sinks_alike(store: Store, connection: Connectio
         ("shop", SINK),
         ("orders", SINK),
     }
+    assert [backlog.size(connection, n, SINK)[0] for n in (SOURCE, other)] == [10, 3]
     assert drain(connection) == list(range(10))
     backlog.join(connection, SOURCE, SINK)
     of = backlog.behind(connection, other, SINK)
