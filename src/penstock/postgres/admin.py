@@ -243,6 +243,8 @@ def connection_error(error: psycopg.Error, url: str) -> SetupError:
         )
     if (
         "starting up" in text
+        or "not yet accepting" in text
+        or "recovery mode" in text
         or "shutting down" in text
         or "too many" in text
         or "slots are" in text
@@ -250,7 +252,7 @@ def connection_error(error: psycopg.Error, url: str) -> SetupError:
         return SetupError(
             "server_not_ready",
             f"Postgres at {where} takes no connections now ({said}).",
-            remedy="Wait, or raise max_connections.",
+            remedy="Wait until it has started, or raise max_connections.",
             transient=True,
         )
     if any(

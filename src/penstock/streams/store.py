@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, LiteralString, Self
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 _CLOSE_SECONDS: Final = 1.0
+_START_SECONDS: Final = 60.0
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
@@ -84,15 +86,19 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Connect, and bring the schema up to date."""
-        store = cls(url)
-        try:
-            with store.connection() as connection:
-                migrate(connection)
-        except BaseException:
-            store.close()
-            raise
-        return store
+        """Connect, and bring the schema up to date; a server that is starting up is awaited."""
+        store, deadline = cls(url), time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                with store.connection() as connection:
+                    migrate(connection)
+                return store
+            except BaseException as error:
+                store.close()
+                starting = isinstance(error, StoreError) and error.code == "server_not_ready"
+                if not starting or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def close(self) -> None:
         """Close the connection; what another thread does with it has a second, and is then ended."""
