@@ -17,7 +17,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import Unfinished
-from penstock.sinks.nats import NatsSink
+from penstock.sinks.nats import WINDOW, NatsSink
 
 from .nats_servers import await_true, batch
 
@@ -76,11 +76,12 @@ def test_a_server_killed_in_the_middle(server: EmbeddedNats) -> None:
             on_retry=lambda error, _: retried.append(error.code),
         )  # fmt: skip
 
-        def kill_when_some_are_there() -> None:
-            await_true(lambda: stream.info("SHOP").state.messages > 2000)
+        def kill_when_some_are_acked() -> None:
+            # No more than a window is ever without its ack.
+            await_true(lambda: stream.info("SHOP").state.messages > 2 * WINDOW)
             server.kill()
 
-        thread = threading.Thread(target=kill_when_some_are_there)
+        thread = threading.Thread(target=kill_when_some_are_acked)
         thread.start()
         with pytest.raises(Unfinished) as caught:
             sink.write(rows, PATIENCE)
