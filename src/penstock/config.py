@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from types import UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -35,6 +36,7 @@ from penstock.settings import (
     slot_name,
     store_contradictions,
 )
+from penstock.transform_settings import FOLDER, ROUTE_KINDS, RouteRule
 
 __all__ = [
     "Config",
@@ -225,10 +227,11 @@ class _Reader:
 
     def model(self, model: type[_M], value: Any, path: yaml_lines.Path) -> _M | None:
         try:
-            return model.model_validate(value)
+            folder = os.path.dirname(self.file)  # noqa: PTH120 - "" is the current one here
+            return model.model_validate(value, context={FOLDER: folder})
         except ValidationError as e:
             for error in e.errors(include_url=False, include_context=True):
-                where = (*path, *error["loc"])
+                where = (*path, *_in_file(error["loc"]))
                 self.problem(where, self.explain(model, error, where))
             return None
 
@@ -250,7 +253,13 @@ class _Reader:
             return _unknown(str(path[-1]), _model_at(model, error["loc"]).model_fields)
         if kind == "value_error":
             shown = self.shown(path, given)
-            return message if shown in message or given is None else f"{message} (got {shown})"
+            # A message that tells the position in an expression has shown what is there.
+            if shown in message or given is None or "position " in message:
+                return message
+            return message if isinstance(given, dict | list) else f"{message} (got {shown})"
+        if kind == "union_tag_not_found":
+            shown = self.shown(path, given)
+            return f"expected an expression, or a list of rules {{when: …, to: …}}, got {shown}"
         if kind == "literal_error":
             options = re.findall(r"'([^']*)'", str(context.get("expected", "")))
             return f"expected {expected}, got {self.shown(path, given)}{nearest(given, options)}"
@@ -300,10 +309,21 @@ def _model_at(model: type[BaseModel], path: yaml_lines.Path) -> type[BaseModel]:
     """Return the model whose key the last part of `path` is, `model` itself or one inside it."""
     for key in path[:-1]:
         field = model.model_fields.get(str(key))
+        if key == "rules" and "route" in path:
+            return RouteRule
         inner = field.annotation if field is not None else None
+        if get_origin(inner) is UnionType:
+            inner = next(a for a in get_args(inner) if a is not type(None))
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             model = inner
     return model
+
+
+def _in_file(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Return an error's path as the file has it: without the tag of a route's form."""
+    if len(loc) > 1 and loc[0] == "route" and loc[1] in ROUTE_KINDS:
+        return (loc[0], *loc[2:])
+    return loc
 
 
 def _names(root: Any, key: str) -> dict[str, Any]:

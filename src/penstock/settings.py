@@ -24,6 +24,7 @@ from penstock.message import DEFAULT_ACTIONS
 from penstock.nats_config import NatsSinkConfig, check_group_by
 from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
 from penstock.tables import TablePattern
+from penstock.transform_settings import Filter, RouteSettings, TransformSettings
 
 Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
@@ -105,6 +106,17 @@ class SinkSettings(_Model):
     tables: tuple[_Table, ...] | None = Field(None, min_length=1)
     actions: tuple[Action, ...] = Field(DEFAULT_ACTIONS, min_length=1)
     group_by: list[str] | None = None
+    kind: Literal["changes", "rows"] = "changes"
+    """Every change with its old values, or the newest version of each row alone."""
+    filter: Filter | None = None
+    """A condition; what it does not hold for is not sent."""
+    transform: TransformSettings | None = None
+    route: RouteSettings | None = None
+    """The NATS subject, or the path of a webhook, by an expression or by rules."""
+    sort_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Of kind rows: the column in whose order a backfill goes."""
+    initial_backfill: bool = False
+    """Whether the tables' rows are read when the sink first runs."""
 
     @property
     def patterns(self) -> tuple[TablePattern, ...] | None:
@@ -115,6 +127,20 @@ class SinkSettings(_Model):
     @classmethod
     def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
         return check_group_by(value)
+
+    @field_validator("kind")
+    @classmethod
+    def _check_kind(cls, kind: str, info: ValidationInfo) -> str:
+        if kind == "rows" and "truncate" in info.data.get("actions", ()):
+            raise ValueError("a truncate is of no row: take it out of `actions`, or keep changes")
+        return kind
+
+    @field_validator("sort_by")
+    @classmethod
+    def _check_sort_by(cls, column: str | None, info: ValidationInfo) -> str | None:
+        if column is not None and info.data.get("kind") == "changes":
+            raise ValueError("only kind rows has an order of its rows: add `kind: rows`")
+        return column
 
 
 class NatsSinkSettings(NatsSinkConfig, SinkSettings):
@@ -129,16 +155,8 @@ class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
 
     type: Literal["stream"]
-    kind: Literal["changes", "rows"] = "changes"
     retention: _Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
-
-    @field_validator("kind")
-    @classmethod
-    def _check_kind(cls, kind: str, info: ValidationInfo) -> str:
-        if kind == "rows" and "truncate" in info.data.get("actions", ()):
-            raise ValueError("a truncate is of no row: take it out of `actions`, or keep changes")
-        return kind
 
     @field_validator("retention", mode="before")
     @classmethod
