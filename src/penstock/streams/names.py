@@ -15,7 +15,7 @@ LOCK_RUN: Final = 7382
 
 CHANNEL: Final = "penstock"
 """Notifications: `s<source id>` there is a new head; `c<consumer id>` the consumer changed; `k` the
-list of streams and consumers did; `t` the tokens did."""
+list of streams and consumers did; `t` the tokens did; `b` the backfills did."""
 
 
 def batches_table(source_id: int) -> sql.Identifier:

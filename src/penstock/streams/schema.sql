@@ -113,6 +113,34 @@ CREATE TABLE penstock.tokens (
     revoked_at timestamptz
 );
 
+-- name: migration_2
+-- Backfills: rows of a table that a run reads for one sink. `condition` is SQL, `cursor` the last row
+-- that was delivered (its `sort_by` and its key, as text), `rows_total` an estimate. A source is named
+-- here, as one can be asked for before the source's first run.
+CREATE TABLE penstock.backfills (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source text NOT NULL,
+    sink text NOT NULL,
+    table_schema text NOT NULL,
+    table_name text NOT NULL,
+    condition text,
+    sort_by text,
+    start text,
+    initial boolean NOT NULL DEFAULT false,
+    state text NOT NULL DEFAULT 'waiting'
+        CHECK (state IN ('waiting', 'running', 'paused', 'done', 'failed', 'cancelled')),
+    cursor jsonb,
+    rows_done bigint NOT NULL DEFAULT 0,
+    rows_total bigint,
+    error text,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    started_at timestamptz,
+    ended_at timestamptz
+);
+CREATE UNIQUE INDEX ON penstock.backfills (source, sink, table_schema, table_name)
+    WHERE state IN ('waiting', 'running', 'paused');
+CREATE UNIQUE INDEX ON penstock.backfills (source, sink, table_schema, table_name) WHERE initial;
+
 -- name: source_table
 -- One row for each part of each micro-batch whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are
