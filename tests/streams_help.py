@@ -41,6 +41,7 @@ class Change:
     table: str = "items"
     position: Position | None = None
     old_key: Any = None
+    part: int = 0
 
 
 class Stored(NamedTuple):
@@ -114,6 +115,7 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             group,
             old_group,
             old_key,
+            change.part,
         )
         for name, value in zip(rows, values, strict=True):
             rows[name].append(value)

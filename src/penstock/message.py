@@ -97,6 +97,14 @@ WIRE_SCHEMA: Final = pa.schema(
         pa.field("group_hash", pa.int64()),  # 64-bit hash of table and group key
         pa.field("old_group_hash", pa.int64()),  # the group left behind where an update moved it
         pa.field("old_key", OLD_KEY),  # the delete of the primary key left behind, likewise
+        pa.field("part", pa.int32()),  # n-th of the messages that a transform made of one, else 0
     ]
 )
 """The columns of a message on its way from the source to the sinks."""
+
+SUBJECT_FIELD: Final = pa.field("subject", pa.string())
+"""A column that may follow those of `WIRE_SCHEMA`: the NATS subject of each message, null where the
+sink's template gives it."""
+
+NO_PART: Final = pa.scalar(0, pa.int32())
+"""The part of a message that no transform multiplied."""

@@ -33,7 +33,7 @@ class Replay:
         if letter.sink is None:
             asyncio.run(self._give_back(letter))
             return
-        if letter.code == "subject_too_long":
+        if letter.code in ("subject_too_long", "bad_subject"):
             raise SinkError(
                 letter.code,
                 f"Dead letter {letter.id} has no subject that it could be sent to: {letter.reason}.",

@@ -30,6 +30,9 @@ MAX_SUBJECT_BYTES: Final = 3900
 EMPTY: Final = "%empty"
 NULL: Final = "%null"
 
+SUBJECT_RULES: Final = "no token may be empty, have a blank, a control character, '*' or '>', and it may not begin with '$'"
+_SUBJECT: Final = r"^[^\x00-\x20\x7f.*>$][^\x00-\x20\x7f.*>]*(?:\.[^\x00-\x20\x7f.*>]+)*$"
+
 _VARIABLES: Final = ("source", "database", "schema", "table", "action")
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
@@ -46,6 +49,11 @@ def escape(value: Any) -> str:
     if not text:
         return EMPTY
     return _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def is_subject(column: pa.Array) -> pa.Array:
+    """Tell of each text (UTF-8, as binary) whether it is a subject to publish to, whatever its size."""
+    return pc.match_substring_regex(column, _SUBJECT)
 
 
 @dataclass(frozen=True, slots=True)

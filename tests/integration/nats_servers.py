@@ -55,6 +55,7 @@ def batch(
         list(groups) if groups is not None else [hash(k) for k in keys],
         list(old_groups) if old_groups is not None else [None] * count,
         [None] * count,
+        [0] * count,
     ]
     arrays = [pa.array(c, f.type) for c, f in zip(columns, WIRE_SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=WIRE_SCHEMA)

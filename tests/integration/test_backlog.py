@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from tests.isolation_help import messages, position
+from tests.streams_help import Change, wire
 
 from penstock.embedded.handles import Database
-from penstock.message import Position
+from penstock.message import SUBJECT_FIELD, Position
 from penstock.sinks.base import SinkError
 from penstock.streams import backlog
 from penstock.streams.backlog import Connection
@@ -88,6 +90,47 @@ def test_parts_and_replays(
     got += drain(connection, look_at=look_at)
     assert got == list(range(written))
     assert left(connection) == 0
+
+
+def test_messages_that_were_made_of_one_stay_together_with_their_subjects(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many of one position, in several blocks, some of them again, some without a subject."""
+    monkeypatch.setattr(backlog, "ROWS", 1)
+    whole = wire([Change({"id": 1}, position=Position(9, 4), part=n) for n in range(5000)])
+    named = pa.array([None if n % 7 == 3 else f"a.{n}" for n in range(5000)], pa.string())
+    routed = whole.append_column(SUBJECT_FIELD, named)
+    before = wire([Change({"id": 1}, position=Position(9, 3))])  # spilled before there was a route
+    backlog.spill(connection, SOURCE, SINK, before, 0)
+    backlog.spill(connection, SOURCE, SINK, routed, 0)
+    backlog.spill(connection, SOURCE, SINK, routed.slice(1000, 2500), 0)
+    of = backlog.behind(connection, SOURCE, SINK)
+    assert of is not None
+    taken = backlog.take(connection, of, Position(9, 3))
+    assert taken is not None
+    assert taken.messages.num_rows == 1
+    backlog.drained(connection, SOURCE, SINK, taken.end)
+    of = backlog.behind(connection, SOURCE, SINK)
+    assert of is not None
+    taken = backlog.take(connection, of, Position(9, 4), look_at=2)
+    assert taken is not None
+    assert taken.messages.column("part").to_pylist() == list(range(5000))
+    assert taken.messages.column("subject").to_pylist() == named.to_pylist()
+    backlog.drained(connection, SOURCE, SINK, taken.end)
+    assert left(connection) == 0
+
+
+def test_a_block_of_an_older_build_is_read(connection: Connection) -> None:
+    """It knows neither parts nor subjects."""
+    old = messages(0, 3).drop_columns(["part"])
+    backlog.spill(connection, SOURCE, SINK, old, 0)
+    backlog.spill(connection, SOURCE, SINK, messages(3, 5), 0)
+    of = backlog.behind(connection, SOURCE, SINK)
+    assert of is not None
+    taken = backlog.take(connection, of)
+    assert taken is not None
+    assert taken.messages.column("part").to_pylist() == [0] * 5
+    assert taken.messages.column("subject").to_pylist() == [None] * 5
 
 
 def test_only_what_is_done_is_taken(connection: Connection) -> None:

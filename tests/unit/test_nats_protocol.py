@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.message import WIRE_SCHEMA
+from penstock.message import SUBJECT_FIELD, WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import NatsSink
@@ -113,6 +113,7 @@ def batch(count: int, **columns: list[Any]) -> pa.RecordBatch:
         "group_hash": list(range(count)),
         "old_group_hash": [None] * count,
         "old_key": [None] * count,
+        "part": [0] * count,
     }
     return pa.record_batch(usual | columns, schema=WIRE_SCHEMA)
 
@@ -184,6 +185,50 @@ def test_a_key_cannot_add_headers() -> None:
     block = encoder().block(rows, 0, 1)
     assert block.refused == {0: ("invalid_key", "the idempotency key holds a line end")}
     assert b"Rollup" not in bytes(block.data)
+
+
+def test_a_subject_of_the_message_wins_over_the_template() -> None:
+    subjects = ["eu.orders", None, "ü.%20"]
+    rows = batch(3).append_column(SUBJECT_FIELD, pa.array(subjects, pa.string()))
+    found = [f[0] for f in parse_frames(bytes(encoder().block(rows, 0, 1).data))]
+    assert found == ["eu.orders", "shop.public.orders.insert", "ü.%20"]
+    found = [f[0] for f in parse_frames(bytes(encoder().block(rows.slice(2), 0, 1).data))]
+    assert found == ["ü.%20"]
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "",
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        "a b",
+        "a\tb",
+        "a\r\nPUB x 0",
+        "a.*",
+        "a.>",
+        "$JS.API",
+        "a\0",
+        "\x7f",
+    ],
+)
+def test_a_subject_that_is_none_is_refused(subject: str) -> None:
+    rows = batch(3).append_column(SUBJECT_FIELD, pa.array(["a", subject, None], pa.string()))
+    block = encoder().block(rows, 0, 1)
+    assert [(row, code) for row, (code, _) in block.refused.items()] == [(1, "bad_subject")]
+    assert repr(subject) in block.refused[1][1]
+    frames = parse_frames(bytes(block.data))
+    assert [f[0] for f in frames] == ["a", "-", "shop.public.orders.insert"]
+    task = Task(rows, encoder(), 1, None)
+    assert len(parse_frames(bytes(task.wave(10, 10**6, 0.0)))) == 2
+    assert [(d.code, d.idempotency_key) for d in task.written.dead] == [("bad_subject", "t-1-0")]
+
+
+def test_a_subject_of_the_message_has_a_greatest_length() -> None:
+    rows = batch(1).append_column(SUBJECT_FIELD, pa.array(["a" * 4000]))
+    assert encoder().block(rows, 0, 1).refused[0][0] == "subject_too_long"
 
 
 def test_a_slice_of_a_batch_encodes_as_itself() -> None:

@@ -31,6 +31,7 @@ def wire(rows: int) -> pa.RecordBatch:
                 "table_schema": "public", "table_name": "t", "commit_lsn": 9, "commit_idx": i,
                 "metadata": json.dumps({**metadata, "commit_idx": i, "idempotency_key": f"x-9-{i}"}),
                 "idempotency_key": f"x-9-{i}", "group_hash": i, "old_group_hash": None,
+                "part": 0,
             }
             for i in range(rows)
         ],

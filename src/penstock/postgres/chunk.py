@@ -9,10 +9,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import WIRE_SCHEMA, Position
+from penstock.message import NO_PART, WIRE_SCHEMA, Position
 from penstock.postgres.table import WireRow
 
-_FIELDS: Final = tuple(WIRE_SCHEMA)
+_FIELDS: Final = tuple(WIRE_SCHEMA)[:-1]  # without `part`
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ class ChunkBuilder:
 def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
     # The rows' last two items, the splits, have no column.
     columns = zip(zip(*rows, strict=True), _FIELDS, strict=False)
-    return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in columns], schema=WIRE_SCHEMA)
+    arrays = [pa.array(c, f.type) for c, f in columns]
+    return pa.RecordBatch.from_arrays([*arrays, pa.repeat(NO_PART, len(rows))], schema=WIRE_SCHEMA)
 
 
 def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:

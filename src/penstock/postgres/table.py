@@ -24,9 +24,9 @@ WireRow = tuple[
     bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None,
     dict[str, bytes] | None, int, int,
 ]  # fmt: skip
-"""The columns of `WIRE_SCHEMA`, text as UTF-8, and the hashes of the splits that the message leaves
-and goes to. They differ where an update changed a column that messages are split by: those two
-splits are then delivered as one."""
+"""The columns of `WIRE_SCHEMA` but for the last, text as UTF-8, and the hashes of the splits that the
+message leaves and goes to. They differ where an update changed a column that messages are split by:
+those two splits are then delivered as one."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DELETE, TRUNCATE))

@@ -13,8 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.message import SUBJECT_FIELD
 from penstock.nats_config import NatsSinkConfig
-from penstock.subject import MAX_SUBJECT_BYTES
+from penstock.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 64 * 1024 * 1024
@@ -81,14 +82,14 @@ class Encoder:
         while part.nbytes > BLOCK_BYTES and part.num_rows > 1:
             part = part.slice(0, part.num_rows // 2)
         rows = part.num_rows
-        subject = self._template.render(part, source=self._source, database=self._database(part))
+        subject = self._subject(part)
         key = _text(part, "idempotency_key")
         record, action = _text(part, "record"), _text(part, "action")
         changes, metadata = (
             _text(part, "changes"),
             _open_object(_text(part, "metadata", _NO_METADATA)),
         )
-        refused = _refused(subject, key, first)
+        refused = _refused(subject, key, first, routed=SUBJECT_FIELD.name in part.schema.names)
         if refused:  # their frames are made, for the dead letter's body, but never sent
             subject, key = _without(subject, refused, first), _without(key, refused, first)
         header = pc.add(pc.binary_length(key), self._header_size)
@@ -134,6 +135,16 @@ class Encoder:
             body_bytes=pc.sum(payload).as_py() - pc.sum(header).as_py(),
         )
 
+    def _subject(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return each row's subject: that of its column `subject`, or else the template's."""
+        own = None
+        if SUBJECT_FIELD.name in batch.schema.names:
+            own = batch.column(SUBJECT_FIELD.name).cast(pa.binary())
+            if not own.null_count:
+                return own
+        text = self._template.render(batch, source=self._source, database=self._database(batch))
+        return text if own is None else pc.coalesce(own, text)
+
     def _database(self, batch: pa.RecordBatch) -> str | None:
         """Return the source's database, which is the same in all its messages."""
         if "database" not in self._template.variables:
@@ -163,7 +174,9 @@ def _open_object(column: pa.Array) -> pa.Array:
     return pc.binary_slice(column, 0, -1)
 
 
-def _refused(subject: pa.Array, key: pa.Array, first: int) -> dict[int, tuple[str, str]]:
+def _refused(
+    subject: pa.Array, key: pa.Array, first: int, *, routed: bool
+) -> dict[int, tuple[str, str]]:
     """Return the rows that no server could take, with code and reason."""
     refused: dict[int, tuple[str, str]] = {}
     size = pc.binary_length(subject)
@@ -172,6 +185,13 @@ def _refused(subject: pa.Array, key: pa.Array, first: int) -> dict[int, tuple[st
             if length > MAX_SUBJECT_BYTES:
                 reason = f"a subject of {length} bytes; at most {MAX_SUBJECT_BYTES} can be sent"
                 refused[row] = "subject_too_long", reason
+    # What a template gives is a subject by its making.
+    if routed and not pc.all(valid := is_subject(subject)).as_py():
+        texts = zip(subject.to_pylist(), valid.to_pylist(), strict=True)
+        for row, (text, is_valid) in enumerate(texts, first):
+            if not is_valid and row not in refused:
+                reason = f"{text.decode(errors='replace')!r} is no subject to publish to"
+                refused[row] = "bad_subject", f"{reason}: {SUBJECT_RULES}"
     # A line end in the key would end the header that carries it.
     broken = pc.or_(pc.match_substring(key, "\r"), pc.match_substring(key, "\n"))
     if pc.any(broken).as_py():

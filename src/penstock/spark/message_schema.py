@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import OLD_KEY, WIRE_SCHEMA
+from penstock.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 
 METADATA_DDL: Final = (
     "struct<table_schema: string, table_name: string, commit_timestamp: timestamp,"
@@ -104,6 +104,7 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
         else pa.array([hash((m["table_schema"], m["table_name"], m["record_pks"])) for m in rows]),
         "old_group_hash": batch.column("old_group_hash") if "old_group_hash" in names else none,
         "old_key": pa.nulls(batch.num_rows, OLD_KEY),
+        "part": batch.column("part") if "part" in names else pa.repeat(NO_PART, batch.num_rows),
     }
     return pa.RecordBatch.from_arrays(
         [columns[f.name].cast(f.type) for f in WIRE_SCHEMA], schema=WIRE_SCHEMA

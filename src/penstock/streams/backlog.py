@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock import queries
 from penstock.blocks import cut, decode, encode
-from penstock.message import WIRE_SCHEMA, Position
+from penstock.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position
 from penstock.sinks.base import SinkError
 
 Connection = psycopg.Connection[Any]
@@ -27,6 +27,8 @@ _LOOK_AT: Final = 512
 ROWS: Final = 20_000
 """Messages that are read from a backlog at a time, about."""
 _BYTES: Final = 16 * 1024 * 1024
+_SCHEMA: Final = WIRE_SCHEMA.append(SUBJECT_FIELD)
+_PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
 class Behind(NamedTuple):
@@ -171,25 +173,30 @@ def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.
     if end is not None:
         keep = pc.and_(keep, pc.invert(_is_behind(batch, end)))
     batch = batch.filter(keep)
-    keys = [("commit_lsn", "ascending"), ("commit_idx", "ascending")]
-    batch = batch.take(pc.sort_indices(batch, sort_keys=keys))
+    batch = batch.take(pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in _PLACE]))
     if batch.num_rows < 2:
         return batch
-    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
-    new = pc.or_(pc.not_equal(lsn[1:], lsn[:-1]), pc.not_equal(idx[1:], idx[:-1]))
+    new = pa.array([False] * (batch.num_rows - 1))
+    for column in map(batch.column, _PLACE):
+        new = pc.or_(new, pc.not_equal(column[1:], column[:-1]))
     return batch.filter(pa.concat_arrays([pa.array([True]), new]))
 
 
 def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages with `WIRE_SCHEMA`, where an older version wrote them with fewer columns."""
-    if batch.schema.equals(WIRE_SCHEMA):
+    """Return messages with all columns, whether the writer knew them (an older version) or not."""
+    if batch.schema.equals(_SCHEMA):
         return batch
     have = set(batch.schema.names)
-    columns = [
-        batch.column(field.name) if field.name in have else pa.nulls(batch.num_rows, field.type)
-        for field in WIRE_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name in have:
+            return batch.column(field.name)
+        if field.name == "part":
+            return pa.repeat(NO_PART, batch.num_rows)
+        return pa.nulls(batch.num_rows, field.type)
+
+    columns = [column(field) for field in _SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
 def _is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
