@@ -47,7 +47,8 @@ class BatchPart(NamedTuple):
     """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions.
 
     `plan` is another number each time that a batch is planned: after a crash the same messages may
-    be split into parts otherwise, and parts of two plans do not make a whole.
+    be split into parts otherwise, and parts of two plans do not make a whole. Where there is a
+    `sink`, the messages are those of a backfill, for that sink alone.
     """
 
     start: Position
@@ -55,6 +56,7 @@ class BatchPart(NamedTuple):
     part: int
     parts: int
     plan: int = 0
+    sink: str | None = None
 
 
 def format_lsn(lsn: int) -> str:

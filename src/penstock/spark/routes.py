@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import ACTIONS
+from penstock.message import ACTIONS, READ
 from penstock.settings import Sink
 from penstock.sinks.nats_task import group_keys
 from penstock.tables import TablePattern, matches_any
@@ -30,8 +30,9 @@ class Route:
     def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages of `batch` that the sink wants, in their order."""
         keep = None
-        if set(self.settings.actions) != set(ACTIONS):
-            actions = pa.array(self.settings.actions, pa.string())
+        # A backfill is asked for, so `actions` does not speak of its reads.
+        if {*self.settings.actions, READ} != set(ACTIONS):
+            actions = pa.array([*self.settings.actions, READ], pa.string())
             keep = pc.is_in(batch.column("action"), value_set=actions)
         if self.settings.patterns is not None:
             tables = self._tables(batch)

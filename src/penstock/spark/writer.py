@@ -214,6 +214,8 @@ class _Part:
         total = 0
         for batch in self._batches():
             for index, route in enumerate(worker.streams):
+                if not self._is_for(route.name):
+                    continue
                 messages = route.for_stream(batch)
                 new = writer.write(index, messages)
                 written[index].delivered += new
@@ -240,12 +242,15 @@ class _Part:
             total += of_stream.delivered
         return total
 
+    def _is_for(self, sink: str) -> bool:
+        return self._part.sink in (None, sink)
+
     def _begin(self, behind: Mapping[str, Backlog]) -> list[str]:
         """Begin to publish to the sinks that are not behind, and return the names of those that are."""
         worker = self._worker
         spilled = []
         for name, lane in worker.lanes.items():
-            if name in self._feeds:
+            if name in self._feeds or not self._is_for(name):
                 continue
             if name in behind:
                 spilled.append(name)
