@@ -12,7 +12,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import contenders, drain, latency, report, resources, rig, usage
+from benchmarks import (
+    backfill,
+    contenders,
+    drain,
+    latency,
+    report,
+    resources,
+    rig,
+    transforms,
+    usage,
+)
 from benchmarks.streams import benchmark as streams
 from benchmarks.streams import crew, matrix, sizes
 from benchmarks.streams.run import Run
@@ -21,18 +31,26 @@ PYTHON_VARIABLE = "PENSTOCK_BENCH_PYTHON"
 PEERS_PYTHON = contenders.HERE.parent / ".venv-bench" / "bin" / "python"
 RATES = (100, 1000, 10_000)
 LATENCY_S, CONSUME_S = 15.0, 5.0
-RIGGED = ("drain", "latency", "resources")
+BESIDE_PEERS = ("drain", "latency", "resources")
+RIGGED = (*BESIDE_PEERS, "transforms", "backfill")
+VARIANTS = {variant.name: variant for variant in transforms.VARIANTS}
+SINKS = {contender.name: contender for contender in backfill.SINKS}
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of drain, latency and resources."""
+    """How much of what runs through a slot into JetStream, and of what."""
 
     rows: int
     rounds: int
     seconds: float
     idle_s: float = 30.0
     long_rows: int = 3_000_000
+    backfill_rows: int = 1_000_000
+    shapes: tuple[str, ...] = ()
+    rates: tuple[int, ...] = ()
+    variants: tuple[transforms.Variant, ...] = transforms.VARIANTS
+    sinks: tuple[contenders.Contender, ...] = backfill.SINKS
 
 
 def _joined(values: Iterable[int]) -> str:
@@ -44,12 +62,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, "consume", "all"])
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
-    parser.add_argument("--rows", type=int, default=300_000, help="of the drain")
+    parser.add_argument("--rows", type=int, default=300_000, help="of drain and transforms")
+    parser.add_argument("--backfill-rows", type=int, default=1_000_000, help="default %(default)s")
     parser.add_argument("--shapes", default="large,single", help="of the drain's transactions")
     parser.add_argument(
         "--seconds",
         type=float,
-        help="at each rate of the latency (15), of each case of consume (5)",
+        help="at each rate of the latency, and beside a backfill (15), of each case of consume (5)",
     )
     parser.add_argument("--rates", default=_joined(RATES), help="rows a second")
     parser.add_argument("--parts", default=",".join(streams.PARTS), help="of consume")
@@ -69,7 +88,8 @@ def arguments() -> argparse.Namespace:
         "--only",
         default="",
         help=f"contenders: {', '.join(c.name for c in contenders.ALL)};"
-        f" of consume: {', '.join(crew.SIDES)}",
+        f" of consume: {', '.join(crew.SIDES)}; of transforms: {', '.join(VARIANTS)};"
+        f" of backfill: {', '.join(SINKS)}",
     )
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument(
@@ -105,17 +125,23 @@ def main() -> int:
     """Run what was asked for; the exit code is 1 if a contender failed."""
     options = arguments()
     known = {contender.name: contender for contender in contenders.ALL}
-    choices = {"consume": [*crew.SIDES], "all": [*known, *crew.SIDES]}.get(options.what, [*known])
+    choices = {
+        "consume": [*crew.SIDES],
+        "transforms": [*VARIANTS],
+        "backfill": [*SINKS],
+        "all": [*known, *crew.SIDES],
+    }.get(options.what, [*known])
     wanted = named("--only", options.only, choices)
+    alone = options.what in RIGGED and options.what not in BESIDE_PEERS
     contestants = [known[name] for name in wanted if name in known] or list(known.values())
+    if alone:
+        contestants = [known[report.OURS]]
     sides = [name for name in wanted if name in crew.SIDES] or list(crew.SIDES)
-    if not shutil.which(options.peers_python):
+    if not alone and not shutil.which(options.peers_python):
         raise SystemExit(
             f"no interpreter {options.peers_python!r}; `make bench` makes one with the peers,"
             f" or set {PYTHON_VARIABLE}"
         )
-    rates = numbers("--rates", options.rates)
-    shapes = tuple(named("--shapes", options.shapes, drain.SHAPES))
     plan = streams.Plan(
         named("--parts", options.parts, streams.PARTS),
         numbers("--batches", options.batches),
@@ -131,9 +157,21 @@ def main() -> int:
         options.messages,
         max(options.messages // 10, 1),
     )
-    scale = Scale(options.rows, options.rounds, options.seconds or LATENCY_S)
+    scale = Scale(
+        options.rows,
+        options.rounds,
+        options.seconds or LATENCY_S,
+        backfill_rows=options.backfill_rows,
+        shapes=tuple(named("--shapes", options.shapes, drain.SHAPES)),
+        rates=numbers("--rates", options.rates),
+        variants=tuple(VARIANTS[n] for n in wanted if n in VARIANTS) or transforms.VARIANTS,
+        sinks=tuple(SINKS[n] for n in wanted if n in SINKS) or backfill.SINKS,
+    )
     if options.quick:
-        scale = Scale(min(options.rows, 100_000), 1, 5.0, 5.0, 300_000)
+        scale = dataclasses.replace(
+            scale, rows=min(options.rows, 100_000), rounds=1, seconds=5.0, idle_s=5.0,
+            long_rows=300_000, backfill_rows=min(options.backfill_rows, 200_000),
+        )  # fmt: skip
         run = dataclasses.replace(run, rounds=1, seconds=2.0, messages=100_000, groups=10_000)
         plan = dataclasses.replace(plan, held_s=10.0, sizes=(10_000, 100_000))
     # SIGTERM must run the `with` blocks that end the servers and contenders.
@@ -143,7 +181,7 @@ def main() -> int:
     if options.what in (*RIGGED, "all"):
         with rig.servers(options.peers_python, contestants) as servers:
             parts.append(report.facts(servers))
-            parts += rigged(options.what, servers, scale, rates, shapes)
+            parts += rigged(options.what, servers, scale)
             failures += servers.failures
         parts.append(report.missing(contestants))
     if options.what in ("consume", "all"):
@@ -158,20 +196,26 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def rigged(
-    what: str, servers: rig.Rig, scale: Scale, rates: tuple[int, ...], shapes: tuple[str, ...]
-) -> Iterator[str]:
-    """Yield the tables of what runs through a slot into JetStream."""
+def rigged(what: str, servers: rig.Rig, scale: Scale) -> Iterator[str]:
+    """Yield the tables of what runs through a slot into JetStream, each as soon as it is done."""
     rounds = scale.rounds
     if what in ("drain", "all"):
-        drained = drain.measure(servers, scale.rows, rounds, shapes)
+        drained = drain.measure(servers, scale.rows, rounds, scale.shapes)
         yield report.drain(drained, scale.rows, rounds)
     if what in ("latency", "all"):
-        delayed = latency.measure(servers, rates, scale.seconds, rounds)
+        delayed = latency.measure(servers, scale.rates, scale.seconds, rounds)
         yield report.delays(delayed, scale.seconds, rounds)
     if what in ("resources", "all"):
         used = resources.measure(servers, scale.idle_s, scale.seconds, scale.long_rows)
         yield report.resources(used, scale.long_rows)
+    if what in ("transforms", "all"):
+        changed = transforms.measure(servers, scale.rows, rounds, scale.variants)
+        yield report.transforms(changed, scale.rows, rounds)
+    if what in ("backfill", "all"):
+        table = backfill.fill(servers, scale.backfill_rows)
+        yield report.backfills(backfill.measure(servers, table, rounds, scale.sinks), rounds)
+        live = backfill.measure_live(servers, table, scale.seconds, rounds)
+        yield report.beside(live, scale.seconds)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,9 +22,13 @@ import psutil
 import yaml
 
 from benchmarks import source, usage
+from penstock.embedded.process import free_port
 
 HERE = Path(__file__).resolve().parent
 STOP_TIMEOUT_S = 20
+PENSTOCK = (sys.executable, "-m", "penstock")
+CONFIGURATION = "penstock.yaml"
+SINK = "bench"
 
 
 class ContenderError(Exception):
@@ -41,6 +44,7 @@ class Job:
     nats_url: str
     stream: str
     folder: Path
+    store: str = ""  # URL of Penstock's store, where not its own
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     batches: Batches | None = None  # only where it counts instead of publishing
+    url: str = ""  # where Penstock serves HTTP
 
     @property
     def pid(self) -> int:
@@ -121,12 +126,12 @@ class Contender:
         log = job.folder / "output.log"
         batches: Batches | None = None
         pass_fds: tuple[int, ...] = ()
+        url = ""
         if self.kind == "penstock":
-            command = [
-                *(sys.executable, "-m", "penstock", "run"),
-                *("-c", _write(job.folder / "penstock.yaml", penstock_yaml(job))),
-                *("--listen", f"127.0.0.1:{_free_port()}"),
-            ]
+            listen = f"127.0.0.1:{free_port()}"
+            url = f"http://{listen}"
+            file = _write(job.folder / CONFIGURATION, penstock_yaml(job, self.settings))
+            command = [*PENSTOCK, "run", "-c", file, "--listen", listen]
         elif self.kind == "mq-bridge":
             spec = _write(job.folder / "spec.json", json.dumps(mq_bridge_spec(job, self.settings)))
             command = [peers_python, str(HERE / "peer_mq_bridge.py"), spec]
@@ -144,11 +149,13 @@ class Contender:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=pass_fds,
+                # A Python transform is imported from here; the working directory is its own.
+                env={**os.environ, "PYTHONPATH": str(HERE.parent)},
             )
         if batches is not None:
             os.close(writer)
             threading.Thread(target=batches.read, args=(reader,), daemon=True).start()
-        running = Running(self.name, process, log, batches)
+        running = Running(self.name, process, log, batches, url)
         try:
             yield running
         finally:
@@ -175,10 +182,17 @@ ALL = (
 )
 
 
-def penstock_yaml(job: Job) -> str:
-    """Return the configuration of `penstock run`: nothing but what the job says."""
+def penstock_yaml(job: Job, settings: dict[str, Any]) -> str:
+    """Return the configuration of `penstock run`: what the job says, and settings of its sink."""
+    jetstream = {
+        "type": "nats",
+        "url": job.nats_url,
+        "subject": job.stream + ".{schema}.{table}.{action}",
+    }
+    sink = {} if settings.get("type") == "stream" else jetstream
     return yaml.safe_dump(
         {
+            **({"store": job.store} if job.store else {}),
             "sources": {
                 "bench": {
                     "type": "postgres",
@@ -188,14 +202,7 @@ def penstock_yaml(job: Job) -> str:
                     "publication": source.PUBLICATION,
                 }
             },
-            "sinks": {
-                "jetstream": {
-                    "type": "nats",
-                    "source": "bench",
-                    "url": job.nats_url,
-                    "subject": job.stream + ".{schema}.{table}.{action}",
-                }
-            },
+            "sinks": {SINK: {**sink, "source": "bench", **settings}},
             "spark": {"checkpoint": str(job.folder / "checkpoints")},
         }
     )
@@ -227,11 +234,6 @@ def debezium_spec(job: Job, settings: dict[str, str]) -> dict[str, Any]:
         "table": job.table.qualified,
         "settings": settings,
     }
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _write(path: Path, text: str) -> str:

@@ -61,7 +61,7 @@ def _run(rig: Rig, contender: Contender, table: Table, shape: str, rows: int) ->
         started = time.monotonic_ns()
         first, last = wait_for_count(running, probe, stream, rows, TIMEOUT_S)
         if not contender.counts_only:
-            body_bytes = _verify(rig, stream, rows, contender.name)
+            body_bytes = verify(rig, stream, rows, contender.name)
     return Drained(
         shape,
         contender.name,
@@ -71,26 +71,26 @@ def _run(rig: Rig, contender: Contender, table: Table, shape: str, rows: int) ->
     )
 
 
-def _verify(rig: Rig, stream: str, rows: int, name: str) -> float:
-    """Check that the stream holds each row once, under a dedup id of its own.
+def verify(rig: Rig, stream: str, rows: int, name: str, marker: bytes = b"") -> float:
+    """Check that the stream holds each row once, under a dedup id of its own, with `marker` in it.
 
     Returns the mean size of a body: the contenders put different things in it.
     """
     keys: set[bytes] = set()
     seen: set[int] = set()
-    messages = size = 0
+    messages = size = marked = 0
     with Probe(rig.nats_url) as probe:
         for _, headers, body in probe.read(stream, rows).messages():
-            messages, size = messages + 1, size + len(body)
+            messages, size, marked = messages + 1, size + len(body), marked + (marker in body)
             key, row = MESSAGE_ID.search(headers), ROW_ID.search(body)
             if key and row:
                 keys.add(key[1])
                 seen.add(int(row[1]))
     with Probe(rig.nats_url) as probe:
         count = probe.count(stream)
-    if not rows == count == messages == len(keys) == len(seen):
+    if not rows == count == messages == len(keys) == len(seen) == marked:
         raise ContenderError(
             f"{name} left {count} messages for {rows} rows; {messages} were read back, with"
-            f" {len(keys)} distinct dedup ids and {len(seen)} distinct rows"
+            f" {len(keys)} distinct dedup ids and {len(seen)} distinct rows, {marked} as expected"
         )
     return size / messages

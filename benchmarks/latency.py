@@ -70,7 +70,7 @@ def run(rig: Rig, contender: Contender, rate: int, seconds: float) -> Delayed:
     per_transaction = rows_per_transaction(rate)
     with rig.start(contender, table) as (running, stream):
         ready = wait_until_ready(rig, running, table, stream)
-        with _consumer(rig, running, stream) as received:
+        with consumer(rig, running, stream) as received:
             _, first = write(rig.folder, table, ready + 1, rate, WARM_UP_S, per_transaction)
             cpu, start = usage.cpu_seconds(running.pid), time.monotonic()
             committed, after = write(rig.folder, table, first, rate, seconds, per_transaction)
@@ -78,14 +78,10 @@ def run(rig: Rig, contender: Contender, rate: int, seconds: float) -> Delayed:
             with Probe(rig.nats_url) as probe:
                 wait_for_count(running, probe, stream, after - 1, SETTLE_TIMEOUT_S)
             memory = usage.memory(running.pid)
-        arrivals = _handler_arrivals(running.batches) if running.batches else _arrivals(received)
+        arrivals = _handler_arrivals(running.batches) if running.batches else arrivals_of(received)
     source.drop_slot(rig.postgres_url, source.TEMPLATE_SLOT)
-    delays, times = [], committed[2::3]
-    for begin, end, when in zip(committed[::3], committed[1::3], times, strict=True):
-        for row in range(begin, end + 1):
-            if row not in arrivals:
-                raise ContenderError(f"{contender.name} never delivered row {row}")
-            delays.append((arrivals[row] - when) / 1e6)
+    times = committed[2::3]
+    delays = [delay for _, delay in delays_of(contender.name, committed, arrivals)]
     cuts = statistics.quantiles(delays, n=100, method="inclusive")
     achieved = (len(delays) - per_transaction) / max((times[-1] - times[0]) / 1e9, 1e-9)
     return Delayed(
@@ -99,6 +95,20 @@ def run(rig: Rig, contender: Contender, rate: int, seconds: float) -> Delayed:
         cpu,
         memory,
     )
+
+
+def delays_of(
+    name: str, committed: array[int], arrivals: dict[int, int]
+) -> Iterator[tuple[int, float]]:
+    """Yield for each row when it was committed (monotonic ns) and its latency in ms.
+
+    Raises `ContenderError` at a row that never arrived.
+    """
+    for begin, end, when in zip(committed[::3], committed[1::3], committed[2::3], strict=True):
+        for row in range(begin, end + 1):
+            if row not in arrivals:
+                raise ContenderError(f"{name} never delivered row {row}")
+            yield when, (arrivals[row] - when) / 1e6
 
 
 def wait_until_ready(rig: Rig, running: Running, table: Table, stream: str) -> int:
@@ -127,8 +137,8 @@ def write(
 
 
 @contextmanager
-def _consumer(rig: Rig, running: Running, stream: str) -> Iterator[Received]:
-    """Receive the stream's messages in a thread while the block runs."""
+def consumer(rig: Rig, running: Running, stream: str, subject: str = ">") -> Iterator[Received]:
+    """Receive the stream's messages, of `subject` alone, in a thread while the block runs."""
     received = Received()
     if running.batches is not None:
         yield received
@@ -137,7 +147,7 @@ def _consumer(rig: Rig, running: Running, stream: str) -> Iterator[Received]:
 
     def receive() -> None:
         with Probe(rig.nats_url) as probe:
-            probe.subscribe(stream)
+            probe.subscribe(stream, subject)
             while not stop.is_set():
                 probe.receive(received, 0.2)
 
@@ -151,7 +161,7 @@ def _consumer(rig: Rig, running: Running, stream: str) -> Iterator[Received]:
         thread.join()
 
 
-def _arrivals(received: Received) -> dict[int, int]:
+def arrivals_of(received: Received) -> dict[int, int]:
     """Return when each row's message was there."""
     arrivals: dict[int, int] = {}
     for when, _, body in received.messages():

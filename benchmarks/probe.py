@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import accumulate
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -121,6 +122,21 @@ class Probe:
         """Return how many messages the stream holds."""
         return int(self._api(f"STREAM.INFO.{name}")["state"]["messages"])
 
+    def count_of(self, name: str, subject: str) -> int:
+        """Return how many messages the stream holds under a subject, which may have wildcards."""
+        state = self._api(f"STREAM.INFO.{name}", {"subjects_filter": subject})["state"]
+        return sum((state.get("subjects") or {}).values())
+
+    def time_of(self, name: str, subject: str, *, first: bool) -> datetime:
+        """Return when the stream took the first, or the last, message under a subject.
+
+        Raises `ProbeError` where there is none.
+        """
+        which = {"next_by_subj": subject, "seq": 1} if first else {"last_by_subj": subject}
+        stored = self._api(f"STREAM.MSG.GET.{name}", which)["message"]["time"]
+        # Nanoseconds, which `datetime` does not take.
+        return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*Z", r"\1+00:00", stored))
+
     def server_version(self) -> str:
         """Return the server's version, from what it says to every client."""
         found = re.search(rb'"version":"([^"]+)"', self._greeting)
@@ -137,10 +153,11 @@ class Probe:
             seen += received.chunks[-1].count(b"\r\nNats-Msg-Id:")
         return received
 
-    def subscribe(self, name: str) -> None:
+    def subscribe(self, name: str, subject: str = ">") -> None:
         """Have an ephemeral consumer push the whole stream, and what follows, to this connection.
 
-        From then on the connection is for `receive` only.
+        Of the stream only what `subject`, which may have wildcards, covers. From then on the
+        connection is for `receive` only.
         """
         deliver = f"_DELIVER.{secrets.token_hex(8)}"
         self._api(
@@ -150,6 +167,7 @@ class Probe:
                 "config": {
                     "deliver_policy": "all",
                     "deliver_subject": deliver,
+                    "filter_subject": subject,
                     "ack_policy": "none",
                     "max_deliver": -1,
                     "inactive_threshold": 600 * 10**9,

@@ -13,15 +13,22 @@ from importlib.metadata import version
 import psutil
 
 from benchmarks import latency, source
+from benchmarks.backfill import Beside, Filled
 from benchmarks.contenders import Contender
 from benchmarks.drain import SHAPES, Drained
 from benchmarks.latency import Delayed
 from benchmarks.probe import DUPLICATE_WINDOW_S, Probe
 from benchmarks.resources import LOAD_RATE, SITUATIONS, Used
 from benchmarks.rig import POSTGRES_SETTINGS, Rig
+from benchmarks.transforms import PLAIN, VARIANTS, Transformed
 
 OURS = "penstock"
 MIB = 2**20
+_TRANSFORM_BARS = {
+    "filter-most": (0.8, 0.9),
+    "filter-half": (0.8, 0.9),
+    "sql": (0.7, 0.85),
+}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -37,6 +44,7 @@ def facts(rig: Rig) -> str:
         probe.create_stream("facts")
         probe.delete_stream("facts")
         nats = probe.server_version()
+    peers = any(contender.name != OURS for contender in rig.contenders)
     rows = [
         ("cores, memory", f"{os.cpu_count()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"),
         (
@@ -55,7 +63,7 @@ def facts(rig: Rig) -> str:
             f"{nats}, file storage, sync interval as by default, duplicate window"
             f" {DUPLICATE_WINDOW_S} s",
         ),
-        ("peers", _peer_versions(rig.peers_python)),
+        *([("peers", _peer_versions(rig.peers_python))] if peers else []),
         *((f"`{c.name}`", c.note) for c in rig.contenders),
     ]
     return f"## Machine\n\n{table(['what', 'value'], rows)}\n"
@@ -161,6 +169,95 @@ def resources(results: Sequence[Used], drain_rows: int) -> str:
         f"## Resources of the whole process tree\n\nload: {LOAD_RATE:,} rows/s. drain: the peak"
         f" while {drain_rows:,} rows drain, a third of them in one transaction.\n\n"
         f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
+    )
+
+
+def transforms(results: Sequence[Transformed], rows: int, rounds: int) -> str:
+    """Return the medians of the drains with filters and transforms, and the ratio to the plain one."""
+    if not results:
+        return ""
+    variants = {v.name: v for v in VARIANTS}
+    names = _names(r.variant for r in results)
+    rates = {n: statistics.median(r.rate for r in results if r.variant == n) for n in names}
+    lines, verdicts = [], []
+    for name, rate in rates.items():
+        mine = [r for r in results if r.variant == name]
+        ratio = rate / rates[PLAIN] if PLAIN in rates else 0.0
+        lines.append(
+            [
+                f"{name}: {variants[name].note}",
+                f"{rate:,.0f}",
+                f"{min(r.rate for r in mine):,.0f} - {max(r.rate for r in mine):,.0f}",
+                f"{ratio:.2f}" if ratio else "",
+                f"{100 * mine[0].kept:.0f}",
+                f"{statistics.median(r.cpu_us for r in mine):.1f}",
+                f"{statistics.median(r.wall_s for r in mine):.1f}",
+                f"{mine[0].body_bytes:.0f}",
+            ]
+        )
+        bars = _TRANSFORM_BARS.get(name)
+        if ratio and bars:
+            verdicts.append(at_least(f"{name}: times plain", ratio, *bars))
+    header = ["drain", "captured rows/s (median)", "range", "/ plain", "kept, %"]
+    header += ["CPU of Penstock, µs a row", "wall s", "body, bytes"]
+    return (
+        f"## Drain of {rows:,} rows into JetStream with filters and transforms, {rounds} rounds\n\n"
+        f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
+    )
+
+
+def backfills(results: Sequence[Filled], rounds: int) -> str:
+    """Return the medians of the backfills beside COPY's."""
+    if not results:
+        return ""
+    rows = results[0].rows
+    copy_s = statistics.median(r.copy_s for r in results)
+    lines = [["`COPY … TO STDOUT`", f"{rows / copy_s:,.0f}", f"{copy_s:.2f}", "", "1.00", ""]]
+    verdicts = []
+    for name in _names(r.sink for r in results):
+        mine = [r for r in results if r.sink == name]
+        command_s = statistics.median(r.command_s for r in mine)
+        span_s = statistics.median(r.span_s for r in mine)
+        lines.append(
+            [
+                f"into {name}",
+                f"{rows / command_s:,.0f}",
+                f"{command_s:.2f}",
+                f"{rows / span_s:,.0f}",
+                f"{copy_s / command_s:.3f}",
+                f"{min(r.ratio for r in mine):.3f} - {max(r.ratio for r in mine):.3f}",
+            ]
+        )
+        verdicts.append(at_least(f"into {name}: times COPY", copy_s / command_s, 0.1, 0.333))
+    header = ["backfill", "rows/s from the command on", "s", "rows/s from the first message on"]
+    return (
+        f"## Backfill of {rows:,} rows, {rounds} rounds\n\n"
+        f"{table([*header, '/ COPY', 'range'], lines)}\n\n{verdict_table(verdicts)}"
+    )
+
+
+def beside(results: Sequence[Beside], seconds: float) -> str:
+    """Return the latency of live changes without and with a backfill."""
+    if not results:
+        return ""
+    lines, verdicts, medians = [], [], {}
+    for which in ("idle", "busy"):
+        found = [r.idle if which == "idle" else r.busy for r in results]
+        p50, p99 = (statistics.median(pair[i] for pair in found) for i in (0, 1))
+        medians[which] = p50, p99
+        lines.append(
+            ["without" if which == "idle" else "while it runs", f"{p50:.1f}", f"{p99:.1f}"]
+        )
+    for i, quantile in enumerate(("p50", "p99")):
+        ratio = medians["busy"][i] / medians["idle"][i]
+        verdicts.append(at_most(f"{quantile} beside a backfill: times idle", ratio, 2, 2))
+    rate = statistics.median(r.rate for r in results)
+    rows = statistics.median(r.rows for r in results)
+    return (
+        f"## Latency of live changes beside a backfill, {seconds:.0f} s, {len(results)} rounds\n\n"
+        f"1,000 rows/s in transactions of 1 into JetStream; {rows:,.0f} of them while the backfill"
+        f" ran, at {rate:,.0f} rows/s.\n\n{table(['latency, ms', 'p50', 'p99'], lines)}\n\n"
+        f"{verdict_table(verdicts)}"
     )
 
 

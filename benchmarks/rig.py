@@ -26,6 +26,8 @@ POSTGRES_SETTINGS = {
     "checkpoint_timeout": "1h",
     # The rounds read the same WAL again and again; autovacuum would add to it.
     "autovacuum": "off",
+    # A backfill's first and last message of a stream are found by it.
+    "track_commit_timestamp": "on",
 }
 
 
@@ -51,14 +53,18 @@ class Rig:
             say(f"{work}: FAILED: {error}")
 
     @contextmanager
-    def start(self, contender: Contender, table: source.Table) -> Iterator[tuple[Running, str]]:
+    def start(
+        self, contender: Contender, table: source.Table, store: str = ""
+    ) -> Iterator[tuple[Running, str]]:
         """Run a contender on a fresh copy of the template slot, into a fresh stream.
 
-        Yields it and the stream's name; slot and stream are gone afterwards.
+        `store` is the URL of Penstock's store, where not its own. Yields the contender and the
+        stream's name; slot and stream are gone afterwards.
         """
         number = next(self._numbers)
         slot = stream = f"bench_{number}"
-        job = Job(table, slot, self.nats_url, stream, self.folder / f"{number}-{contender.name}")
+        folder = self.folder / f"{number}-{contender.name}"
+        job = Job(table, slot, self.nats_url, stream, folder, store)
         source.copy_slot(self.postgres_url, slot)
         with Probe(self.nats_url) as probe:
             probe.create_stream(stream)

@@ -75,10 +75,17 @@ def create_table(url: str, name: str) -> Table:
                 "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)"
             ).format(sql.Identifier(PUBLICATION), table.identifier)
         )
+        keep_wal(url)
+    return table
+
+
+def keep_wal(url: str) -> None:
+    """Have the template slot keep the WAL from here on, and nothing of before."""
+    drop_slot(url, TEMPLATE_SLOT)
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (TEMPLATE_SLOT,)
         )
-    return table
 
 
 def fill(table: Table, first: int, last: int, rows_per_transaction: int) -> None:
