@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.streams_help import Change, wire
 
-from penstock.message import DELETE, UPDATE
+from penstock.message import DELETE, READ, UPDATE
 from penstock.settings import StreamSinkSettings
 from penstock.spark.routes import Route, regrouped, size
 
@@ -71,3 +71,8 @@ def test_size() -> None:
     texts = [BATCH.column(name).to_pylist() for name in ("record", "changes", "metadata")]
     assert size(BATCH) == sum(len(text or "") for column in texts for text in column)
     assert size(BATCH.slice(0, 0)) == 0
+
+
+def test_reads_are_not_left_out_by_actions() -> None:
+    reads = wire([Change({"id": 1}, READ), Change({"id": 2})])
+    assert route(actions=["delete"]).wanted(reads).column("action").to_pylist() == [READ]
