@@ -18,6 +18,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
 POLL_S = 0.02
+_STALL_S = 60  # without a message after the first
 
 POSTGRES_SETTINGS = {
     "shared_buffers": "512MB",
@@ -102,15 +103,19 @@ def wait_for_count(
 
     For a counting contender these are its first and its last batch.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     first: tuple[int, int] | None = None
-    count = 0
-    while time.monotonic() < deadline:
+    count, since = 0, began
+    while time.monotonic() < began + timeout:
         if running.batches is not None:
             count, now = running.batches.count, 0
         else:
-            count = probe.count(stream)
+            before, count = count, probe.count(stream)
             now = time.monotonic_ns()
+            if count != before or not count:
+                since = time.monotonic()
+            elif time.monotonic() - since > _STALL_S:
+                break
             if count and first is None:
                 first = now, count
         if count >= wanted:
@@ -121,6 +126,6 @@ def wait_for_count(
         running.check()
         time.sleep(POLL_S)
     raise ContenderError(
-        f"{running.name}: {count} of {wanted} messages after {timeout:.0f} s;"
+        f"{running.name}: {count} of {wanted} messages after {time.monotonic() - began:.0f} s;"
         f" its last output:\n{running.tail()}"
     )
