@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.message import NO_PART, WIRE_SCHEMA, Position
+from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.table import WireRow
 
 _FIELDS: Final = tuple(WIRE_SCHEMA)[:-1]  # without `part`
@@ -21,7 +22,8 @@ class Chunk:
 
     `splits` holds one batch of `WIRE_SCHEMA` for each split, or None where a split is empty; within
     a split messages stand in commit order. `links` are pairs of splits that share a group and must
-    be delivered as one. A `barrier` must be delivered apart from what is before and after it.
+    be delivered as one. A `barrier` must be delivered apart from what is before and after it. With
+    `reads` it has no messages of its own but those that a backfill's tasks will read.
     """
 
     start: Position
@@ -31,6 +33,7 @@ class Chunk:
     splits: tuple[pa.RecordBatch | None, ...]
     links: frozenset[tuple[int, int]]
     barrier: bool
+    reads: Reads | None = None
 
     def until(self, end: Position) -> Chunk:
         """Return the part of this chunk up to and with `end`."""
