@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -49,3 +51,28 @@ def fail(message: str) -> typer.Exit:
     """Print what is wrong and return what ends the command with exit code 1, to be raised."""
     typer.echo(message, err=True)
     return typer.Exit(1)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, with times in ISO 8601."""
+    return json.dumps(value, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table for people; None is an empty cell, times are local."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    Console(highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return "" if value is None else str(value)

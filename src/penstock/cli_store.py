@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli_common import CONFIG, AsJson, ConfigFile, errors, fail
+from penstock.cli_common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    errors,
+    fail,
+    json_text,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from penstock.streams.store import Store, StoredLetter
@@ -95,9 +101,9 @@ def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
     with errors(), _store(config) as store:
         found = store.tokens()
     if as_json:
-        typer.echo(_json([dataclasses.asdict(token) for token in found]))
+        typer.echo(json_text([dataclasses.asdict(token) for token in found]))
         return
-    _table(
+    print_table(
         ("name", "role", "consumers", "created", "revoked"),
         [
             (t.name, t.role, ", ".join(t.consumers or ("all",)), t.created_at, t.revoked_at)
@@ -141,9 +147,9 @@ def list_letters(
     more = len(found) > limit
     del found[limit:]
     if as_json:
-        typer.echo(_json([_described(letter) for letter in found]))
+        typer.echo(json_text([_described(letter) for letter in found]))
     else:
-        _table(
+        print_table(
             ("number", "of", "at", "code", "reason", "replayed"),
             [(x.id, _owner(x), x.at, x.code, x.reason, x.replayed_at) for x in found],
         )
@@ -161,7 +167,7 @@ def show_letter(
     with errors(), _store(config) as store:
         letter = _letter(store, number)
     if as_json:
-        typer.echo(_json({**_described(letter), "message": letter.message}))
+        typer.echo(json_text({**_described(letter), "message": letter.message}))
         return
     for key, value in _described(letter).items():
         if value is not None:
@@ -272,26 +278,3 @@ def _described(letter: StoredLetter) -> dict[str, Any]:
     described = dataclasses.asdict(letter)
     del described["message"]
     return described
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v))
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table()
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    Console(highlight=False).print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return "" if value is None else str(value)
