@@ -1,0 +1,17 @@
+"""What a fault in an expression is told by."""
+
+from __future__ import annotations
+
+
+class ExpressionError(ValueError):
+    """An expression that is refused.
+
+    Attributes:
+        position: Where in the text the fault is, in characters from 1.
+        reason: What is wrong and what to do; `str()` puts the position before it.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"position {position}: {reason}")
+        self.position = position
+        self.reason = reason

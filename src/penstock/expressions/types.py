@@ -1,0 +1,203 @@
+"""The kinds of values that expressions work on, and the fields of a message that they need.
+
+A `Field` names a place in a message and the form that its value must be brought in before an
+expression sees it: the Spark type `Type.spark`, the Arrow type that goes with it.
+
+    kind         Spark            value
+    bool         boolean
+    int          bigint           smallint, integer, bigint, oid
+    float        double           real (`single`): the nearest float32, as a double
+    numeric      decimal(p,s)     `precision`, `scale`; what does not fit exactly is bad, as is NaN
+    text         string           as the message has it; char(n) (`width`): without trailing blanks
+    date         date             days; see `DATE_INFINITY`
+    timestamp    timestamp_ntz    microseconds; see `TIMESTAMP_INFINITY`
+    timestamptz  timestamp        microseconds, UTC; the session's time zone must be UTC
+    time         string           as the message has it
+    interval     bigint           microseconds, a day 24 hours, a month 30 days, as Postgres compares
+    json         string           what `->>` gives: a string without its quotes, any other value's
+                                  JSON text, null for null and for what is not there
+
+A value that has no such form (a year before 1 or after 9999, a numeric too long) is bad. A field of
+kind text may name a column of any other type: then it is the value's JSON text, a string without
+its quotes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from penstock.tables import quote_name
+
+DATE_INFINITY: Final = 2_932_897
+"""`infinity` as a date, in days since 1970: the day after 9999-12-31."""
+DATE_MINUS_INFINITY: Final = -719_163
+"""`-infinity` as a date, in days since 1970: the day before 0001-01-01."""
+TIMESTAMP_INFINITY: Final = DATE_INFINITY * 86_400_000_000
+"""`infinity` as a timestamp or timestamptz, in microseconds since 1970."""
+TIMESTAMP_MINUS_INFINITY: Final = DATE_MINUS_INFINITY * 86_400_000_000
+"""`-infinity` as a timestamp or timestamptz, in microseconds since 1970."""
+
+
+class Kind(enum.StrEnum):
+    """What sort of value it is; see the table at the top of this file."""
+
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+    NUMERIC = "numeric"
+    TEXT = "text"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    TIME = "time"
+    INTERVAL = "interval"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A kind and what more is known of its values.
+
+    Attributes:
+        kind: The kind.
+        precision: Of a numeric: how many digits at most, 38 or fewer.
+        scale: Of a numeric: how many of them stand after the point.
+        fixed: Of a numeric: whether Postgres prints all values with `scale` digits after the point.
+        ordered: Whether `<` and `>` mean what they mean in Postgres; if not, only `=` is taken.
+        single: Of a float: whether it is a real.
+        folded: Of a text: whether case makes no difference (citext).
+        width: Of a text: n of a char(n), 0 for any other.
+        form: Of a text: which form literals must have: uuid, bytea, inet, enum; else empty.
+        labels: Of an enum's text: its labels.
+    """
+
+    kind: Kind
+    precision: int = 0
+    scale: int = 0
+    fixed: bool = False
+    ordered: bool = True
+    single: bool = False
+    folded: bool = False
+    width: int = 0
+    form: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def spark(self) -> str:
+        """The Spark type of the values, as DDL."""
+        if self.kind is Kind.NUMERIC:
+            return f"decimal({self.precision},{self.scale})"
+        return _SPARK[self.kind]
+
+    def __str__(self) -> str:
+        if self.form == "enum":
+            return "an enum"
+        if self.kind is Kind.TEXT and self.form:
+            return f"a {self.form}" if self.form != "inet" else "an inet"
+        return _NAMES[self.kind]
+
+
+_SPARK: Final = {
+    Kind.BOOL: "boolean",
+    Kind.INT: "bigint",
+    Kind.FLOAT: "double",
+    Kind.TEXT: "string",
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp_ntz",
+    Kind.TIMESTAMPTZ: "timestamp",
+    Kind.TIME: "string",
+    Kind.INTERVAL: "bigint",
+    Kind.JSON: "string",
+}
+_NAMES: Final = {
+    Kind.BOOL: "a boolean",
+    Kind.INT: "an integer",
+    Kind.FLOAT: "a float",
+    Kind.NUMERIC: "a numeric",
+    Kind.TEXT: "a text",
+    Kind.DATE: "a date",
+    Kind.TIMESTAMP: "a timestamp",
+    Kind.TIMESTAMPTZ: "a timestamptz",
+    Kind.TIME: "a time",
+    Kind.INTERVAL: "an interval",
+    Kind.JSON: "a JSON value",
+}
+
+BOOL: Final = Type(Kind.BOOL)
+INT: Final = Type(Kind.INT)
+FLOAT: Final = Type(Kind.FLOAT)
+NUMERIC: Final = Type(Kind.NUMERIC, 38, 18)
+TEXT: Final = Type(Kind.TEXT)
+DATE: Final = Type(Kind.DATE)
+TIMESTAMP: Final = Type(Kind.TIMESTAMP)
+TIMESTAMPTZ: Final = Type(Kind.TIMESTAMPTZ)
+TIME: Final = Type(Kind.TIME)
+INTERVAL: Final = Type(Kind.INTERVAL)
+JSON: Final = Type(Kind.JSON, ordered=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A place in a message.
+
+    `root` is record, changes, metadata or action; `column` is the column or metadata field, empty
+    for the action; `path` leads into the column's JSON: keys, and indexes from 0.
+    """
+
+    root: str
+    column: str
+    path: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        if self.root == "action":
+            return self.root
+        head = quote_name(self.column)
+        if self.root:
+            head = f"{self.root}.{head}"
+        return head + "".join(
+            f"[{part}]" if isinstance(part, int) else f".{quote_name(part)}" for part in self.path
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A place in a message and the form that its value is wanted in."""
+
+    reference: Reference
+    type: Type
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its values."""
+        return self.type.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes, of JSON's types alone."""
+        reference, type_ = self.reference, self.type
+        return {
+            "root": reference.root,
+            "column": reference.column,
+            "path": list(reference.path),
+            "kind": type_.kind.value,
+            "precision": type_.precision,
+            "scale": type_.scale,
+            "single": type_.single,
+            "width": type_.width,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the field that `to_json` was called on, as far as taking its value needs it."""
+        return cls(
+            Reference(data["root"], data["column"], tuple(data["path"])),
+            Type(
+                Kind(data["kind"]),
+                precision=data["precision"],
+                scale=data["scale"],
+                single=data["single"],
+                width=data["width"],
+            ),
+        )
