@@ -15,7 +15,7 @@ from psycopg import sql
 
 from penstock.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
-from penstock.streams.records import commit_position, stream_idx
+from penstock.streams.records import commit_position, stream_end, stream_idx
 from penstock.streams.segments import segments_of
 from penstock.streams.store import START as BEFORE_ALL
 from penstock.streams.store import SourceRecord, Store, StreamRecord, segment_table
@@ -29,7 +29,7 @@ class Change:
     """One message to publish; `group` and `old_group` stand for the hashes of group keys.
 
     Without a group it is that of the `id` in the record, the primary key; without a position the
-    next one. `old_key` is the `id` that an update changed.
+    next one. `old_key` is the `id` that an update changed, `part` which it is of those made of one.
     """
 
     record: dict[str, Any] = field(default_factory=lambda: {"id": next(_numbers)})
@@ -83,7 +83,8 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             "commit_timestamp": "2026-01-01T00:00:00.000000Z",
             "commit_lsn": at.lsn,
             "transaction_id": 7,
-            "idempotency_key": f"tag-{at.lsn}-{at.idx}",
+            "idempotency_key": f"tag-{at.lsn}-{at.idx}"
+            + (f"-{change.part}" if change.part else ""),
             "commit_idx": at.idx,
             "record_pks": pks,
             "unavailable": [],
@@ -166,9 +167,14 @@ def publish(
     return [source.position(position) for position in positions]
 
 
-def in_stream(position: Position) -> Position:
+def in_stream(position: Position, part: int = 0) -> Position:
     """Return the stream's own position of a message."""
-    return Position(position.lsn, stream_idx(position.idx))
+    return Position(position.lsn, stream_idx(position.idx, part))
+
+
+def end_of(position: Position) -> Position:
+    """Return where a batch that ends with a message ends in a stream."""
+    return Position(position.lsn, stream_end(position.idx))
 
 
 def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: BatchPart) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
+from tests.streams_help import make_stream
 
 from penstock import check
 from penstock.config import PullConsumer, load
@@ -133,6 +134,16 @@ def test_a_role_without_rights(
         Store.open(make_conninfo(database.url, user=role)).close()
     finally:
         database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_streams_of_an_earlier_build(database: Database, write: Write) -> None:
+    with Store.open(database.url) as store:
+        make_stream(store)
+    database.execute("DELETE FROM penstock.migrations WHERE version > 2")
+    refused = of_store(write())
+    assert refused.level == "error"
+    assert "an earlier build" in refused.message
+    assert "DROP SCHEMA penstock CASCADE" in refused.fix
 
 
 def test_a_newer_schema_and_a_wrong_encoding(database: Database, write: Write) -> None:

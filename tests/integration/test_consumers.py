@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -406,6 +407,67 @@ def test_rows_give_the_newest_version_alone(store: Store) -> None:
             bodies = [orjson.loads(d.message) for d in got]
             assert [b["record"].get("n") for b in bodies] == [None, 3]
             assert bodies[0]["action"] == "delete"
+
+    run(work)
+
+
+def made_of(key: Any, count: int, lsn: int, idx: int) -> list[Change]:
+    """Return the messages that a transform made of one."""
+    at = Position(lsn, idx)
+    return [replace(updated(key, n=n), position=at, part=n) for n in range(count)]
+
+
+def test_messages_that_were_made_of_one_come_one_after_the_other(
+    store: Store, stream: StreamRecord
+) -> None:
+    async def work() -> None:
+        publish(store, stream, [*made_of("a", 3, 101, 0), *made_of("b", 2, 101, 1)])
+        async with workers(store, max_deliver=2) as consumer:
+            got: list[tuple[Any, int]] = []
+
+            async def take() -> list[Delivery]:
+                found = (await consumer.receive(10, 0.0)).deliveries
+                for delivery in found:
+                    record = orjson.loads(delivery.message)["record"]
+                    got.append((record["id"], record["n"]))
+                    at = commit_position(*delivery.position)
+                    assert at == (101, 0 if record["id"] == "a" else 1)
+                return found
+
+            first = await take()
+            assert got == [("a", 0), ("b", 0)]
+            await consumer.ack(tokens(first[1:]))
+            await take()
+            assert got[2:] == [("b", 1)]
+            await consumer.nack(tokens(first[:1]))
+            again = await take()
+            assert got[3:] == [("a", 0)]
+            await consumer.nack(tokens(again))  # a dead letter: the group goes on
+            assert len(await consumer.dead_letters(10)) == 1
+            last = await take()
+            assert got[4:] == [("a", 1)]
+            await consumer.ack(tokens(last))
+            await take()
+            assert got[5:] == [("a", 2)]
+            # A rewind to a position is one to all that it has.
+            assert await consumer.rewind(Position(101, 1)) == (101, 0)
+            await take()
+            assert got[6:] == [("b", 0)]
+            assert await consumer.rewind(Position(101, 0)) == (101, -1)
+            await take()
+            assert got[7:] == [("a", 0), ("b", 0)]
+
+    run(work)
+
+
+def test_of_rows_that_were_made_of_one_the_last_comes(store: Store) -> None:
+    async def work() -> None:
+        stream = make_stream(store, kind="rows")
+        publish(store, stream, [*made_of("a", 3, 101, 0), *made_of("b", 2, 101, 1)])
+        async with workers(store) as consumer:
+            found = (await consumer.receive(10, 0.0)).deliveries
+            records = [orjson.loads(delivery.message)["record"] for delivery in found]
+            assert records == [{"id": "a", "n": 2}, {"id": "b", "n": 1}]
 
     run(work)
 

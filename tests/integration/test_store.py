@@ -59,6 +59,22 @@ def test_a_newer_schema_is_refused(store: Store, database: Database) -> None:
     assert "99" in refused.value.message
 
 
+def test_streams_of_an_earlier_build_are_refused(store: Store, database: Database) -> None:
+    """They keep their messages at other places; a store that has none is taken over."""
+    back = "DELETE FROM penstock.migrations WHERE version > 2"
+    database.execute(back)
+    Store.open(database.url).close()
+    make_stream(store)
+    Store.open(database.url).close()
+    database.execute(back)
+    with pytest.raises(StoreError) as refused:
+        Store.open(database.url)
+    assert refused.value.code == "old_streams"
+    assert not refused.value.transient
+    assert "DROP SCHEMA penstock CASCADE" in refused.value.remedy
+    assert database.execute("SELECT max(version) FROM penstock.migrations") == [(2,)]
+
+
 def test_a_role_that_may_not_create_is_told_so(database: Database) -> None:
     database.execute("CREATE ROLE visitor LOGIN")
     try:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.integration.capturing import Reader, capturing
-from tests.streams_help import in_stream, make_stream, read, writer_of
+from tests.streams_help import end_of, make_stream, read, writer_of
 
 from penstock.embedded.handles import Database
 from penstock.message import BatchPart
@@ -38,7 +38,7 @@ class Pipe:
                 self.writer.write(0, rows)
                 self.writer.commit(BatchPart(start, end, number, len(parts)))
             if parts:
-                assert self.store.head(self.stream.source_id) == in_stream(end)
+                assert self.store.head(self.stream.source_id) == end_of(end)
             start = end
         self.writer.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 
 from penstock.message import DELETE, UPDATE, WIRE_SCHEMA, Position
 from penstock.streams import copy
-from penstock.streams.records import commit_position, stream_idx
+from penstock.streams.records import commit_position, stream_end, stream_idx
 
 
 def decoded(data: bytes) -> Iterator[dict[str, Any]]:
@@ -56,7 +57,8 @@ changes = st.builds(
     old_group=st.none() | int64,
     schema=text.filter(bool),
     table=text.filter(bool),
-    position=st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62 - 1)),
+    position=st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**52 - 1)),
+    part=st.integers(0, 999),
 )
 
 
@@ -65,7 +67,7 @@ def test_every_column_comes_out_as_it_went_in(listed: list[Change], base: int, c
     batch = wire(listed).slice(cut)
     for row, message in zip(rows(batch, base=base), batch.to_pylist(), strict=True):
         assert row["lsn"] == message["commit_lsn"] + base
-        assert row["idx"] == stream_idx(message["commit_idx"])
+        assert row["idx"] == stream_idx(message["commit_idx"], message["part"])
         assert commit_position(row["lsn"], row["idx"]).idx == message["commit_idx"]
         assert row["key"] is None
         same = ("group_hash", "old_group_hash", "table_schema", "table_name", "action")
@@ -92,7 +94,7 @@ def test_rows_have_a_key_and_tell_deletes_alone(listed: list[Change]) -> None:
 def test_a_batch_of_many_blocks_keeps_its_order() -> None:
     count = 20_001
     found = rows(wire([inserted(1) for _ in range(count)]))
-    assert [row["idx"] for row in found] == list(range(1, 2 * count, 2))
+    assert [row["idx"] for row in found] == [stream_idx(n) for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ def test_a_row_that_leaves_its_key_is_deleted_there_first() -> None:
     batch = wire([inserted(9), moved("a", "b", n=1), updated("c"), moved("b", "a", n=2)])
     found = rows(batch.slice(1), "rows", base=1000)
     assert [(row["lsn"], row["idx"], row["key"], row["action"]) for row in found] == [
-        (1101, 2, 'public.items:["a"]', "delete"),
-        (1101, 3, 'public.items:["b"]', "update"),
-        (1101, 5, 'public.items:["c"]', "update"),
-        (1101, 6, 'public.items:["b"]', "delete"),
-        (1101, 7, 'public.items:["a"]', "update"),
+        (1101, stream_idx(1) - 1, 'public.items:["a"]', "delete"),
+        (1101, stream_idx(1), 'public.items:["b"]', "update"),
+        (1101, stream_idx(2), 'public.items:["c"]', "update"),
+        (1101, stream_idx(3) - 1, 'public.items:["b"]', "delete"),
+        (1101, stream_idx(3), 'public.items:["a"]', "update"),
     ]
     gone, there = (orjson.loads(row["message"]) for row in found[:2])
     assert (list(gone), gone["record"], gone["action"]) == (
@@ -158,3 +160,32 @@ def test_changes_tell_a_key_that_changed_in_one_message() -> None:
     message = orjson.loads(row["message"])
     assert (message["action"], message["changes"]) == ("update", {"id": "a"})
     assert row["idx"] == stream_idx(0)
+
+
+@given(st.integers(-1, 2**52), st.integers(0, 999))
+def test_places_of_a_message_lie_behind_the_ones_before_and_before_its_end(
+    commit_idx: int, part: int
+) -> None:
+    delete, last = stream_idx(commit_idx) - 1, stream_end(commit_idx)
+    assert stream_end(commit_idx - 1) < delete < stream_idx(commit_idx, part) < last
+    assert stream_idx(commit_idx, part) < stream_idx(commit_idx, part + 1) < last
+    for idx in (delete, stream_idx(commit_idx, part), last):
+        assert commit_position(7, idx) == Position(7, commit_idx)
+
+
+def test_parts_of_an_update_that_moved_a_row_delete_its_old_key_once() -> None:
+    parts = [replace(moved("a", "b", n=n), position=Position(9, 4), part=n) for n in range(3)]
+    other = replace(moved("b", "c"), position=Position(9, 5))
+    found = rows(wire([*parts, other]), "rows")
+    assert [(row["idx"], row["action"]) for row in found] == [
+        (stream_idx(4) - 1, "delete"),
+        *((stream_idx(4, n), "update") for n in range(3)),
+        (stream_idx(5) - 1, "delete"),
+        (stream_idx(5), "update"),
+    ]
+    without_first = rows(wire([*parts, other]).slice(1), "rows")
+    assert [row["idx"] for row in without_first] == [row["idx"] for row in [found[0], *found[2:]]]
+    found = found[:4]
+    assert len({row["key"] for row in found[1:]}) == 1
+    keys = [orjson.loads(row["message"])["metadata"]["idempotency_key"] for row in found]
+    assert keys == ["tag-9-4-old", "tag-9-4", "tag-9-4-1", "tag-9-4-2"]

@@ -27,7 +27,7 @@ from penstock.streams import copy
 from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
-from penstock.streams.records import stream_idx
+from penstock.streams.records import stream_end
 from penstock.streams.store import START
 
 __all__ = ["Backlog", "BatchPart", "Open", "StreamRoute", "StreamWriter"]
@@ -219,7 +219,7 @@ class StreamWriter:
 
     def _values(self, part: BatchPart) -> list[int]:
         start, end = part.start, part.end
-        bounds = [n for p in (start, end) for n in (p.lsn + self._base, stream_idx(p.idx))]
+        bounds = [n for p in (start, end) for n in (p.lsn + self._base, stream_end(p.idx))]
         return [*bounds, part.part, part.parts, part.plan]
 
     def rollback(self) -> None:

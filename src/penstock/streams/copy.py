@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.message import DELETE
-from penstock.streams.records import stream_idx
+from penstock.streams.records import PLACES, stream_idx
 
 COLUMNS: Final = (
     "lsn",
@@ -55,7 +55,7 @@ _FIRST: Final = _constant(len(COLUMNS).to_bytes(2, "big") + _number(8))
 _EIGHT: Final = _constant(_number(8))
 _JSON_NULL: Final = _constant(b"null")
 _PLACE: Final = pa.scalar(stream_idx(0), pa.int64())
-_PLACES: Final = pa.scalar(stream_idx(1) - stream_idx(0), pa.int64())
+_PLACES: Final = pa.scalar(PLACES, pa.int64())
 _NO_METADATA: Final = _constant(b"{}")
 _RECORD: Final = _constant(b'{"record":')
 _CHANGES: Final = _constant(b',"changes":')
@@ -78,21 +78,33 @@ def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
     """
     lsn = pc.add(batch.column("commit_lsn"), pa.scalar(base, pa.int64()))
     idx = pc.add(pc.multiply(batch.column("commit_idx"), _PLACES), _PLACE)
+    idx = pc.add(idx, batch.column("part").cast(pa.int64()))
     batch = _replaced(batch, commit_lsn=lsn, commit_idx=idx)
     old = batch.column("old_key")
     if kind != "rows" or old.null_count == len(old):
         return batch
     left = batch.filter(old.is_valid())
+    part = left.column("part").cast(pa.int64())
+    first = pc.subtract(pc.subtract(left.column("commit_idx"), part), _PLACE)
+    left = _replaced(left, commit_idx=first)
+    # Once, however many messages a transform made of the update, and whichever of them are here.
+    left = left.filter(_first_of_each(left))
     record, metadata = left.column("old_key").flatten()
     deletes = _replaced(
         left,
         record=record,
         metadata=metadata,
         action=pa.repeat(DELETE, left.num_rows),
-        commit_idx=pc.subtract(left.column("commit_idx"), _PLACE),
     )
     both = pa.concat_batches([batch, deletes])
     return both.take(pc.sort_indices(both, [(name, "ascending") for name in _POSITION]))
+
+
+def _first_of_each(batch: pa.RecordBatch) -> pa.Array:
+    """Tell of each row whether it is the first at its position; `batch` is in their order."""
+    lsn, idx = map(batch.column, _POSITION)
+    new = pc.or_(pc.not_equal(lsn[1:], lsn[:-1]), pc.not_equal(idx[1:], idx[:-1]))
+    return pa.concat_arrays([pa.array([True]), new])
 
 
 def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:

@@ -12,6 +12,12 @@ _GRANT: Final = (
     "Let the store's role own the schema: ALTER SCHEMA penstock OWNER TO …, and its tables alike; "
     "or GRANT CREATE ON DATABASE … before the first start."
 )
+OLD_STREAMS: Final = (
+    "The store has streams that an earlier build of Penstock made",
+    "Let their consumers, and the sinks that are behind, finish under that build. Then name another"
+    " database in `store`, or DROP SCHEMA penstock CASCADE: sources go on where they were.",
+)
+"""What is wrong, and what to do, where a migration finds streams that it cannot take over."""
 _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
     "42501": ("permission_denied", "The store's role may not do this", _GRANT, False),
     "3F000": ("no_schema", "The store has no schema", "Start penstock run, which makes it.", False),
@@ -21,6 +27,7 @@ _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
         "It was dropped by hand: restore it, or drop the schema penstock and start anew.",
         False,
     ),
+    "PS003": ("old_streams", *OLD_STREAMS, False),  # see schema.sql
     "53100": ("disk_full", "The store's disk is full", "Make room there, or keep less.", True),
     "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more.", True),
     "53300": ("server_not_ready", "The store is busy", "Raise max_connections there.", True),

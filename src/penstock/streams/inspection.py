@@ -14,10 +14,13 @@ from penstock import queries
 from penstock.finding import Finding
 from penstock.postgres.admin import address
 from penstock.settings import Config
+from penstock.streams.errors import OLD_STREAMS
 from penstock.streams.migrate import OLDEST_VERSION, VERSION
 from penstock.streams.store import CONNECT, store_error
 
 _SQL: Final = queries.load("penstock.streams", "inspection.sql")
+_PLACES_VERSION: Final = 3
+"""Of the schema from which on messages are where they are now; streams of before are refused."""
 _Connection = psycopg.Connection[Any]
 
 
@@ -84,6 +87,12 @@ def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
     elif server.has_tables and (version := _version(connection)) > VERSION:
         message = f"its schema has version {version}, and this Penstock knows {VERSION}"
         yield Finding("error", "store", message, "run the newer Penstock that made it")
+    elif (
+        server.has_tables
+        and version < _PLACES_VERSION
+        and connection.execute(_SQL["streams"]).rowcount
+    ):
+        yield Finding("error", "store", *OLD_STREAMS)
 
 
 def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:

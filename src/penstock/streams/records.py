@@ -13,17 +13,25 @@ START: Final = Position(0, -1)
 """Before all positions of a stream."""
 
 
-def stream_idx(commit_idx: int) -> int:
-    """Return the `idx` that a message has in a stream.
+_PLACE_BITS: Final = 10
+PLACES: Final = 1 << _PLACE_BITS
+"""How many places a stream has for a captured message. The first is for the delete of the key that an
+update left (kind rows); behind it are the messages that were made of it, 1,000 at most."""
 
-    Before it is a place for the delete of the key that an update left, in streams of kind rows.
-    """
-    return 2 * commit_idx + 1
+
+def stream_idx(commit_idx: int, part: int = 0) -> int:
+    """Return the `idx` that a message has in a stream; `part` numbers those made of one, from 0."""
+    return commit_idx * PLACES + 1 + part
+
+
+def stream_end(commit_idx: int) -> int:
+    """Return the last `idx` that is a captured message's: where a batch that ends with it ends."""
+    return (commit_idx + 1) * PLACES - 1
 
 
 def commit_position(lsn: int, idx: int) -> Position:
     """Return what users know a position in a stream by: its idx is the message's `commit_idx`."""
-    return Position(lsn, idx >> 1)
+    return Position(lsn, idx >> _PLACE_BITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from penstock.streams.consumer_types import (
 )
 from penstock.streams.pending import Pending
 from penstock.streams.reader import Reader, StreamRef
-from penstock.streams.records import stream_idx
+from penstock.streams.records import stream_end
 from penstock.streams.sessions import Sessions, stopped
 from penstock.streams.step import Step
 
@@ -258,7 +258,7 @@ class Stepper:
         reader.head_stale = True
         await reader.refresh()
         if isinstance(to, Position):
-            return min((to.lsn, stream_idx(to.idx - 1)), reader.head)
+            return min((to.lsn, stream_end(to.idx - 1)), reader.head)
         if isinstance(to, datetime):
             at = to.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
             return min(await reader.at_time(at), reader.head)
