@@ -1,4 +1,4 @@
-"""How the processes of one run talk: the capture and the sinks report, the run may ask to drain.
+"""How the processes of one run talk: captures and sinks report, and captures take commands.
 
 The run's own process listens; the capture (a process that Spark starts beside the driver) and the
 sinks (in Spark's executors, perhaps on other machines) connect to it. Messages are JSON objects over
@@ -44,7 +44,8 @@ class Monitor:
         # The challenge is made in each connection's own thread: a stranger that says nothing must
         # not keep the others waiting.
         self._listener = Listener((host, 0), backlog=128)
-        self._captures: list[Connection[Any, Any]] = []
+        self._captures: dict[Connection[Any, Any], str] = {}
+        self._commanding = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="monitor", daemon=True).start()
 
@@ -57,8 +58,18 @@ class Monitor:
     def drain(self) -> None:
         """Ask every capture to hand out nothing more and to confirm what was delivered."""
         for connection in list(self._captures):
-            with contextlib.suppress(OSError):
-                connection.send_bytes(b'{"command":"drain"}')
+            self._tell(connection, {"command": "drain"})
+
+    def command(self, source: str, command: Report) -> None:
+        """Send a command to a source's capture; nobody says whether it got there."""
+        for connection, name in list(self._captures.items()):
+            if name == source:
+                self._tell(connection, command)
+
+    def _tell(self, connection: Connection[Any, Any], command: Report) -> None:
+        # TypeError: closed in the middle of it.
+        with self._commanding, contextlib.suppress(OSError, TypeError):
+            connection.send_bytes(orjson.dumps(command))
 
     def close(self) -> None:
         """Stop listening."""
@@ -85,8 +96,8 @@ class Monitor:
             stranger.cancel()
             while True:
                 report = orjson.loads(connection.recv_bytes())
-                if report.get("capture") and connection not in self._captures:
-                    self._captures.append(connection)
+                if report.get("capture"):
+                    self._captures[connection] = report["capture"]
                 answer = self._handler(report)
                 if report.get("answer"):
                     connection.send_bytes(orjson.dumps(answer or {}))
@@ -94,8 +105,7 @@ class Monitor:
             pass  # gone, or a stranger; TypeError: closed in the middle of a read
         finally:
             stranger.cancel()
-            if connection in self._captures:
-                self._captures.remove(connection)
+            self._captures.pop(connection, None)
             connection.close()
 
 

@@ -91,6 +91,20 @@ def test_commands_come_over_the_new_connection_too(run: Run) -> None:
     pytest.fail("no command came")
 
 
+def test_a_command_goes_to_the_capture_of_one_source(run: Run) -> None:
+    got: dict[str, SimpleQueue[Report]] = {"shop": SimpleQueue(), "warehouse": SimpleQueue()}
+    reporters = [Reporter(run.monitor.address) for _ in got]
+    for reporter, (name, queue) in zip(reporters, got.items(), strict=True):
+        reporter.listen(queue.put)
+        reporter.send({"capture": name})
+        assert run.reports.get(timeout=10)["capture"] == name
+    run.monitor.command("warehouse", {"command": "backfill", "run": None})
+    run.monitor.command("nobody", {"command": "backfill"})
+    run.monitor.drain()
+    assert got["warehouse"].get(timeout=10) == {"command": "backfill", "run": None}
+    assert [queue.get(timeout=10) for queue in got.values()] == [{"command": "drain"}] * 2
+
+
 def test_no_run() -> None:
     reporter = Reporter(None)
     reporter.send({"number": 1})
