@@ -1,0 +1,279 @@
+"""Takes the values that expressions need out of messages: a batch in, a struct array out.
+
+Only the columns that are named are decoded. A value that has not the form that its field asks for (a
+year above 9999, one of a column whose type has changed since the pipeline began) is null and marked
+bad, as is one that the WAL does not tell. Nothing that a message holds raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.expressions.types import Field, Kind
+from penstock.expressions.values import UNFIT, arrow, arrow_type
+
+_BITS: Final = 63
+"""Fields whose badness one long tells; its sign is left alone."""
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+_DIRECT: Final = {
+    ("action", ""): "action",
+    ("metadata", "table_schema"): "table_schema",
+    ("metadata", "table_name"): "table_name",
+    ("metadata", "commit_lsn"): "commit_lsn",
+    ("metadata", "commit_idx"): "commit_idx",
+    ("metadata", "idempotency_key"): "idempotency_key",
+}
+"""What has a column of its own in a batch."""
+_IN_JSON: Final[dict[Kind, Any]] = {
+    Kind.BOOL: bool | None,
+    Kind.INT: int | None,
+    Kind.FLOAT: float | str | None,
+}
+"""What a value is in a record; a string for the kinds that are not here."""
+
+
+def place(field: int) -> tuple[str, int]:
+    """Return where a field is marked bad: the name of a long, and the mask of its bit there."""
+    word, bit = divmod(field, _BITS)
+    return f"bad{word or ''}", 1 << bit
+
+
+def names(fields: Sequence[Field]) -> list[str]:
+    """Return the names of what an `Extractor` gives: `f0`, `f1` and so on, then `bad` and its like."""
+    words = [place(at)[0] for at in range(0, max(len(fields), 1), _BITS)]
+    return [*(f"f{at}" for at in range(len(fields))), *words]
+
+
+def ddl(fields: Sequence[Field]) -> str:
+    """Return the Spark type of what an `Extractor` gives."""
+    columns = names(fields)
+    types = [field.type.spark for field in fields]
+    types += ["bigint"] * (len(columns) - len(types))
+    return f"struct<{','.join(f'{n}:{t}' for n, t in zip(columns, types, strict=True))}>"
+
+
+def struct_type(fields: Sequence[Field]) -> pa.StructType:
+    """Return the Arrow type of what an `Extractor` gives."""
+    columns = names(fields)
+    types = [arrow_type(field.type) for field in fields]
+    types += [pa.int64()] * (len(columns) - len(types))
+    return pa.struct(list(zip(columns, types, strict=True)))
+
+
+class Extractor:
+    """Takes `fields` out of batches of `WIRE_SCHEMA`; called with one, returns a struct array.
+
+    It holds a struct for each message, of the type that `struct_type` tells.
+    """
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self._fields = tuple(fields)
+        self._direct: dict[int, str] = {}
+        of: dict[str, list[tuple[int, Field]]] = {}
+        for at, field in enumerate(fields):
+            column = _DIRECT.get((field.reference.root, field.reference.column))
+            if column is None:
+                of.setdefault(field.reference.root, []).append((at, field))
+            else:
+                self._direct[at] = column
+        self._roots = {root: _Root(wanted) for root, wanted in of.items()}
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.StructArray:
+        """Return a struct for each message of a batch."""
+        bad: list[tuple[int, int]] = []
+        arrays: dict[int, pa.Array] = {
+            at: batch.column(name).cast(arrow_type(self._fields[at].type))
+            for at, name in self._direct.items()
+        }
+        for name, root in self._roots.items():
+            for at, values in root.values(batch.column(name).to_pylist(), bad):
+                arrays[at], unfit = arrow(self._fields[at].type, values)
+                bad += [(row, at) for row in unfit]
+        if "record" in self._roots:
+            bad += self._roots["record"].unavailable(batch.column("metadata"))
+        type_ = struct_type(self._fields)
+        columns = [arrays[at] for at in range(len(self._fields))]
+        columns += _words(bad, batch.num_rows, len(type_) - len(columns))
+        return pa.StructArray.from_arrays(columns, fields=list(type_))
+
+
+def _words(bad: Iterable[tuple[int, int]], rows: int, count: int) -> list[pa.Array]:
+    masks: list[dict[int, int]] = [{} for _ in range(count)]
+    for row, field in bad:
+        word = masks[field // _BITS]
+        word[row] = word.get(row, 0) | place(field)[1]
+    return [
+        pa.array([word.get(row, 0) for row in range(rows)], pa.int64())
+        if word
+        else pa.repeat(pa.scalar(0, pa.int64()), rows)
+        for word in masks
+    ]
+
+
+class _Root:
+    """The fields of `record`, `changes` or `metadata`; one decoder serves the columns of them all."""
+
+    def __init__(self, fields: Iterable[tuple[int, Field]]) -> None:
+        self._columns: dict[str, list[int]] = {}
+        self._leaves: dict[int, _Leaf] = {}
+        for at, field in fields:
+            self._columns.setdefault(field.reference.column, []).append(at)
+            self._leaves[at] = _Leaf(field)
+        # These are taken as JSON text, and each of their fields takes its value out of that.
+        self._raw = {
+            name
+            for name, of in self._columns.items()
+            if len({self._leaves[at].in_json for at in of}) > 1 or self._leaves[of[0]].is_raw
+        }
+        self._make()
+
+    def _make(self) -> None:
+        types = {
+            name: msgspec.Raw if name in self._raw else self._leaves[of[0]].in_json
+            for name, of in self._columns.items()
+        }
+        self._decode = _decoder(types).decode
+        self._decode_raw = _decoder(dict.fromkeys(types, msgspec.Raw)).decode
+        self._nothing = self._decode("{}")
+
+    def values(
+        self, texts: Sequence[str | None], bad: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """Yield each field's number and values; what can't be read is None, and in `bad`."""
+        decode, nothing = self._decode, self._nothing
+        by_hand: dict[int, dict[int, Any]] = {}
+        try:
+            rows = [nothing if text is None else decode(text) for text in texts]
+        except _UNREADABLE:
+            rows = []
+            for row, text in enumerate(texts):
+                try:
+                    rows.append(nothing if text is None else decode(text))
+                except _UNREADABLE:
+                    rows.append(nothing)
+                    by_hand[row] = self._by_hand(text or "")
+        for number, (name, of) in enumerate(self._columns.items()):
+            column = [getattr(row, f"c{number}") for row in rows]
+            for at in of:
+                values = list(column)
+                if name in self._raw:
+                    values = list(map(self._leaves[at], column))
+                for row, found in by_hand.items():
+                    values[row] = found[at]
+                if name in self._raw or by_hand:
+                    bad += [(row, at) for row, value in enumerate(values) if value is UNFIT]
+                    values = [None if value is UNFIT else value for value in values]
+                yield at, values
+        if by_hand:
+            self._make()
+
+    def _by_hand(self, text: str) -> dict[int, Any]:
+        """Return the values of a record whose columns have not the types that were expected.
+
+        These columns are taken as JSON text from the next batch on.
+        """
+        try:
+            row = self._decode_raw(text)
+        except _UNREADABLE:
+            return dict.fromkeys(self._leaves, UNFIT)
+        found: dict[int, Any] = {}
+        for number, (name, of) in enumerate(self._columns.items()):
+            raw = getattr(row, f"c{number}")
+            if raw is not None and not self._leaves[of[0]].takes(raw):
+                self._raw.add(name)
+            found |= {at: self._leaves[at](raw) for at in of}
+        return found
+
+    def unavailable(self, metadata: pa.Array) -> Iterator[tuple[int, int]]:
+        """Yield row and field of each value that the WAL does not tell."""
+        told = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), fill_value=True)
+        for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
+            try:
+                left_out = _METADATA.decode(metadata[row].as_py()).unavailable
+            except _UNREADABLE:
+                continue
+            for name in left_out:
+                for at in self._columns.get(name, ()):
+                    yield row, at
+
+
+class _Metadata(msgspec.Struct):
+    unavailable: list[str] = []
+
+
+_METADATA: Final = msgspec.json.Decoder(_Metadata)
+
+
+class _Leaf:
+    """Takes one field's value out of its column's JSON text; called with that, or None for nothing.
+
+    Returns what `values.arrow` takes, or `UNFIT`.
+    """
+
+    def __init__(self, field: Field) -> None:
+        self.in_json = _IN_JSON.get(field.kind, str | None)
+        self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
+        self._path = field.reference.path
+        self._steps: list[msgspec.json.Decoder[Any]] = [
+            _LIST if isinstance(step, int) else _decoder({step: msgspec.Raw}) for step in self._path
+        ]
+        self._is_text = field.kind in (Kind.TEXT, Kind.JSON)
+        self._decode = msgspec.json.Decoder(self.in_json).decode
+
+    def takes(self, raw: msgspec.Raw) -> bool:
+        """Tell whether a column's value is of the type that the record's decoder expects."""
+        try:
+            self._decode(raw)
+        except _UNREADABLE:
+            return False
+        return True
+
+    def __call__(self, raw: msgspec.Raw | None) -> Any:
+        if raw is None:
+            return None
+        try:
+            if self._path and (raw := self._walk(raw)) is None:
+                return None
+            return _text(bytes(raw)) if self._is_text else self._decode(raw)
+        except _UNREADABLE:
+            return UNFIT
+
+    def _walk(self, raw: msgspec.Raw) -> msgspec.Raw | None:
+        """Return what a path leads to, None where it leads nowhere."""
+        for step, decoder in zip(self._path, self._steps, strict=True):
+            try:
+                inside = decoder.decode(raw)
+            except msgspec.ValidationError:
+                return None  # a list where an object was looked for, or the other way round
+            if not isinstance(step, int):
+                inside, step = [] if inside.c0 is None else [inside.c0], 0  # noqa: PLW2901
+            if step >= len(inside):
+                return None
+            raw = inside[step]
+        return raw
+
+
+_TEXT: Final = msgspec.json.Decoder(str)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_QUOTE: Final = ord('"')
+
+
+def _text(json: bytes) -> Any:
+    """Return what `->>` gives of a value: a string without its quotes, other JSON as it stands."""
+    if json[0] == _QUOTE:
+        text = _TEXT.decode(json)
+        # No text in Postgres has this character, so `->>` fails too.
+        return UNFIT if "\0" in text else text
+    return None if json == b"null" else json.decode()
+
+
+def _decoder(types: Mapping[str, Any]) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of objects with members c0, c1, …: those that `types` names, or None."""
+    members = [(f"c{at}", type_, None) for at, type_ in enumerate(types.values())]
+    rename = {f"c{at}": name for at, name in enumerate(types)}
+    return msgspec.json.Decoder(msgspec.defstruct("Columns", members, rename=rename, gc=False))

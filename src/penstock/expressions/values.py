@@ -1,0 +1,174 @@
+"""A message's JSON values as Arrow arrays of the kinds that expressions work on."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.expressions.types import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+    Kind,
+    Type,
+)
+
+UNFIT: Final[Any] = type("Unfit", (), {"__repr__": lambda _: "UNFIT"})()
+"""In the place of a value that has not the form that its kind asks for."""
+
+_ARROW: Final = {
+    Kind.BOOL: pa.bool_(),
+    Kind.INT: pa.int64(),
+    Kind.FLOAT: pa.float64(),
+    Kind.DATE: pa.date32(),
+    Kind.TIMESTAMP: pa.timestamp("us"),
+    Kind.TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+    Kind.INTERVAL: pa.int64(),
+}
+_UNIX: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LONG: Final = 1 << 63
+_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NUMBER: Final = r"(-?\d+(?:\.\d+)?)"
+_INTERVAL: Final = re.compile(
+    rf"P(?:{_NUMBER}Y)?(?:{_NUMBER}M)?(?:{_NUMBER}D)?"
+    rf"(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?\Z"
+)
+_DAY: Final = 86_400_000_000
+_UNITS: Final = (360 * _DAY, 30 * _DAY, _DAY, 3_600_000_000, 60_000_000, 1_000_000)
+_EXACT: Final = Context(prec=80, traps=[InvalidOperation, Inexact])
+
+
+def arrow_type(type_: Type) -> pa.DataType:
+    """Return the Arrow type that goes with `type_.spark`."""
+    if type_.kind is Kind.NUMERIC:
+        return pa.decimal128(type_.precision, type_.scale)
+    return _ARROW.get(type_.kind, pa.string())
+
+
+def arrow(type_: Type, values: Sequence[Any]) -> tuple[pa.Array, list[int]]:
+    """Return the values of one field as an array of `arrow_type`, and the rows that do not fit.
+
+    `values` are decoded JSON: for bool and int those of Python, for float also NaN and the
+    infinities as strings, strings for all else; None is null. What does not fit is null.
+    """
+    try:
+        return _at_once(type_, values), []
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        convert = _BY_HAND[type_.kind]
+        fitted = [None if value is None else convert(type_, value) for value in values]
+    unfit = [row for row, value in enumerate(fitted) if value is UNFIT]
+    kept = [None if value is UNFIT else value for value in fitted]
+    target = arrow_type(type_)
+    if type_.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        return pa.array(kept, pa.int64()).cast(target), unfit
+    if type_.kind is Kind.DATE:
+        return pa.array(kept, pa.int32()).cast(target), unfit
+    return pa.array(kept, target), unfit
+
+
+def _at_once(type_: Type, values: Sequence[Any]) -> pa.Array:
+    kind, target = type_.kind, arrow_type(type_)
+    if kind is Kind.FLOAT and type_.single:
+        return pa.array(values, pa.float32()).cast(target)
+    if kind in (Kind.BOOL, Kind.INT, Kind.FLOAT):
+        return pa.array(values, target)
+    if kind is Kind.INTERVAL:
+        raise TypeError
+    texts = pa.array(values, pa.string())
+    if kind is Kind.TEXT and type_.width:
+        return pc.utf8_rtrim(texts, " ")
+    return texts if target == pa.string() else texts.cast(target)
+
+
+def _bool(_: Type, value: Any) -> Any:
+    return value if isinstance(value, bool) else UNFIT
+
+
+def _int(_: Type, value: Any) -> Any:
+    return value if isinstance(value, int) and -_LONG <= value < _LONG else UNFIT
+
+
+def _float(type_: Type, value: Any) -> Any:
+    if isinstance(value, str):
+        return _FLOATS.get(value, UNFIT)
+    if not type_.single:
+        return value
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return UNFIT
+
+
+def _numeric(type_: Type, value: Any) -> Any:
+    try:
+        number = Decimal(value)
+        if not number.is_finite():
+            return UNFIT
+        scaled = number.quantize(Decimal(1).scaleb(-type_.scale), context=_EXACT)
+    except (InvalidOperation, Inexact):
+        return UNFIT
+    return scaled if len(scaled.as_tuple().digits) <= type_.precision else UNFIT
+
+
+def _text(type_: Type, value: Any) -> Any:
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):
+        return UNFIT
+    return value.rstrip(" ") if type_.width else value
+
+
+def _date(_: Type, value: Any) -> Any:
+    if value in ("infinity", "-infinity"):
+        return DATE_INFINITY if value == "infinity" else DATE_MINUS_INFINITY
+    try:
+        return date.fromisoformat(value).toordinal() - _UNIX.toordinal()
+    except ValueError:
+        return UNFIT
+
+
+def _timestamp(_: Type, value: Any) -> Any:
+    if value in ("infinity", "-infinity"):
+        return TIMESTAMP_INFINITY if value == "infinity" else TIMESTAMP_MINUS_INFINITY
+    try:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return UNFIT
+    return (moment - _UNIX) // _MICROSECOND
+
+
+def _interval(_: Type, value: Any) -> Any:
+    if value in ("infinity", "-infinity"):
+        return _LONG - 1 if value == "infinity" else -_LONG
+    match = _INTERVAL.match(value)
+    if match is None:
+        return UNFIT
+    total = sum(Decimal(n) * unit for n, unit in zip(match.groups(), _UNITS, strict=True) if n)
+    return int(total) if -_LONG <= total < _LONG else UNFIT
+
+
+_BY_HAND: Final[dict[Kind, Callable[[Type, Any], Any]]] = {
+    Kind.BOOL: _bool,
+    Kind.INT: _int,
+    Kind.FLOAT: _float,
+    Kind.NUMERIC: _numeric,
+    Kind.TEXT: _text,
+    Kind.TIME: _text,
+    Kind.JSON: _text,
+    Kind.DATE: _date,
+    Kind.TIMESTAMP: _timestamp,
+    Kind.TIMESTAMPTZ: _timestamp,
+    Kind.INTERVAL: _interval,
+}
