@@ -85,7 +85,6 @@ class ReaderBackfills:
         self._token: int | None = None
         self._tokens: dict[int, int] = {}
         self._backfiller = Backfiller(capture, self._told)
-        send({"backfill": {"event": "ready"}})
 
     def command(self, wanted: dict[str, Any] | None) -> None:
         """Have the backfill run that is wanted, in the place of any other; None: have none run."""
@@ -104,6 +103,10 @@ class ReaderBackfills:
                 self._backfiller.pause()
             else:
                 self._backfiller.resume()
+
+    def rest(self) -> None:
+        """Plan nothing more; what is planned is delivered."""
+        self._backfiller.pause()
 
     def token(self, reads: Reads) -> int:
         """Return the token of the start that a chunk is of, 0 if it is of an earlier one."""

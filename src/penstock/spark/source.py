@@ -39,6 +39,8 @@ from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
 from penstock.postgres.errors import CaptureError
+from penstock.spark import backfill
+from penstock.spark.backfill import ReaderBackfills, ReadRange
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions
@@ -98,6 +100,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._capture: Capture | None = None
         self._server: BatchServer | None = None
         self._reporter: Reporter | None = None
+        self._backfills: ReaderBackfills | None = None
         self._ends = False
         self._until_lsn: int | None = None
         self._initial: Offset | None = None
@@ -182,11 +185,14 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if last <= first:
             return [self._partition(_EMPTY)] * (self._options.splits if "warm" in end else 0)
         chunks = self._running(first, last).take(first, last)
+        plan = secrets.randbits(63)
+        if len(chunks) == 1 and (reads := chunks[0].reads) is not None:
+            token = 0 if self._backfills is None else self._backfills.token(reads)
+            return backfill.partitions(reads, first, last, plan, token, self._options.monitor)
         rows = sum(chunk.rows for chunk in chunks)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
         if self._server is not None:
             self._server.forget()
-        plan = secrets.randbits(63)
         return [
             self._partition(batch, BatchPart(first, last, part, len(batches), plan))
             for part, batch in enumerate(batches)
@@ -211,6 +217,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Tell the server what is confirmed, and end the capture."""
+        if self._backfills is not None:
+            self._backfills.close()
         if self._capture is not None:
             self._capture.close()
             self._report(self._capture.stats)
@@ -233,6 +241,9 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._capture
         with self._telling():
             self._capture = self._start(start, end)
+        if self._options.monitor is not None and not self._ends:
+            self._backfills = ReaderBackfills(self._capture, self._send)
+            self._send({"backfill": {"event": "ready"}})
         return self._capture
 
     def _start(self, start: Position, end: Position | None) -> Capture:
@@ -278,6 +289,10 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _command(self, command: Report) -> None:
         if command.get("command") == "drain":
             self._draining = True
+            if self._backfills is not None:
+                self._backfills.rest()
+        elif command.get("command") == "backfill" and self._backfills is not None:
+            self._backfills.command(command["run"])
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -318,6 +333,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's messages, or blocks of them."""
+        if isinstance(partition, ReadRange):
+            return (pack(batch, partition.part) for batch in partition.batches())
         if isinstance(partition, Inline):
             batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(partition.data))
         else:
