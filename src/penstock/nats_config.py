@@ -10,14 +10,14 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 import nkeys
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from penstock.sinks.base import SinkError
-from penstock.subject import DEFAULT_SUBJECT, SubjectTemplate
+from penstock.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
 _SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
@@ -49,8 +49,11 @@ class NatsSinkConfig(BaseModel):
 
     url: str = Field("nats://localhost:4222", repr=False)
     """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
+    kind: Literal["changes", "rows"] = "changes"
+    """Every change with its old values, or the newest version of each row alone: deletes are not
+    told, and messages have neither `changes` nor `action`."""
     subject: str = DEFAULT_SUBJECT
-    """Subject template, see `penstock.subject`."""
+    """Subject template, see `penstock.subject`; without `{action}` in kind rows if unset."""
     stream: str | None = None
     """Refuse to publish to another stream than this one; found from the subject if unset."""
     group_by: list[str] | None = None
@@ -68,6 +71,14 @@ class NatsSinkConfig(BaseModel):
     tls_key: Path | None = None
     ack_timeout: float = Field(5.0, gt=0, le=300)
     """Seconds to wait for an ack before the connection is given up and the message sent again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_subject(cls, given: Any) -> Any:
+        # Versions of a row are no actions.
+        if isinstance(given, dict) and given.get("kind") == "rows" and "subject" not in given:
+            return {**given, "subject": ROWS_SUBJECT}
+        return given
 
     @field_validator("url")
     @classmethod

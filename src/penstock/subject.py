@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 DEFAULT_SUBJECT: Final = "{source}.{schema}.{table}.{action}"
+ROWS_SUBJECT: Final = "{source}.{schema}.{table}"
 MAX_SUBJECT_BYTES: Final = 3900
 """The server reads at most 4,096 bytes of `HPUB <subject> <reply> <sizes>`; this leaves room."""
 

@@ -30,6 +30,7 @@ def batch(
     table: str | Sequence[str] = "orders",
     records: Sequence[dict[str, Any]] | None = None,
     changes: Sequence[dict[str, Any] | None] | None = None,
+    actions: Sequence[str] | None = None,
     tag: str = "0123456789abcdef",
 ) -> pa.RecordBatch:
     """One row per key, numbered from `first`; the key is the group unless told otherwise."""
@@ -45,7 +46,7 @@ def batch(
     columns = [
         [json.dumps(r) for r in records],
         [json.dumps(c) if c is not None else None for c in changes or [None] * count],
-        ["insert"] * count,
+        list(actions) if actions is not None else ["insert"] * count,
         ["public"] * count,
         tables,
         metadata,

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
+from penstock.message import SUBJECT_FIELD
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import NatsSink
@@ -114,6 +116,56 @@ def test_a_moved_key_comes_after_what_it_left_behind(
     )
     numbers = [json.loads(m.data)["record"]["n"] for m in nats.messages(stream)]
     assert numbers == list(range(1, count + 1))
+
+
+def test_rows_are_told_without_deletes_truncates_and_old_values(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """The newest version of a row has the key that an update gave it; the old one is not told of."""
+    nats.add_stream(stream, "shop.public.orders")
+    told = [
+        ("insert", 1),
+        ("update", 1),
+        ("delete", 1),
+        ("truncate", 0),
+        ("update", 2),
+        ("read", 3),
+    ]
+    rows = batch(
+        [key for _, key in told],
+        actions=[action for action, _ in told],
+        changes=[{"id": 1} if action == "update" else None for action, _ in told],
+        groups=[7] * len(told),
+    )
+    config = NatsSinkConfig(url=nats_server.url, kind="rows")
+    written = Writer(config).write(rows)
+    assert (written.delivered, written.dead) == (4, [])
+    messages = nats.messages(stream)
+    bodies = [json.loads(message.data) for message in messages]
+    assert [list(body) for body in bodies] == [["record", "metadata"]] * 4
+    assert [body["record"]["id"] for body in bodies] == [1, 1, 2, 3]
+    assert [body["record"]["n"] for body in bodies] == [1, 2, 5, 6]
+    assert {m.subject for m in messages} == {"shop.public.orders"}
+    assert written.bytes == sum(len(message.data) for message in messages)
+    assert Writer(config).write(rows.slice(2, 2)).delivered == 0
+
+
+def test_each_message_goes_to_its_own_subject(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """Those of a group in their order, though one cannot be sent at all."""
+    nats.add_stream(stream, [SUBJECTS, "eu.>"])
+    subjects = ["eu.1", None, "eu.*", "eu.2", "$JS.API.INFO", "eu.1"]
+    rows = batch(range(6), groups=[1] * 6).append_column(SUBJECT_FIELD, pa.array(subjects))
+    written = Writer(NatsSinkConfig(url=nats_server.url)).write(rows)
+    assert [m.subject for m in nats.messages(stream)] == [
+        "eu.1", "shop.public.orders.insert", "eu.2", "eu.1",
+    ]  # fmt: skip
+    assert [(d.code, d.idempotency_key) for d in written.dead] == [
+        ("bad_subject", "0123456789abcdef-3-0"),
+        ("bad_subject", "0123456789abcdef-5-0"),
+    ]
+    assert json.loads(written.dead[0].body)["record"] == {"id": 2, "n": 3}
 
 
 def test_group_by_of_the_sink_orders_by_the_record(

@@ -175,6 +175,22 @@ def test_frames() -> None:
     assert block.largest == max(block.payload)
 
 
+def test_frames_of_rows() -> None:
+    rows = batch(3, record=['{"a":"ä"}', None, "{}"], metadata=['{"x":1}', None, " {} \n"])
+    block = encoder(kind="rows").block(rows, 0, base=1)
+    consumer = {"id": "orders", "name": "orders"}
+    frames = parse_frames(bytes(block.data))
+    assert frames[0][0] == "shop.public.orders"
+    assert [f[3] for f in frames] == [
+        {"record": {"a": "ä"}, "metadata": {"x": 1, "consumer": consumer}},
+        {"record": None, "metadata": {"unavailable": [], "consumer": consumer}},
+        {"record": {}, "metadata": {"unavailable": [], "consumer": consumer}},
+    ]
+    sizes = [len(bytes(block.frame(n)).split(b"\r\n\r\n", 1)[1]) - 2 for n in range(3)]
+    assert block.body_bytes == sum(sizes)
+    assert block.largest == max(block.payload)
+
+
 def test_the_expected_stream_is_a_header() -> None:
     block = encoder(stream="ORDERS").block(batch(1), 0, 1)
     assert "Nats-Expected-Stream: ORDERS\r\n" in parse_frames(bytes(block.data))[0][2]

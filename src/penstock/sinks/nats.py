@@ -23,8 +23,9 @@ from typing import Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.message import WIRE_SCHEMA
+from penstock.message import DELETE, TRUNCATE, WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import OnRetry, SinkError, Unfinished, Written
 from penstock.sinks.nats_check import (
@@ -47,6 +48,7 @@ STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
 
 
+_NO_ROWS: Final = pa.array([DELETE, TRUNCATE], pa.string())
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 
@@ -107,9 +109,12 @@ class NatsSink:
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
 
+        Of kind rows the messages that leave no row behind, deletes and truncates, are passed by.
         With `patience` it raises `Unfinished`, for any `SinkError`, and where so many seconds pass
         without an ack, or beyond what the batch takes at `STEADY_RATE`.
         """
+        if self._config.kind == "rows":
+            batch = batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=_NO_ROWS)))
         if not batch.num_rows:
             return Written()
         self._patience = _Patience(patience, batch.num_rows)

@@ -55,6 +55,7 @@ _RECORD: Final = _constant(b'\r\n\r\n{"record":')
 _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
+_ROW_METADATA: Final = _constant(b',"metadata":')
 _ONE: Final = pa.scalar(1, pa.int64())
 
 
@@ -63,6 +64,7 @@ class Encoder:
 
     def __init__(self, config: NatsSinkConfig, name: str, source: str, inbox: bytes):
         self._template = config.template
+        self._has_changes = config.kind == "changes"
         self._source = source
         consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
         after_metadata = b"," + consumer[1:] + b"}\r\n"
@@ -73,7 +75,10 @@ class Encoder:
         self._reply = _constant(b" " + inbox)
         # The header begins with the line end of HPUB's own line and ends with an empty line.
         self._header_size = pa.scalar(len(header) - 2 + 4, pa.int32())
-        around = len(b'{"record":,"changes":,"action":"","metadata":') + len(after_metadata) - 2
+        before = b'{"record":,"metadata":'
+        if self._has_changes:
+            before = b'{"record":,"changes":,"action":"","metadata":'
+        around = len(before) + len(after_metadata) - 2
         self._around_size = pa.scalar(around, pa.int32())
 
     def block(self, batch: pa.RecordBatch, first: int, base: int) -> Block:
@@ -84,17 +89,13 @@ class Encoder:
         rows = part.num_rows
         subject = self._subject(part)
         key = _text(part, "idempotency_key")
-        record, action = _text(part, "record"), _text(part, "action")
-        changes, metadata = (
-            _text(part, "changes"),
-            _open_object(_text(part, "metadata", _NO_METADATA)),
-        )
+        body = self._body(part)
         refused = _refused(subject, key, first, routed=SUBJECT_FIELD.name in part.schema.names)
         if refused:  # their frames are made, for the dead letter's body, but never sent
             subject, key = _without(subject, refused, first), _without(key, refused, first)
         header = pc.add(pc.binary_length(key), self._header_size)
         payload = pc.add(header, self._around_size)
-        for column in (record, changes, action, metadata):
+        for column in body[::2]:
             payload = pc.add(payload, pc.binary_length(column))
         numbers = pc.add(
             pc.cumulative_sum(pa.repeat(_ONE, rows)), pa.scalar(base + first - 1, pa.int64())
@@ -112,13 +113,7 @@ class Encoder:
             self._header,
             key,
             _RECORD,
-            record,
-            _CHANGES,
-            changes,
-            _ACTION,
-            action,
-            _METADATA,
-            metadata,
+            *body,
             self._after_metadata,
             _NOTHING,
         )
@@ -134,6 +129,15 @@ class Encoder:
             refused=refused,
             body_bytes=pc.sum(payload).as_py() - pc.sum(header).as_py(),
         )
+
+    def _body(self, batch: pa.RecordBatch) -> list[pa.Array | pa.Scalar]:
+        """Return the columns of the messages and, in turn, what stands between them."""
+        record = _text(batch, "record")
+        metadata = _open_object(_text(batch, "metadata", _NO_METADATA))
+        if not self._has_changes:
+            return [record, _ROW_METADATA, metadata]
+        changes, action = _text(batch, "changes"), _text(batch, "action")
+        return [record, _CHANGES, changes, _ACTION, action, _METADATA, metadata]
 
     def _subject(self, batch: pa.RecordBatch) -> pa.Array:
         """Return each row's subject: that of its column `subject`, or else the template's."""
