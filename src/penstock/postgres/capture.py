@@ -18,11 +18,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
 from penstock.message import Position, source_tag
+from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder, Grouping, Wants
@@ -37,6 +38,8 @@ _STATUS_SECONDS: Final = 10.0
 _HURRIED_SECONDS: Final = 1.0
 _CONFIRM_SECONDS: Final = 0.2
 _BACKOFF_SECONDS: Final = (0.1, 10.0)
+
+ReadsEvent = Literal["taken", "delivered"]
 
 log = structlog.get_logger("penstock.capture")
 
@@ -98,6 +101,8 @@ class Capture:
             truncates=options.truncates, emit=self._emit,
         )  # fmt: skip
         self._progress = self._decoder.progress
+        self.on_reads: Callable[[ReadsEvent, Reads], None] = lambda *_: None
+        """Called, with the lock held, when a backfill's chunk is taken and when it is confirmed."""
         self._catalog = Catalog(options.url, lambda: self._decoder.lsn)
         self._handed = self._wanted = start
         self._sealed = 0  # bytes in chunks that were not handed out
@@ -111,6 +116,17 @@ class Capture:
         os.set_blocking(self._wake_write, False)
         self._thread = threading.Thread(target=self._main, name="capture", daemon=True)
         self._thread.start()
+
+    @property
+    def options(self) -> CaptureOptions:
+        """What the capture was made with."""
+        return self._options
+
+    @contextlib.contextmanager
+    def decoder(self) -> Iterator[Decoder]:
+        """Hold the capture's thread, for what a backfill has to ask or tell it; not for long."""
+        with self._entered():
+            yield self._decoder
 
     # -- Spark's side
 
@@ -178,7 +194,10 @@ class Capture:
                 if chunk.end <= start or chunk.start >= end:
                     continue
                 part = chunk if chunk.start >= start else chunk.after(start)
-                taken.append(part if part.end <= end else part.until(end))
+                part = part if part.end <= end else part.until(end)
+                taken.append(part)
+                if part.reads is not None:
+                    self.on_reads("taken", part.reads)
             if end > self._handed:
                 self._handed = end
                 self._sealed = sum(c.bytes for c in self._chunks if c.end > end)
@@ -191,7 +210,9 @@ class Capture:
             self._progress.confirm(position)
             while self._chunks and self._chunks[0].end <= position:
                 self._sealed -= self._chunks[0].bytes if self._chunks[0].end > self._handed else 0
-                self._chunks.popleft()
+                reads = self._chunks.popleft().reads
+                if reads is not None:
+                    self.on_reads("delivered", reads)
 
     def settle(self, timeout: float) -> bool:
         """Wait until what is confirmed has been told to the server; False if that took too long."""
@@ -396,7 +417,8 @@ class Capture:
     def _emit(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
         self._sealed += chunk.bytes
-        self.stats.captured += chunk.rows
+        if chunk.reads is None:
+            self.stats.captured += chunk.rows
 
     def _count(self) -> None:
         stats, progress = self.stats, self._progress

@@ -44,6 +44,9 @@ class Chunk:
         return self._where(start, self.end)
 
     def _where(self, start: Position, end: Position) -> Chunk:
+        if self.reads is not None:  # all of it or nothing: which rows it has only its tasks know
+            return Chunk(start, end, 0, 0, (None,) * len(self.splits), frozenset(), self.barrier)
+
         def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
             if batch is None:
                 return None
@@ -86,6 +89,13 @@ class ChunkBuilder:
             self._links.add((left, to))
         self.rows += 1
         self.bytes += size
+
+    def reads(self, start: Position, reads: Reads, rows: int) -> Chunk:
+        """Return the chunk of a backfill's reads behind `start`; the builder, empty, goes on there."""
+        self.start = reads.end
+        return Chunk(
+            start, reads.end, max(rows, 1), 0, (None,) * self._count, frozenset(), True, reads
+        )
 
     def take(self, end: Position, *, barrier: bool = False) -> Chunk:
         """Return all that was added as a chunk that ends at `end`; the builder goes on behind it."""

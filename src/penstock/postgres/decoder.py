@@ -13,6 +13,7 @@ import structlog
 
 from penstock.message import Position, format_lsn
 from penstock.postgres import pgoutput
+from penstock.postgres.backfill.noting import Recent, Watch
 from penstock.postgres.chunk import Chunk, ChunkBuilder
 from penstock.postgres.pgoutput import Delete, Insert, ProtocolError, Relation, Update
 from penstock.postgres.progress import Progress
@@ -23,6 +24,8 @@ CHUNK_ROWS: Final = 4_000
 CHUNK_BYTES: Final = 2 << 20
 _MOVED: Final = 10_000  # rows with a new key that are remembered under their old one
 _ALL: Final = 1 << 62
+PREFIX: Final = "penstock"
+"""Of the logical messages that are ours."""
 _ENCODE: Final[dict[type, Callable[..., Any]]] = {
     Insert: Table.insert, Update: Table.update, Delete: Table.delete,
 }  # fmt: skip
@@ -56,6 +59,9 @@ class Decoder:
         emit: Callable[[Chunk], None],
     ) -> None:
         self.progress = Progress(start)
+        self.recent = Recent()
+        self.watch: Watch | None = None
+        """The table under backfill."""
         self.truncates_skipped = 0
         self._wants = wants
         self._grouping = grouping
@@ -68,6 +74,7 @@ class Decoder:
         self._before: dict[int, Table] = {}
         self._moved: dict[int, int] = {}
         self._transaction: Transaction | None = None
+        self._begun = pgoutput.Begin(0, 0, 0)
         self._lsn, self._idx = start  # of the newest message read
         self._next_idx = 0
         self._skip_idx = -1
@@ -82,6 +89,16 @@ class Decoder:
     def lsn(self) -> int:
         """The commit LSN of the transaction under way, 0 between two."""
         return 0 if self._transaction is None else self._transaction.lsn
+
+    @property
+    def xid(self) -> int | None:
+        """The id of the transaction under way, None between two."""
+        return None if self._transaction is None else self._begun.xid
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The database's name and the source's tag; empty before the first connection."""
+        return self._database, self._tag
 
     @property
     def unsealed(self) -> int:
@@ -118,7 +135,9 @@ class Decoder:
             self._tables[event.oid] = None
         elif isinstance(event, pgoutput.Truncate):
             self._truncate(event)
-        # Origin, Type and Message say nothing that a message of ours would carry.
+        elif isinstance(event, pgoutput.Message):
+            self._message(event)
+        # Origin and Type say nothing that a message of ours would carry.
         return None
 
     def learn(
@@ -162,7 +181,11 @@ class Decoder:
             raise ProtocolError("Begin inside a transaction")
         lsn = event.final_lsn
         self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag_bytes)
+        self._begun = event
         self._next_idx = 0
+        self.recent.add(event.xid)
+        if self.watch is not None:
+            self.watch.begin(event.xid)
         # After a reconnect the server starts at the last transaction that it knows confirmed.
         self._skip_idx = -1 if lsn > self._lsn else self._idx if lsn == self._lsn else _ALL
         self.progress.begin(lsn)
@@ -194,6 +217,8 @@ class Decoder:
             raise ProtocolError(f"a row that does not fit {table.name}: {error}") from error
         builder.add(row, size)
         self._lsn, self._idx = transaction.lsn, idx
+        if self.watch is not None:
+            self.watch.change(table, event, self._begun.xid)
         if builder.rows >= CHUNK_ROWS or builder.bytes >= CHUNK_BYTES:
             self.seal()
 
@@ -207,6 +232,8 @@ class Decoder:
             table = self._table(oid)
             if table is None or idx <= self._skip_idx:
                 continue
+            if self.watch is not None:
+                self.watch.truncate(table, self._begun.xid)
             if not self._truncates:
                 self.truncates_skipped += 1
                 log.warning(
@@ -220,3 +247,22 @@ class Decoder:
             self._builder.add(table.truncate(transaction, idx), 100)
             self._lsn, self._idx = transaction.lsn, idx
             self.seal()
+
+    def _message(self, event: pgoutput.Message) -> None:
+        if event.prefix != PREFIX or not event.transactional or self.watch is None:
+            return
+        if self._transaction is None:
+            raise ProtocolError("a transactional message outside of a transaction")
+        mark = self.watch.watermark(event.content, self._begun, self._moves)
+        if mark is None:
+            return
+        if mark.reads is not None:
+            self.seal()
+            start, end = self.read, mark.reads.end
+            self._emit(self._builder.reads(start, mark.reads, mark.rows))
+            self._lsn, self._idx = end
+        mark.passed(mark)
+
+    def _moves(self, schema: str, name: str) -> tuple[tuple[int, int], ...]:
+        tied = any(t.tied for t in self._before.values() if (t.schema, t.name) == (schema, name))
+        return tuple(self._moved.items()) if tied else ()

@@ -153,7 +153,7 @@ class ReplicationStream:
         name = _quoted(self.publication).replace("'", "''")
         command = (
             f"START_REPLICATION SLOT {_quoted(self.slot)} LOGICAL {format_lsn(lsn)}"
-            f" (proto_version '1', publication_names '{name}')"
+            f" (proto_version '1', publication_names '{name}', messages 'true')"
         )
         self._execute(command.encode(), pq.ExecStatus.COPY_BOTH)
         self._streams = True

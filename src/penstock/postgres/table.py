@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -70,6 +70,26 @@ class Shape:
     primary_key: tuple[str, ...]
     told: tuple[str, ...] | None = None
     deferrable: bool = False
+
+
+class Noted(NamedTuple):
+    """Which rows a change concerns, for a backfill of its table.
+
+    `hashes` are those of the row's own key before and after (None: the WAL does not tell); `key` is
+    the primary key, as text, of an update that lacks values; `moved` tells whether the key changed.
+    """
+
+    hashes: tuple[int, ...] | None
+    key: tuple[str, ...] | None = None
+    moved: bool = False
+
+
+class RowHashes(NamedTuple):
+    """The hashes of many rows: `own` of what they are known by, `group`, `tie` (`old_group_hash`)."""
+
+    own: list[int]
+    group: list[int]
+    tie: list[int | None] | None
 
 
 class Table:
@@ -254,6 +274,58 @@ class Table:
         return self._wire(
             b"{}", None, _TRUNCATE, transaction, idx, None, b"", self._hash((), ()), None, 0
         )
+
+    def noted(self, event: Insert | Update | Delete) -> Noted:
+        """Return what a backfill must know of a change."""
+        own = self._own
+        if isinstance(event, Insert):
+            return Noted((self._hash(event.new, own),))
+        if isinstance(event, Delete):
+            return Noted((self._hash(event.old or event.key or [], own),))
+        new, known, told = event.new, event.old or event.key, self._told(event)
+        if UNCHANGED in new and known is not None:
+            new = [known[i] if v is UNCHANGED and i in told else v for i, v in enumerate(new)]
+        keyed = [new[i] for i in {*own, *self._key}]
+        if UNCHANGED in keyed:
+            return Noted(None)
+        key = None
+        if UNCHANGED in new:
+            key = tuple((new[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
+        after = self._hash(new, own)
+        if known is None:
+            return Noted((after,), key)
+        before = list(new)
+        for i in told:
+            before[i] = known[i]
+        left = self._hash(before, own)
+        return Noted((after,), key) if left == after else Noted((left, after), key, True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether a row's own key orders its messages too, as its deletes do not tell its group."""
+        return self._tied
+
+    def row_hashes(self, columns: Sequence[Sequence[bytes | None]]) -> RowHashes:
+        """Return what many rows are grouped, ordered and known by; `columns` has their values."""
+        own = self._hashes(columns, self._own)
+        group = own if self._group == self._own else self._hashes(columns, self._group)
+        ties: list[int | None] | None = None
+        if self._tied:
+            moved = self._moved
+            tie = [moved.get(key, key) for key in own]
+            ties = [None if t == g else t for t, g in zip(tie, group, strict=True)]
+        return RowHashes(own, group, ties)
+
+    def _hashes(
+        self, columns: Sequence[Sequence[bytes | None]], positions: Sequence[int]
+    ) -> list[int]:
+        salt = self._salt
+        if len(positions) == 1:
+            return [hash((salt, _NULL if v is None else v)) for v in columns[positions[0]]]
+        if not positions:
+            return [hash((salt,))] * len(columns[0])
+        rows = zip(*[columns[i] for i in positions], strict=True)
+        return [hash((salt, *[_NULL if v is None else v for v in row])) for row in rows]
 
     def _told(self, event: Update | Delete) -> Sequence[int]:
         """Return the columns whose old values an event tells."""
