@@ -1,0 +1,295 @@
+"""Transforms in Python: a function of a module that the operator has installed.
+
+It runs in the Spark worker itself, with no limits: it is as trusted as Penstock. It is given a dict
+`{"record", "changes", "action", "metadata"}` of its own, and returns a message like it, a list of them,
+or None to drop it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import importlib
+import inspect
+import math
+import os
+import re
+import traceback
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from penstock.redact import MASK, redact_url
+from penstock.transforms.base import (
+    MOST_MESSAGES,
+    RESERVED,
+    Output,
+    Transformed,
+    TransformError,
+    assemble,
+    captured,
+    known_action,
+)
+from penstock.transforms.json_values import Values
+
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+# Written as text, in the same forms that the capture gives them.
+_AS_TEXT: Final = (decimal.Decimal, datetime.date, datetime.time, uuid.UUID)
+_DEPTH: Final = 200
+_LONGEST_TEXT: Final = 500
+_SECRET: Final = re.compile(r"PASS|SECRET|TOKEN|KEY|CRED|AUTH|DSN|URL|URI|PWD", re.I)
+_URL: Final = re.compile(r"\w[\w+.-]*://\S+")
+_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^@\s]+)@")
+_SHORTEST_SECRET: Final = 4
+_FIELDS: Final = frozenset({"record", "changes", "action", "metadata"})
+
+
+class _BadValueError(Exception):
+    """A returned value that is no message; the text says which."""
+
+
+class PythonTransform:
+    """Calls the operator's function for each message.
+
+    Args:
+        spec: The function as `package.module:function`.
+
+    Raises:
+        TransformError: The module cannot be imported, or has no such function.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self._function, self._file = load(spec)
+        self._values = Values()
+        self._encode = msgspec.json.Encoder(decimal_format="string").encode
+
+    def __call__(self, batch: pa.RecordBatch) -> Transformed:
+        """Return what the messages of `batch` become; see `MessageTransform`."""
+        columns = captured(batch)
+        return assemble(batch, columns, map(self._one, *columns))
+
+    def close(self) -> None:
+        """Do nothing: a module is never forgotten."""
+
+    def _one(
+        self, record: str, changes: str | None, action: str, metadata: str
+    ) -> Sequence[Output] | str:
+        values = self._values
+        values.floats = False
+        try:
+            message = {
+                "record": values.decode(record),
+                "changes": None if changes is None else values.decode(changes),
+                "action": action,
+                "metadata": values.decode(metadata),
+            }
+        except RecursionError:
+            return "the message is nested too deep to be read"
+        # What is plain keeps its text anyway; only floats and nested values can be spelt otherwise.
+        exact = values.floats or "{" in record[1:] or "[" in record
+        try:
+            result = self._function(message)
+        except (Exception, SystemExit) as error:
+            return described(error, self._file)
+        if result is None:
+            return ()
+        try:
+            if isinstance(result, dict):
+                return (self._output(result, "", record, changes, exact),)
+            if isinstance(result, list | tuple):
+                if len(result) > MOST_MESSAGES:
+                    raise _BadValueError(
+                        f"returned {len(result):,} messages: at most {MOST_MESSAGES:,} are taken"
+                    )
+                return [
+                    self._output(item, f"[{i}]", record, changes, exact)
+                    for i, item in enumerate(result)
+                ]
+            raise _BadValueError(
+                f"returned {_kind(result)}: expected a message (a dict), a list of them, or None"
+            )
+        except _BadValueError as bad:
+            return str(bad)
+        except RecursionError:
+            return f"returned a value that is nested more than {_DEPTH} levels deep"
+
+    def _output(
+        self, message: Any, where: str, record: str, changes: str | None, exact: bool
+    ) -> Output:
+        if not isinstance(message, dict):
+            raise _BadValueError(
+                f"returned {_kind(message)} at {where}: expected a message (a dict)"
+            )
+        new = message.get("record")
+        if not isinstance(new, dict):
+            at = f"{where}.record".lstrip(".")
+            found = "returned a message without record" if new is None else f"{at} is {_kind(new)}"
+            raise _BadValueError(f"{found}: expected a dict")
+        if unknown := message.keys() - _FIELDS:
+            raise _BadValueError(
+                f"returned a message with {min(map(str, unknown))!r}: expected record, changes, "
+                "action and metadata"
+            )
+        prefix = f"{where}." if where else ""
+        text = self._json(new, f"{prefix}record", record if exact else None)
+        old = message.get("changes")
+        if old is not None and not isinstance(old, dict):
+            raise _BadValueError(f"{prefix}changes is {_kind(old)}: expected a dict or None")
+        changed = "null"
+        if old is not None:
+            changed = self._json(old, f"{prefix}changes", changes)
+        action = message.get("action")
+        if action is not None and (problem := known_action(action)):
+            raise _BadValueError(f"{prefix}{problem}")
+        return Output(text, changed, action, self._extras(message.get("metadata"), prefix))
+
+    def _extras(self, metadata: Any, prefix: str) -> str | None:
+        if metadata is None:
+            return None
+        if not isinstance(metadata, dict):
+            raise _BadValueError(f"{prefix}metadata is {_kind(metadata)}: expected a dict")
+        if metadata.keys() <= _CAPTURED:
+            return None
+        extras = {name: value for name, value in metadata.items() if name not in _CAPTURED}
+        return self._json(extras, f"{prefix}metadata", None)
+
+    def _json(self, value: dict[Any, Any], path: str, before: str | None) -> str:
+        """Return the JSON of a dict, with the text of those fields that `before` has too."""
+        _check(value, path, 0)
+        try:
+            text: bytes = self._encode(value)
+        except UnicodeEncodeError:
+            raise _BadValueError(
+                f"{_surrogate(value, path)} is text with half a surrogate pair"
+            ) from None
+        if before is not None:
+            text = self._values.restored(before, text)
+        return text.decode()
+
+
+_CAPTURED: Final = frozenset(RESERVED)
+
+
+def load(spec: str) -> tuple[Callable[[Any], Any], str]:
+    """Return the function that `package.module:function` names, and the file of its module.
+
+    Raises `TransformError`, with the reason, where there is none or it is of the wrong kind.
+    """
+    name, _, path = spec.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing == name or name.startswith(f"{missing}."):
+            raise TransformError(
+                f"{spec}: there is no module {missing!r}: install the package that has it where "
+                "penstock and its executors run, or add its folder to PYTHONPATH"
+            ) from None
+        raise TransformError(
+            f"{spec}: module {name!r} needs {missing!r}, which is not installed"
+        ) from None
+    except (Exception, SystemExit) as error:
+        reason = described(error, None)
+        raise TransformError(f"{spec}: module {name!r} cannot be imported: {reason}") from None
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
+            hint = f"; it has {', '.join(known[:8])}" if known else ""
+            raise TransformError(f"{spec}: {name!r} has no {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TransformError(f"{spec}: {path!r} is {_kind(found)}, not a function")
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise TransformError(
+            f"{spec}: {path!r} is async or a generator: expected a function that returns messages"
+        )
+    return found, getattr(module, "__file__", None) or name
+
+
+def described(error: BaseException, file: str | None) -> str:
+    """Return an exception's type, text and line, without secrets; `file` is whose line it is.
+
+    Where the traceback does not pass through `file`, the line is that where it was raised.
+    """
+    text = _safe(str(error)).strip()
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if len(reason) > _LONGEST_TEXT:
+        reason = f"{reason[:_LONGEST_TEXT]}…"
+    if isinstance(error, SyntaxError) and error.lineno:
+        # Its own text has the line already.
+        return reason
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or frames[1:]
+    if not own:
+        return reason
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {reason}"
+
+
+def _safe(text: str) -> str:
+    """Return `text` without passwords of URLs, and without what the environment keeps secret."""
+    for name, value in os.environ.items():
+        if not _SECRET.search(name) or name == "PWD":
+            continue
+        for secret in (value, *_PASSWORD.findall(value)):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, MASK)
+    return _URL.sub(lambda found: redact_url(found[0]), text)
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    """Raise `_BadValueError` naming the first value that JSON has not."""
+    if depth > _DEPTH:
+        raise _BadValueError(f"{path[:200]} is nested more than {_DEPTH} levels deep")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if type(name) is not str:
+                raise _BadValueError(f"{path} has the key {name!r:.40}: expected text")
+            if type(item) not in _PLAIN:
+                _check(item, f"{path}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            if type(item) not in _PLAIN:
+                _check(item, f"{path}[{i}]", depth + 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _BadValueError(f"{path} is {value}, which JSON has not: make it text, or None")
+    elif type(value) not in _PLAIN and not isinstance(value, _AS_TEXT):
+        raise _BadValueError(
+            f"{path} is {_kind(value)}: expected text, a number, true or false, None, a dict or list"
+        )
+
+
+def _surrogate(value: Any, path: str) -> str:
+    """Return where the text is that UTF-8 has no form for."""
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        if any(not _encodable(name) for name in value):
+            return f"a key of {path}"
+        items = [(f"{path}.{name}", item) for name, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    for where, item in items:
+        if isinstance(item, str):
+            if not _encodable(item):
+                return where
+        elif (found := _surrogate(item, where)) != where:
+            return found
+    return path
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
