@@ -43,11 +43,12 @@ def wire(rows: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("part", [None, BatchPart(Position(8, 3), Position(1 << 62, 5), 1, 2)])
 def test_blocks_hold_every_message_in_order(rows: int, part: BatchPart | None) -> None:
     found = list(unpack(iter([pack(wire(rows), part)])))
-    batches = [batch for _, batch in found]
+    batches = [block.messages for block in found]
     assert max((b.num_rows for b in batches), default=0) <= 2000
     assert pa.Table.from_batches(batches, WIRE_SCHEMA).equals(pa.Table.from_batches([wire(rows)]))
-    assert {of for of, _ in found} == {part}
-    assert all(isinstance(of.end, Position) for of, _ in found if of is not None)
+    assert {block.part for block in found} == {part}
+    assert all(isinstance(b.part.end, Position) for b in found if b.part is not None)
+    assert all(block.results is None for block in found)
 
 
 def test_messages_go_to_columns_and_back() -> None:

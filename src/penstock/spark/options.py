@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
+from pydantic import Field as Default
 
+from penstock.expressions.types import Field
 from penstock.settings import check_postgres_url
 from penstock.tables import TablePattern, matches_any
 
@@ -27,24 +29,25 @@ class SourceOptions(BaseModel):
 
     url: SecretStr
     """libpq connection string or URI of the database."""
-    tables: list[str] = Field(["public.*"])
+    tables: list[str] = Default(["public.*"])
     """Patterns `schema.table` or `schema.*`, separated by commas."""
     slot: str = "penstock_spark"
     """Replication slot; made if it is missing."""
     publication: str = ""
     """Publication; made if it is missing. Named as the slot unless set."""
-    maxrowsperbatch: int = Field(40_000, ge=1)
+    maxrowsperbatch: int = Default(40_000, ge=1)
     """The most messages in one micro-batch (a barrier or a single chunk may exceed it slightly)."""
-    splits: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=1024)
+    splits: int = Default(default_factory=lambda: os.cpu_count() or 1, ge=1, le=1024)
     """The most tasks that one micro-batch is split into."""
     host: str = "127.0.0.1"
     """Address under which executors reach the driver; the loopback for `local[…]` masters."""
     # What follows is set by `penstock run` alone.
     blocks: bool = False
     truncates: bool = True
-    groupings: list[Grouping] = Field(default_factory=list)
+    groupings: list[Grouping] = Default(default_factory=list)
     monitor: str | None = None
     name: str = ""
+    fields: tuple[Field, ...] = ()
 
     @field_validator("tables", mode="before")
     @classmethod
@@ -65,6 +68,13 @@ class SourceOptions(BaseModel):
     @classmethod
     def _groupings(cls, value: Any) -> Any:
         return orjson.loads(value) if isinstance(value, str) else value
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _fields(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(Field.from_json(field) for field in orjson.loads(value))
 
     @field_validator("tables")
     @classmethod
@@ -111,4 +121,4 @@ class SourceOptions(BaseModel):
         return None, sorted(shared)
 
 
-_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name"}
+_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name", "fields"}

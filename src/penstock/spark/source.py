@@ -14,6 +14,7 @@ up to `start` is in the sink; that, not the later `commit`, is what confirms the
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock import log as logging
-from penstock.blocks import BLOCK_DDL, pack
+from penstock.blocks import BLOCK_DDL, pack, with_fields
 from penstock.config import PostgresSource
+from penstock.expressions import fields
+from penstock.expressions.types import Field
 from penstock.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.monitor import Report, Reporter
 from penstock.postgres import setup
@@ -69,7 +72,12 @@ class PostgresChanges(DataSource):
 
     def schema(self) -> str:
         """Return the message's columns as DDL."""
-        return BLOCK_DDL if SourceOptions.parse(self.options).blocks else MESSAGE_DDL
+        options = SourceOptions.parse(self.options)
+        if not options.blocks:
+            return MESSAGE_DDL
+        if not options.fields:
+            return BLOCK_DDL
+        return f"{BLOCK_DDL}, fields array<{fields.ddl(options.fields)}>"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Return the reader; its `read` runs in the executors."""
@@ -97,6 +105,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._blocks = options.blocks
+        self._fields = options.fields
         self._capture: Capture | None = None
         self._server: BatchServer | None = None
         self._reporter: Reporter | None = None
@@ -111,7 +120,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __getstate__(self) -> dict[str, Any]:
         # What travels to the executors needs no secret, only the shape of what `read` returns.
-        return {"_blocks": self._blocks}
+        return {"_blocks": self._blocks, "_fields": self._fields}
 
     # -- beside the driver
 
@@ -333,11 +342,23 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's messages, or blocks of them."""
+        batches: Iterator[pa.RecordBatch]
         if isinstance(partition, ReadRange):
-            return (pack(batch, partition.part) for batch in partition.batches())
-        if isinstance(partition, Inline):
-            batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(partition.data))
+            batches = (pack(batch, partition.part) for batch in partition.batches())
+        elif isinstance(partition, Inline):
+            batches = iter(pa.ipc.open_stream(partition.data))
         else:
             assert isinstance(partition, Remote)  # noqa: S101
             batches = fetch(partition.location, partition.ticket)
-        return batches if self._blocks else map(to_messages, batches)
+        if not self._blocks:
+            return map(to_messages, batches)
+        if not self._fields:
+            return batches
+        extract = _extractor(self._fields)
+        return (with_fields(blocks, extract) for blocks in batches)
+
+
+@functools.lru_cache(maxsize=16)
+def _extractor(wanted: tuple[Field, ...]) -> fields.Extractor:
+    # Making one takes longer than a small batch does.
+    return fields.Extractor(wanted)
