@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock import log as logging
 from penstock.api.app import Api
 from penstock.api.health import Server, application
+from penstock.backfilling import Backfilling
 from penstock.check import shared_streams
 from penstock.config import Config
 from penstock.embedded.store import open_store
@@ -70,6 +71,7 @@ class Run:
         self._held: dict[str, set[str]] = {}
         self._ask_streams = False
         self._store = StoreSession(config, store_url, self._handle)
+        self._backfilling: Backfilling | None = None
 
     # -- reports
 
@@ -81,6 +83,8 @@ class Run:
                 "dead letter", sink=report["sink"], code=letter["code"],
                 reason=letter["reason"], idempotency_key=letter["idempotency_key"],
             )  # fmt: skip
+        if self._backfilling is not None:
+            self._backfilling.handle(report)
         self._narrate(report)
         self.state.update(report)
         self._wake.set()
@@ -240,6 +244,12 @@ class Run:
         local = self._config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        if not self._once:  # a backfill may take longer than what is there now
+            self._backfilling = Backfilling(
+                self._config, self._store.url, self._sources, monitor.command,
+                self.state.show_backfills,
+            )  # fmt: skip
+            self._backfilling.start()
         threads = {
             name: threading.Thread(
                 target=self._supervise, args=(spark, name, monitor), name=name, daemon=True
@@ -276,6 +286,8 @@ class Run:
         with contextlib.suppress(Py4JError, OSError):
             # Where a service manager ends every process at once, the JVM is gone already.
             spark.stop()
+        if self._backfilling is not None:
+            self._backfilling.close()
         monitor.close()
 
     def _await_backlogs(self) -> None:

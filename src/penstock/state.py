@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from penstock.message import format_lsn
 from penstock.monitor import Report
+from penstock.streams.backfills import Backfill
 
 _RATE_SECONDS: Final = 5.0
 
@@ -99,6 +100,7 @@ class State(Collector):
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
         self.store_error: str | None = None
+        self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], int] = {}
 
@@ -161,7 +163,19 @@ class State(Collector):
                 },
                 "sinks": {name: self._sink(s) for name, s in self.sinks.items()},
                 "store": {"error": self.store_error},
+                "backfills": self.backfills,
             }
+
+    def show_backfills(self, backfills: Iterable[Backfill]) -> None:
+        """Take the backfills that are open, or failed in this run."""
+        self.backfills = [
+            {
+                "number": b.id, "source": b.source, "sink": b.sink, "table": b.table,
+                "state": b.state, "rows_done": b.rows_done, "rows_total": b.rows_total,
+                "error": b.error,
+            }
+            for b in backfills
+        ]  # fmt: skip
 
     def _sink(self, s: SinkState) -> dict[str, Any]:
         counts = {
@@ -191,6 +205,23 @@ class State(Collector):
             up = GaugeMetricFamily("penstock_store_up", "0 while the store does not answer")
             up.add_metric([], float(self.store_error is None))
             yield up
+            yield from self._backfill_metrics()
+
+    def _backfill_metrics(self) -> Iterator[Metric]:
+        labels = ["number", "sink", "table", "state"]
+        done = GaugeMetricFamily(
+            "penstock_backfill_rows", "Rows that an open or failed backfill has read", labels=labels
+        )
+        total = GaugeMetricFamily(
+            "penstock_backfill_rows_total", "About how many it will have read", labels=labels
+        )
+        for backfill in self.backfills:
+            values = [str(backfill[label]) for label in labels]
+            done.add_metric(values, backfill["rows_done"])
+            if backfill["rows_total"] is not None:
+                total.add_metric(values, backfill["rows_total"])
+        yield done
+        yield total
 
     @staticmethod
     def _metrics(

@@ -7,9 +7,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Status = dict[str, Any]
 
@@ -72,6 +75,7 @@ def show(status: Status) -> None:
             ]
             sinks.add_row(*map(Text, [name, *map(str, counts), _state(sink)]))
         console.print(sinks)
+        _show_backfills(console, running.get("backfills", []))
     for title, part in _parts(status):
         if part.get("state") in ("behind", "detached"):
             since, waiting = str(part["since"])[:19], part["backlog"]
@@ -79,6 +83,21 @@ def show(status: Status) -> None:
             console.print(Text(f"! {title}: {told}"), soft_wrap=True)
         if part.get("error"):
             console.print(Text(f"✗ {title}: {part['error']}"), soft_wrap=True)
+
+
+def _show_backfills(console: Console, backfills: list[Status]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    if not backfills:
+        return
+    table = Table("backfill", "table", "sink", "rows", "of about", "state")
+    for each in backfills:
+        total = each["rows_total"]
+        cells = [str(each["number"]), each["table"], each["sink"], f"{each['rows_done']:,}"]
+        cells += ["-" if total is None else f"{total:,}", each["state"]]
+        table.add_row(*map(Text, cells))
+    console.print(table)
 
 
 def _parts(status: Status) -> Iterator[tuple[str, Status]]:
@@ -89,6 +108,8 @@ def _parts(status: Status) -> Iterator[tuple[str, Status]]:
     for kind in ("sources", "sinks"):
         for name, part in running.get(kind, {}).items():
             yield f"{kind[:-1]} {name}", part
+    for backfill in running.get("backfills", []):
+        yield f"backfill {backfill['number']}", backfill
     yield "store", running.get("store", {})
 
 
@@ -114,8 +135,8 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         return None, f"no answer from a pipeline at {listen}: {error}"
     if not isinstance(body, dict) or not isinstance(body.get("sources"), dict):
         return None, f"what answers at {listen} is not `penstock run`"
-    keys = ("sources", "sinks", "store")
-    return {key: body[key] for key in keys if isinstance(body.get(key), dict)}, None
+    kinds = {"sources": dict, "sinks": dict, "store": dict, "backfills": list}
+    return {key: body[key] for key, kind in kinds.items() if isinstance(body.get(key), kind)}, None
 
 
 def size(count: int | None) -> str:

@@ -22,10 +22,7 @@ _EVERYTHING: Final = sql.SQL("true")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for: a sink's tables, or the one named, and which of its rows.
-
-    `where` turns a condition as it was given into SQL for one table; it raises `SetupError`.
-    """
+    """What is asked for: a sink's tables but those of `skip`, or the one named; which of its rows."""
 
     source: PostgresSource
     sink_name: str
@@ -33,6 +30,7 @@ class Wish:
     table: str | None = None
     where: str | None = None
     start: str | None = None
+    skip: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,11 @@ Translate = Callable[[psycopg.Connection[Any], str, Relation], str]
 """Gives the SQL of a condition on a table as it was given; raises `SetupError`."""
 
 
-def look(wish: Wish, translate: Translate) -> tuple[list[TableRead], list[str]]:
+def _as_it_is(_: psycopg.Connection[Any], where: str, __: Relation) -> str:
+    return where
+
+
+def look(wish: Wish, translate: Translate = _as_it_is) -> tuple[list[TableRead], list[str]]:
     """Return the tables to read and what to warn of.
 
     Raises `SetupError` where the table that was named can't be backfilled, where none can, or where
@@ -61,6 +63,7 @@ def look(wish: Wish, translate: Translate) -> tuple[list[TableRead], list[str]]:
         catalog.connection.execute(_SQL["session"])
         tables = _of_sink(wish, catalog)
         named = tables if wish.table is None else [_named(wish, catalog, tables)]
+        named = [table for table in named if (table.schema, table.name) not in wish.skip]
         reads, warnings = [], []
         for relation in named:
             try:
@@ -68,10 +71,10 @@ def look(wish: Wish, translate: Translate) -> tuple[list[TableRead], list[str]]:
                 reads.append(read)
                 warnings += warned
             except _TableError as error:
-                if wish.table is not None or len(named) == 1:
+                if wish.table is not None:
                     raise
                 warnings.append(f"{relation} is left out: {error.message} {error.remedy}".strip())
-        if not reads:
+        if not reads and not wish.skip:
             raise SetupError(
                 "no_table", f"Sink {wish.sink_name} has no table that can be backfilled.",
                 remedy=" ".join(warnings) or "Make one, or correct the sink's `tables`.",

@@ -1,0 +1,101 @@
+"""How far a backfill is, from what its reader and its tasks tell, in whatever order that comes.
+
+A chunk counts when its batch is confirmed and each of its ranges was read; then the backfill stands
+at its cursor. Nothing after a range that failed counts, so that no row is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.streams.backfills import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a start of a backfill ended; where it is `transient`, another may do better."""
+
+    code: str
+    message: str
+    transient: bool
+
+
+class _Chunk(NamedTuple):
+    number: int
+    ranges: int
+    cursor: Cursor
+    at: float
+
+
+class Progress:
+    """One start of a backfill at `cursor`, where `rows` were done. Times are `time.monotonic`'s."""
+
+    def __init__(self, cursor: Cursor, rows: int) -> None:
+        self.cursor = cursor
+        self.rows = rows
+        self.finished = False
+        self.failure: Failure | None = None
+        self.note: str | None = None
+        """What keeps it up now, though it tries again by itself."""
+        self.moved = False
+        """Whether a chunk has counted."""
+        self._read: dict[int, dict[int, int]] = {}
+        self._delivered: deque[_Chunk] = deque()
+        self._next = 0
+        self._chunks: int | None = None
+
+    def take_range(self, report: dict[str, Any]) -> None:
+        """Take in what a task tells of a range, after which it is silent."""
+        if "error" in report:
+            self._fail(report["code"], report["error"], bool(report["transient"]))
+            return
+        if report["chunk"] >= self._next:
+            self._read.setdefault(report["chunk"], {})[report["range"]] = report["rows"]
+            self._count()
+
+    def take_event(self, report: dict[str, Any], now: float) -> None:
+        """Take in what the reader tells."""
+        event = report["event"]
+        if event == "delivered":
+            cursor = report["cursor"]
+            self._delivered.append(
+                _Chunk(
+                    report["chunk"], report["ranges"],
+                    None if cursor is None else tuple(cursor), now,
+                )
+            )  # fmt: skip
+        elif event == "done":
+            self._chunks = report["chunks"]
+        elif event == "troubled":
+            self.note = report["message"]
+        elif event == "failed":
+            message = f"{report['message']} {report['remedy']}".strip()
+            self._fail(report["code"], message, False)
+        self._count()
+
+    def check(self, now: float, patience: float) -> None:
+        """End it where a range of a delivered chunk has told nothing for `patience` seconds."""
+        if self._delivered and now - self._delivered[0].at > patience:
+            self._fail("range_lost", "A task that read a range has told nothing of it.", True)
+
+    def _fail(self, code: str, message: str, transient: bool) -> None:
+        # What comes first tells most; but what can't be mended is not to be tried again.
+        if self.failure is None or (self.failure.transient and not transient):
+            self.failure = Failure(code, message, transient)
+
+    def _count(self) -> None:
+        while self._delivered:
+            chunk = self._delivered[0]
+            read = self._read.get(chunk.number, {})
+            if chunk.number != self._next or len(read) < chunk.ranges:
+                break
+            self._delivered.popleft()
+            self._read.pop(chunk.number, None)
+            self._next += 1
+            self.cursor = chunk.cursor
+            self.rows += sum(read.values())
+            self.moved = True
+        if self._chunks is not None and self._next >= self._chunks and self.failure is None:
+            self.finished = True

@@ -1,0 +1,410 @@
+"""The run's backfills: which one each source reads now, what became of it, and what follows.
+
+The store says what shall be; a thread here brings about that it is. It takes up what the command line
+asks for when the store tells, or within seconds, and keeps in the store how far each backfill is. A
+backfill that can't go on for now is started again at its cursor, later and later; one that can't at
+all has failed. The live messages go on in any case.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from penstock.backfill_progress import Failure, Progress
+from penstock.config import Config
+from penstock.monitor import Report
+from penstock.postgres import backfill_tables
+from penstock.postgres.backfill.spec import BackfillSpec
+from penstock.postgres.errors import CaptureError
+from penstock.settings import Sink
+from penstock.streams.backfills import NOTICE, OPEN, Backfill, Backfills, Cursor, Request
+from penstock.streams.connect import connect
+from penstock.streams.names import CHANNEL
+from penstock.streams.store import Store, StoreError
+from penstock.tables import matches_any
+
+_POLL_SECONDS: Final = 3.0
+_PAUSE_SECONDS: Final = 0.1  # between two looks at what was told, however much that is
+_LISTEN_SECONDS: Final = 1.0
+_RANGE_PATIENCE: Final = 30.0
+_BACKOFF_SECONDS: Final = (1.0, 60.0)
+_CLOSE_SECONDS: Final = 5.0
+
+log = structlog.get_logger("penstock")
+
+
+class _Current:
+    """The backfill that a source reads; each start of it has a token."""
+
+    def __init__(self, backfill: Backfill) -> None:
+        self.backfill = backfill
+        self.paused = False
+        cursor = None if backfill.cursor is None else tuple(backfill.cursor)
+        self.saved: tuple[Cursor, int] = cursor, backfill.rows_done
+        self.saved_note = backfill.error
+        self.interrupted: str | None = None
+        self.token = 0
+        self.cursor = cursor
+        self.progress = Progress(*self.saved)
+        self.delay = _BACKOFF_SECONDS[0]
+        self.retry_at: float | None = None
+
+    def start(self, token: int) -> None:
+        """Begin anew where it stands."""
+        self.token = token
+        self.cursor = self.progress.cursor
+        self.progress = Progress(self.cursor, self.progress.rows)
+        self.retry_at = None
+
+    @property
+    def spec(self) -> BackfillSpec:
+        """What the reader is to read."""
+        b = self.backfill
+        return BackfillSpec(
+            b.id, b.sink, b.table_schema, b.table_name, b.condition, b.sort_by, b.start
+        )
+
+
+class _Source:
+    """A source, and what its reader was told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.current: _Current | None = None
+        self.ready = self.restarted = False
+        self.has_initial = False
+        self.told: Report | None = None
+        self.told_at = 0.0
+
+
+class Backfilling:
+    """The backfills of `sources`, while a run lasts.
+
+    `command(source, report)` reaches a source's reader. `on_look` gets the backfills that are open, and
+    those that failed in this run, whenever the store was asked.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store_url: str,
+        sources: Sequence[str],
+        command: Callable[[str, Report], None],
+        on_look: Callable[[Sequence[Backfill]], None],
+    ) -> None:
+        self._config = config
+        self._url = store_url
+        self._store = Store(store_url)
+        self._backfills = Backfills(self._store)
+        self._sources = {name: _Source(name) for name in sources}
+        self._command = command
+        self._on_look = on_look
+        self._lock = threading.Lock()  # of what is told, in many threads
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._stale = True
+        self._store_told = False
+        self._tokens = 0
+        self._failed: set[int] = set()
+        self._threads = [
+            threading.Thread(target=work, name="backfills", daemon=True)
+            for work in (self._main, self._listen)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Keep how far everything is, and end."""
+        self._closing.set()
+        self._wake.set()
+        self._threads[0].join(_CLOSE_SECONDS)  # the other hears it within a second
+        self._store.close()
+
+    # -- what the processes of the run report, in their threads
+
+    def handle(self, report: Report) -> None:
+        """Take in a report of a reader or of a task; others are passed by."""
+        told = report.get("backfill") or report.get("backfill_range")
+        if told is None:
+            return
+        with self._lock:
+            if told.get("event") == "ready":
+                source = self._sources[report["capture"]]
+                source.ready = source.restarted = True
+            else:
+                current = self._with_token(told["token"])
+                if current is None:
+                    return
+                if "backfill" in report:
+                    current.progress.take_event(told, time.monotonic())
+                else:
+                    current.progress.take_range(told)
+        self._wake.set()
+
+    def _with_token(self, token: int) -> _Current | None:
+        for source in self._sources.values():
+            if source.current is not None and source.current.token == token:
+                return source.current
+        return None
+
+    # -- the threads
+
+    def _listen(self) -> None:
+        """Hear of what is asked for."""
+        while not self._closing.is_set():
+            try:
+                with connect(self._url) as connection:
+                    connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+                    self._look_again()
+                    while not self._closing.is_set():
+                        for notice in connection.notifies(timeout=_LISTEN_SECONDS):
+                            if notice.payload == NOTICE:
+                                self._look_again()
+            except psycopg.Error:  # the other thread tells; it looks every few seconds, too
+                self._closing.wait(_POLL_SECONDS)
+
+    def _look_again(self) -> None:
+        self._stale = True
+        self._wake.set()
+
+    def _main(self) -> None:
+        looked_at = 0.0
+        while True:
+            closing = self._closing.is_set()
+            now = time.monotonic()
+            if now - looked_at > _POLL_SECONDS:
+                self._stale = True
+            look, self._stale = self._stale, False
+            try:
+                for source in self._sources.values():
+                    self._tend(source, look and not closing)
+                if look:
+                    looked_at = now
+                    self._show()
+                self._say_store(None)
+            except StoreError as error:
+                self._say_store(error)
+            except Exception:
+                log.exception("backfills could not be tended")
+            if closing:
+                return
+            self._closing.wait(_PAUSE_SECONDS)
+            self._wake.wait(self._patience())
+            self._wake.clear()
+
+    def _patience(self) -> float:
+        waits = [
+            current.retry_at - time.monotonic()
+            for source in self._sources.values()
+            if (current := source.current) is not None
+            and current.retry_at is not None
+            and not current.paused
+        ]
+        return 0.0 if self._stale else max(0.0, min([_POLL_SECONDS, *waits]))
+
+    def _say_store(self, error: StoreError | None) -> None:
+        if error is not None and not self._store_told:
+            log.warning("backfills wait for the store", code=error.code, error=str(error))
+        self._store_told = error is not None
+
+    def _show(self) -> None:
+        names = list(self._sources)
+        found = [
+            backfill
+            for name in names
+            for backfill in self._backfills.find(source=name, states=[*OPEN, "failed"])
+        ]
+        self._on_look([b for b in found if b.is_open or b.id in self._failed])
+
+    # -- one source
+
+    def _tend(self, source: _Source, look: bool) -> None:
+        if source.current is not None:
+            self._save(source)
+        if look or source.current is None:
+            if not source.has_initial:
+                self._ask_initial(source)
+            self._choose(source)
+        self._steer(source)
+
+    def _save(self, source: _Source) -> None:
+        """Keep how far the current backfill is; one that has ended is the current one no more."""
+        current = source.current
+        assert current is not None  # noqa: S101 - the caller has looked
+        backfill = current.backfill
+        with self._lock:
+            progress = current.progress
+            progress.check(time.monotonic(), _RANGE_PATIENCE)
+            state = progress.cursor, progress.rows
+            finished, failure, note = progress.finished, progress.failure, progress.note
+            moved, progress.moved = progress.moved, False
+        if moved:
+            current.delay, current.interrupted = _BACKOFF_SECONDS[0], None
+        if finished:
+            if self._backfills.finish(backfill.id, state[1]):
+                log.info("backfill done", **_fields(backfill), rows=state[1])
+            self._drop(source)
+            return
+        if state != current.saved:
+            self._backfills.progress(backfill.id, *state)
+            current.saved = state
+        if failure is not None:
+            self._failed_start(source, current, failure)
+            return
+        self._tell_trouble(current, note or current.interrupted)
+
+    def _tell_trouble(self, current: _Current, note: str | None) -> None:
+        if note != current.saved_note:
+            self._backfills.trouble(current.backfill.id, note)
+            current.saved_note = note
+
+    def _failed_start(self, source: _Source, current: _Current, failure: Failure) -> None:
+        backfill = current.backfill
+        if not failure.transient:
+            self._fail(source, backfill, failure.code, failure.message)
+            return
+        if current.retry_at is None:
+            log.warning("backfill interrupted", **_fields(backfill), code=failure.code,
+                        error=failure.message, retry_in=current.delay)  # fmt: skip
+            current.retry_at = time.monotonic() + current.delay
+            current.delay = min(2 * current.delay, _BACKOFF_SECONDS[1])
+            current.interrupted = failure.message
+            self._tell_trouble(current, failure.message)
+        elif time.monotonic() >= current.retry_at and not current.paused:
+            self._begin(current)
+
+    def _fail(self, source: _Source, backfill: Backfill, code: str, message: str) -> None:
+        if self._backfills.fail(backfill.id, message):
+            self._failed.add(backfill.id)
+            log.error("backfill failed", **_fields(backfill), code=code, error=message)
+        self._drop(source)
+
+    def _drop(self, source: _Source) -> None:
+        with self._lock:
+            source.current = None
+        self._stale = True
+
+    def _begin(self, current: _Current) -> None:
+        with self._lock:
+            self._tokens += 1
+            current.start(self._tokens)
+
+    def _choose(self, source: _Source) -> None:
+        """Take up what the store says of the source's backfills."""
+        current = source.current
+        claimed = self._backfills.claim(source.name)
+        if current is not None:
+            if claimed is not None and current.backfill.id == claimed.id:
+                current.paused = False
+                return
+            self._stop(source, current)
+        if claimed is None:
+            return
+        if (reason := self._unfit(claimed)) is not None:
+            self._fail(source, claimed, "not_configured", reason)
+            return
+        log.info("backfill starts", **_fields(claimed), rows_done=claimed.rows_done)
+        following = _Current(claimed)
+        self._begin(following)
+        with self._lock:
+            source.current = following
+
+    def _stop(self, source: _Source, current: _Current) -> None:
+        """Stop the current backfill, which the command line wants to run no more."""
+        found = self._backfills.get(current.backfill.id)
+        paused = found is not None and found.state == "paused"
+        if paused != current.paused or not paused:
+            event = "backfill paused" if paused else "backfill cancelled"
+            log.info(event, **_fields(current.backfill))
+        current.paused = paused
+        if not paused:
+            self._drop(source)
+
+    def _unfit(self, backfill: Backfill) -> str | None:
+        """Return why the configuration has no place for a backfill any more."""
+        sink = self._config.sinks.get(backfill.sink)
+        if sink is None:
+            return f"The configuration has no sink {backfill.sink} any more."
+        if sink.source != backfill.source:
+            return f"Sink {backfill.sink} takes from source {sink.source} now."
+        patterns = sink.patterns or self._config.sources[sink.source].patterns
+        if not matches_any(patterns, backfill.table_schema, backfill.table_name):
+            return f"Sink {backfill.sink} does not take {backfill.table} any more."
+        return None
+
+    def _steer(self, source: _Source) -> None:
+        """Tell the reader what to read, again and again: it may have lost its connection."""
+        if not source.ready:
+            return
+        current = source.current
+        with self._lock:
+            restarted, source.restarted = source.restarted, False
+        if restarted and current is not None:
+            self._begin(current)
+        wanted: dict[str, Any] | None = None
+        if current is not None and current.retry_at is None:
+            wanted = {
+                "token": current.token, "spec": current.spec.to_json(), "cursor": current.cursor,
+                "paused": current.paused,
+            }  # fmt: skip
+        now = time.monotonic()
+        command = {"command": "backfill", "run": wanted}
+        known = source.told is not None and _essence(source.told) == _essence(command)
+        if known and not restarted and now - source.told_at < _POLL_SECONDS:
+            return
+        self._command(source.name, command)
+        source.told, source.told_at = command, now
+
+    # -- initial backfills
+
+    def _ask_initial(self, source: _Source) -> None:
+        """Ask for the initial backfills that there were not yet; what can't be had now, later."""
+        sinks = {n: s for n, s in self._config.sinks_of(source.name).items() if s.initial_backfill}
+        had = self._backfills.with_initial(source.name) if sinks else set()
+        source.has_initial = True
+        for name, sink in sinks.items():
+            try:
+                requests = self._initial(source.name, name, sink, had)
+            except CaptureError as error:
+                log.warning("initial backfill not started", source=source.name, sink=name,
+                            code=error.code, error=str(error))  # fmt: skip
+                if error.transient:
+                    source.has_initial = False
+                continue
+            self._backfills.create_initial(requests)
+
+    def _initial(
+        self, source: str, name: str, sink: Sink, had: set[tuple[str, str, str]]
+    ) -> list[Request]:
+        wish = backfill_tables.Wish(
+            self._config.sources[source], name, sink,
+            skip=frozenset((schema, table) for of, schema, table in had if of == name),
+        )  # fmt: skip
+        reads, warnings = backfill_tables.look(wish)
+        for warning in warnings:
+            log.warning("initial backfill", source=source, sink=name, note=warning)
+        return [
+            Request(source, name, read.schema, read.table, sort_by=read.sort_by, initial=True,
+                    rows_total=read.rows)
+            for read in reads
+        ]  # fmt: skip
+
+
+def _fields(backfill: Backfill) -> dict[str, Any]:
+    return {"number": backfill.id, "sink": backfill.sink, "table": backfill.table}
+
+
+def _essence(command: Report) -> Any:
+    """Return what tells commands apart: a start has its cursor for good."""
+    wanted = command["run"]
+    return None if wanted is None else (wanted["token"], wanted["paused"])
