@@ -1,0 +1,133 @@
+"""How far a backfill is: chunks count in their order, when all of them is there, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backfill_progress import Progress
+
+Report = dict[str, Any]
+
+
+def delivered(chunk: int, ranges: int) -> Report:
+    return {"event": "delivered", "chunk": chunk, "ranges": ranges, "cursor": [str(chunk)]}
+
+
+def read(chunk: int, index: int, rows: int = 10) -> Report:
+    return {"chunk": chunk, "range": index, "rows": rows}
+
+
+def failed(chunk: int, index: int, *, transient: bool = True) -> Report:
+    return {
+        **read(chunk, index, 3), "error": f"No rows of {chunk}.", "code": "snapshot_lost",
+        "transient": transient,
+    }  # fmt: skip
+
+
+def take(progress: Progress, report: Report) -> None:
+    if "event" in report:
+        progress.take_event(report, 0.0)
+    else:
+        progress.take_range(report)
+
+
+def test_a_chunk_counts_when_all_of_it_is_told() -> None:
+    progress = Progress(("before",), 5)
+    for report in (read(0, 1), delivered(0, 2), delivered(1, 1), read(1, 0)):
+        take(progress, report)
+        assert (progress.cursor, progress.rows) == (("before",), 5)
+    take(progress, read(0, 0, 7))
+    assert (progress.cursor, progress.rows) == (("1",), 5 + 10 + 7 + 10)
+    assert not progress.finished
+    take(progress, {"event": "done", "chunks": 2})
+    assert progress.finished
+
+
+def test_done_is_told_before_the_last_range() -> None:
+    progress = Progress(None, 0)
+    take(progress, delivered(0, 1))
+    take(progress, {"event": "done", "chunks": 1})
+    assert not progress.finished
+    take(progress, read(0, 0))
+    assert progress.finished
+
+
+def test_a_table_without_rows() -> None:
+    progress = Progress(None, 0)
+    take(progress, {"event": "done", "chunks": 0})
+    assert progress.finished
+    assert (progress.cursor, progress.rows) == (None, 0)
+
+
+def test_nothing_counts_behind_a_range_that_failed() -> None:
+    progress = Progress(None, 0)
+    reports = [read(0, 0), delivered(0, 1), failed(1, 0), read(1, 1), delivered(1, 2), read(2, 0),
+               delivered(2, 1), {"event": "done", "chunks": 3}]  # fmt: skip
+    for report in reports:
+        take(progress, report)
+    assert (progress.cursor, progress.rows) == (("0",), 10)
+    assert not progress.finished
+    assert progress.failure is not None
+    assert progress.failure.transient
+    take(progress, failed(2, 0, transient=False))
+    assert not progress.failure.transient, "what can't be mended is not tried again"
+
+
+def test_a_task_that_is_run_again_counts_once() -> None:
+    progress = Progress(None, 0)
+    for report in (read(0, 0), read(0, 0), delivered(0, 1), read(0, 0)):
+        take(progress, report)
+    assert progress.rows == 10
+
+
+def test_a_range_that_nobody_tells_of() -> None:
+    progress = Progress(None, 0)
+    progress.take_event(delivered(0, 1), 100.0)
+    progress.check(129.0, 30.0)
+    assert progress.failure is None
+    progress.check(131.0, 30.0)
+    assert progress.failure is not None
+    assert progress.failure.transient
+
+
+def test_trouble_comes_and_goes() -> None:
+    progress = Progress(None, 0)
+    take(progress, {"event": "troubled", "code": "x", "message": "Busy."})
+    assert progress.note == "Busy."
+    take(progress, {"event": "troubled", "code": None, "message": None})
+    assert progress.note is None
+    take(
+        progress, {"event": "failed", "code": "no_table", "message": "Gone.", "remedy": "Make it."}
+    )
+    assert progress.failure is not None
+    assert (progress.failure.message, progress.failure.transient) == ("Gone. Make it.", False)
+
+
+@given(st.data())
+def test_in_any_order(data: st.DataObject) -> None:
+    """Tasks and reader talk over connections of their own; each alone keeps its order."""
+    ranges = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    broken = data.draw(st.sets(st.sampled_from(range(len(ranges))), max_size=1))
+    tasks = [
+        failed(chunk, index) if chunk in broken and index == 0 else read(chunk, index, 10**chunk)
+        for chunk, count in enumerate(ranges)
+        for index in range(count)
+    ]
+    tasks = data.draw(st.permutations(tasks))
+    reader: list[Report] = [delivered(chunk, count) for chunk, count in enumerate(ranges)]
+    reader.append({"event": "done", "chunks": len(ranges)})
+    progress = Progress(None, 0)
+    while tasks or reader:
+        of_reader = reader and (not tasks or data.draw(st.booleans()))
+        before = progress.rows
+        take(progress, reader.pop(0) if of_reader else tasks.pop())
+        assert progress.rows >= before
+    fails = {chunk for chunk in broken if ranges[chunk]}
+    whole = min(fails, default=len(ranges))
+    assert progress.cursor == (None if whole == 0 else (str(whole - 1),))
+    assert progress.rows == sum(ranges[chunk] * 10**chunk for chunk in range(whole))
+    assert progress.finished == (not fails)
+    assert (progress.failure is not None) == bool(fails)
