@@ -22,9 +22,11 @@ from pydantic import (
 
 from penstock.message import DEFAULT_ACTIONS
 from penstock.nats_config import NatsSinkConfig, check_group_by
+from penstock.route_path import PathTemplate
 from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
+from penstock.subject import SubjectTemplate
 from penstock.tables import TablePattern
-from penstock.transform_settings import Filter, RouteSettings, TransformSettings
+from penstock.transform_settings import Filter, RouteSettings, TransformSettings, check_templates
 
 Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
@@ -150,6 +152,11 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     detach_after: _Duration = timedelta(seconds=30)
     """How long it may be behind before it counts as detached."""
 
+    @field_validator("route")
+    @classmethod
+    def _check_route(cls, route: Any) -> Any:
+        return check_templates(route, SubjectTemplate.parse)
+
 
 class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
@@ -157,6 +164,11 @@ class StreamSinkSettings(SinkSettings):
     type: Literal["stream"]
     retention: _Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
+
+    @field_validator("route")
+    @classmethod
+    def _check_route(cls, route: Any) -> Any:
+        return check_templates(route, PathTemplate.parse)
 
     @field_validator("retention", mode="before")
     @classmethod

@@ -140,6 +140,16 @@ Filter = Annotated[str, AfterValidator(lambda text: _check(text, "parse_conditio
 """A condition over a message."""
 
 
+def check_templates(route: Any, parse: Callable[[str], object]) -> Any:
+    """Return `route` if `parse` takes the template of each of its rules; raises `ValueError`."""
+    for number, rule in enumerate(route if isinstance(route, tuple) else (), 1):
+        try:
+            parse(rule.to)
+        except ValueError as error:
+            raise ValueError(f"rule {number}: {error}") from None
+    return route
+
+
 def _check(text: str, parser: str) -> str:
     """Return `text` if `penstock.expressions` can parse it; raises `ValueError` where not."""
     try:
