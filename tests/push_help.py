@@ -196,9 +196,15 @@ class MemoryConsumer:
         """Itself, for those who need but what it has."""
         return cast(Consumer, self)
 
-    async def publish(self, keys: Iterable[Any], group: Callable[[Any], Any] = lambda k: k) -> None:
+    async def publish(
+        self,
+        keys: Iterable[Any],
+        group: Callable[[Any], Any] = lambda k: k,
+        route: Callable[[Any], str | None] = lambda _: None,
+    ) -> None:
         for key in keys:
-            body = orjson.dumps({"record": {"id": key}, "metadata": {}})
+            metadata = {} if route(key) is None else {"route": route(key)}
+            body = orjson.dumps({"record": {"id": key}, "metadata": metadata})
             place = Position(1000, len(self.log))
             self.log.append(_Message(place, group(key), body))
         await self._tell()

@@ -42,6 +42,7 @@ class Change:
     position: Position | None = None
     old_key: Any = None
     part: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)  # more of it
 
 
 class Stored(NamedTuple):
@@ -88,6 +89,7 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             "commit_idx": at.idx,
             "record_pks": pks,
             "unavailable": [],
+            **change.metadata,
         }
         group, old_group, old_key = change.group, change.old_group, None
         if group is None:

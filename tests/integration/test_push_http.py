@@ -59,6 +59,29 @@ def test_what_is_sent() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("", "/a/b"),
+        ("/", "/a/b"),
+        ("/hook", "/hook/a/b"),
+        ("/hook/", "/hook/a/b"),
+        ("?x=/1", "/a/b?x=/1"),
+        ("/hook?x=1", "/hook/a/b?x=1"),
+    ],
+)
+def test_a_path_stands_behind_the_url_s_own(url: str, target: str) -> None:
+    async def test(to: Receiver) -> None:
+        endpoint = Endpoint(f"http://127.0.0.1:{to.port}{url}", {}, allow_private=True)
+        for path in ("/a/b", ""):
+            assert await endpoint.post(b"{}", HEADERS, LONG, path) == Answer(200, None)
+        own = url if url.startswith("/") else f"/{url}"
+        assert [request.target for request in to.requests] == [target, own]
+        endpoint.close()
+
+    run(test)
+
+
 def test_a_given_authorization_comes_before_the_url_s() -> None:
     async def test(to: Receiver) -> None:
         url = f"http://me:pass@127.0.0.1:{to.port}"

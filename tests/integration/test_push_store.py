@@ -139,6 +139,24 @@ def test_the_message_is_whole(stream: Stream) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_route_leads_to_a_path(stream: Stream, batch: bool) -> None:
+    async def test() -> None:
+        async with receiver() as to, pushing(stream) as consumers:
+            routes = [f"orders/{n % 3}" for n in range(9)]
+            listed = [Change({"id": n}, metadata={"route": r}) for n, r in enumerate(routes)]
+            publish(stream.store, stream.record, [*listed, Change({"id": 9})])
+            await stream.webhook(consumers, f"{to.url}/?key=1", batch=batch)
+            await to.until(lambda: len(to.delivered()) == 10)
+            await all_acked(consumers)
+            found = {id_: request.target for request in to.requests for id_ in request.records}
+            paths = [f"/hook/{route}?key=1" for route in routes]
+            assert [found[n] for n in range(10)] == [*paths, "/hook/?key=1"]
+            assert len(to.requests) == (4 if batch else 10)
+
+    asyncio.run(test())
+
+
 def test_several_processes_share_a_consumer(stream: Stream) -> None:
     async def test() -> None:
         failed: set[Any] = set()

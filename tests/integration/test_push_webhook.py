@@ -98,6 +98,62 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
+def test_each_message_goes_to_the_path_of_its_route(batch: bool) -> None:
+    def route(key: int) -> str | None:
+        return None if key % 3 == 0 else f"orders/{key % 3}" if key != 4 else "../a b"
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        await consumer.publish(range(30), route=route)
+        await consumer.all_acked()
+        assert sorted(to.delivered()) == list(range(30))
+        targets = {0: "/hook?a=1", 1: "/hook/orders/1?a=1", 2: "/hook/orders/2?a=1"}
+        for request in to.requests:
+            for key in request.records:
+                special = "/hook/%252E%252E/a%20b?a=1" if key == 4 else targets[key % 3]
+                assert request.target == special
+        if batch:  # one for each ten of a path, and the special one
+            assert sorted(len(r.records) for r in to.requests) == [1, 9, 10, 10]
+
+    async def served() -> None:
+        async with (
+            receiver() as to,
+            delivering(to, url=f"{to.url}?a=1", batch=batch) as consumer,
+        ):
+            await test(to, consumer)
+
+    asyncio.run(served())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_path_that_fails_holds_back_its_own_groups_in_their_order(batch: bool) -> None:
+    """Though it says 410: that is not the whole endpoint."""
+    failing = True
+
+    def behaviour(request: Request) -> bytes:
+        return answer(410) if failing and request.target == "/hook/bad" else OK
+
+    async def test(to: Receiver, consumer: MemoryConsumer) -> None:
+        nonlocal failing
+        # Two groups whose messages go to two paths in turn.
+        keys = [(n, g) for n in range(6) for g in "xy"]
+        routes = {key: "bad" if key[0] == 2 else "good" for key in keys}
+        await consumer.publish(keys, group=lambda key: key[1], route=lambda key: routes[key])
+        await consumer.publish(range(20), route=lambda _: "good")
+        await consumer.until(lambda: sum(message.acked for message in consumer.log) == 24)
+        await to.until(lambda: sum(r.target == "/hook/bad" for r in to.requests) >= 3)
+        assert consumer.disabled is None
+        failing = False
+        await consumer.all_acked()
+        for group in "xy":
+            taken = [r for r in to.delivered() if isinstance(r, list) and r[1] == group]
+            order = list(dict.fromkeys(n for n, _ in taken))
+            assert order == list(range(6))
+
+    run(test, behaviour, batch=batch)
+
+
+@pytest.mark.parametrize("batch", [False, True])
 def test_signed_with_both_secrets(batch: bool) -> None:
     new, old = ("whsec_" + base64.b64encode(os.urandom(32)).decode() for _ in range(2))
 

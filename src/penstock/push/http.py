@@ -60,25 +60,28 @@ class Endpoint:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             named["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         named |= {name.lower(): value for name, value in headers.items()}
-        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-        if parts.query:
-            target += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~?")
-        lines = [f"POST {target} HTTP/1.1", f"host: {_ascii(netloc)}"]
+        self._path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+        self._query = "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~?") if parts.query else ""
+        lines = [f"host: {_ascii(netloc)}"]
         lines += [f"{name}: {value}" for name, value in named.items()]
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
 
-    async def post(self, body: bytes, headers: bytes, seconds: float) -> Answer:
+    async def post(self, body: bytes, headers: bytes, seconds: float, path: str = "") -> Answer:
         """Post `body` and return the answer, whatever its status.
 
         Args:
             body: JSON.
             headers: More header lines, each with its end.
             seconds: After so long without the whole answer the connection is cut.
+            path: What comes behind the URL's own path, escaped, with its slash.
 
         Raises:
             EndpointError: There was no answer.
         """
-        request = b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
+        target = f"{self._path.rstrip('/') if path else self._path}{path}{self._query}"
+        request = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
+            target.encode("ascii"), self._head, headers, len(body), body,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(seconds):
                 return await self._post(request)

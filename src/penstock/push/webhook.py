@@ -20,6 +20,7 @@ import structlog
 from penstock.push import retry
 from penstock.push.errors import EndpointError
 from penstock.push.http import Answer, Endpoint
+from penstock.push.paths import path_of
 from penstock.push.settling import Settling
 from penstock.push.signing import Signer, request_id
 from penstock.streams.consumer_settings import WebhookSettings
@@ -164,11 +165,14 @@ class Webhook:
         return self._chunks(received.deliveries)
 
     def _chunks(self, deliveries: Sequence[Delivery]) -> list[Chunk]:
-        """Return what goes into a request each: a batch that failed stays as it was at first."""
+        """Return what goes into a request each: a batch that failed stays as it was at first.
+
+        A request has one path. The messages are of different groups, so any may go before others.
+        """
         if self._size == 1:
             return [[delivery] for delivery in deliveries]
         together: dict[str, Chunk] = {}
-        others: Chunk = []
+        others: dict[str, Chunk] = {}
         alone: list[Chunk] = []
         for delivery in sorted(deliveries, key=_position):
             batch = self._together.get(delivery.position)
@@ -177,9 +181,11 @@ class Webhook:
             elif batch is not None:
                 together.setdefault(batch, []).append(delivery)
             else:
-                others.append(delivery)
+                others.setdefault(path_of(delivery.message), []).append(delivery)
         size = self._size
-        fresh = [others[at : at + size] for at in range(0, len(others), size)]
+        fresh = [
+            chunk[at : at + size] for chunk in others.values() for at in range(0, len(chunk), size)
+        ]
         return [*together.values(), *fresh, *alone]
 
     def _give_back(self, chunks: Iterable[Chunk]) -> None:
@@ -224,11 +230,13 @@ class Webhook:
     async def _deliver(self, chunk: Chunk) -> None:
         tokens = [delivery.token for delivery in chunk]
         body = chunk[0].message
+        path = path_of(body)
         if self._settings.batch:
             body = b'{"data":[%b]}' % b",".join([delivery.message for delivery in chunk])
         try:
             headers = self._signer.headers(self._id(chunk), body)
-            answer = await self._endpoint.post(body, headers, self._settings.timeout_ms / 1000)
+            timeout = self._settings.timeout_ms / 1000
+            answer = await self._endpoint.post(body, headers, timeout, path)
         except EndpointError as error:
             self._failed(chunk, error.code, str(error))
         except asyncio.CancelledError:
@@ -241,7 +249,7 @@ class Webhook:
             if 200 <= answer.status < 300:
                 self._settling.ack(tokens)
                 self._succeeded(chunk)
-            elif answer.status == 410:
+            elif answer.status == 410 and not path:
                 self._gone = f"{self._endpoint.address} answered 410 Gone"
                 self._settling.release(tokens)
                 self._over.set()
