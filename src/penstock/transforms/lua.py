@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from penstock.transforms.base import (
     RESERVED,
+    SAME,
     Output,
     Transformed,
     TransformError,
@@ -156,10 +157,13 @@ class LuaTransform:
         """Return the answers to `rows`, fewer where the process has ended."""
         if not rows:
             return []
-        results = self._helper.ask(rows, _PATIENCE + 2 * self._start.hard)
-        return [self._answer(result) for result in results]
+        pieces = self._helper.ask(rows, _PATIENCE + 2 * self._start.hard)
+        # While these are looked at, the process is at work on the next.
+        return [self._answer(result) for results in pieces for result in results]
 
-    def _answer(self, result: list[Any]) -> Answer:
+    def _answer(self, result: list[Any] | None) -> Answer:
+        if result is None:
+            return SAME
         if result and isinstance(result[0], str):
             return self._reason(*result)
         outputs = [Output(*fields) for fields in result]
@@ -172,7 +176,7 @@ class LuaTransform:
         if status == -signal.SIGPROF:
             return (
                 f"{self._file}stopped after {self._milliseconds} ms of CPU time, inside one call of "
-                "a library function: a pattern over a long text?"
+                "a library function: a pattern over a long text, or a very large text?"
             )
         if status == -signal.SIGSTOP:
             return f"{self._file}did not end in {_PATIENCE:.0f} seconds"
@@ -194,7 +198,8 @@ class LuaTransform:
             )
         if kind == "deep":
             return "the message is nested too deep for Lua"
-        match = _AT.match(text)
+        # Lua's own traceback, which it adds where its parser gives up.
+        match = _AT.match(text := text.partition("\nstack traceback:")[0])
         if match is None:
             return f"{self._file}{text}"
         return f"{self._file}line {match[1]}: {match[2]}"
@@ -250,15 +255,16 @@ class _Helper:
         problem = _decode(self._receive(_PATIENCE))
         return None if problem is None else tuple(problem)
 
-    def ask(self, rows: list[Row], patience: float) -> list[Any]:
-        """Return the results of `rows`, fewer where the process ends or is stuck."""
-        results: list[Any] = []
+    def ask(self, rows: list[Row], patience: float) -> Iterator[list[Any]]:
+        """Yield the results of `rows` as they come, fewer where the process ends or is stuck."""
+        left = len(rows)
         self._progress.set(-1)
         with contextlib.suppress(EndedError):
             self._send(_encode(rows))
-            while len(results) < len(rows):
-                results += _decode(self._receive(patience))
-        return results
+            while left:
+                results = _decode(self._receive(patience))
+                left -= len(results)
+                yield results
 
     def end(self) -> int:
         """End the process if it runs, and return how it ended, as `subprocess` tells it."""

@@ -33,6 +33,7 @@ _COUNTER: Final = struct.Struct("<q")
 _PIECE: Final = 256
 # Beside the program's own memory: what Python needs for the messages' text.
 _SLACK: Final = 512 << 20
+_NOTHING: Final = (None, None, None, None)
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 _DEPTH: Final = 200
 # How much memory a message takes in Lua, for each byte of its text, at the most that is let in.
@@ -61,8 +62,10 @@ class Start(msgspec.Struct, array_like=True):
 
 Row = tuple[str, str | None, str, str]
 """Record, changes, action and metadata."""
-Result = list[tuple[str | None, str | None, str | None, str | None]] | tuple[str, str]
-"""The messages made of one, as `penstock.transforms.base.Output`; or what failed, and its text."""
+Fields = tuple[str | None, str | None, str | None, str | None]
+Result = list[Fields] | tuple[str, str] | None
+"""The messages made of one, as `penstock.transforms.base.Output`; what failed, and its text; or None
+where the message stays as it was."""
 
 
 def read_frame(fd: int) -> bytes:
@@ -114,6 +117,8 @@ class Sandbox:
         self._start = start
         self.problem: tuple[str, str] | None = None
         self._values = Values()
+        # Half of a message's cost, for nothing where the program does not look.
+        self._metadata = "metadata" in start.program
         self._fill()
 
     def _fill(self) -> None:
@@ -143,15 +148,15 @@ class Sandbox:
         if _BYTES * (len(record) + len(changes or "")) > self._start.memory:
             return ("large", str(len(record) + len(changes or "")))
         try:
-            fields = self._fields(record)
             old = None if changes is None else self._fields(changes)
-            meta = self._fields(metadata)
-            answer = self._run(fields, old, action, meta)
+            meta = self._fields(metadata) if self._metadata else None
+            answer = self._run(self._fields(record), old, action, meta)
             if isinstance(answer, int):
                 return [self._output(row, self._take(i)) for i in range(1, answer + 1)]
             count, *out = answer
             if count == 1:
-                return [self._output(row, out)]
+                fields = self._output(row, out)
+                return None if fields == _NOTHING else [fields]
             kind, text = out
             if kind == "memory":
                 self._refill()
@@ -175,27 +180,30 @@ class Sandbox:
         try:
             return self._table(value, recursive=True)
         except OverflowError:
-            return self._table(self._converted(value, 0), recursive=True)
+            return self._table(self._converted(value, 0, integers=True), recursive=True)
 
-    def _converted(self, value: Any, depth: int) -> Any:
-        """Return `value` with what Lua has no own form for: null, empty arrays, integers of >64 bits."""
+    def _converted(self, value: Any, depth: int, *, integers: bool = False) -> Any:
+        """Return `value` with what Lua has no own form for: null, empty arrays, and large `integers`."""
         if depth > _DEPTH:
             raise RecursionError
         if value is None:
             return self._null
         if isinstance(value, dict):
-            return {name: self._converted(item, depth + 1) for name, item in value.items()}
+            return {
+                name: item
+                if type(item) is str
+                else self._converted(item, depth + 1, integers=integers)
+                for name, item in value.items()
+            }
         if isinstance(value, list):
             if not value:
                 return self._array()
-            return [self._converted(item, depth + 1) for item in value]
-        if isinstance(value, int) and value not in _INTEGERS:
+            return [self._converted(item, depth + 1, integers=integers) for item in value]
+        if integers and isinstance(value, int) and value not in _INTEGERS:
             return as_float(value)
         return value
 
-    def _output(
-        self, row: Row, out: Sequence[Any]
-    ) -> tuple[str | None, str | None, str | None, str | None]:
+    def _output(self, row: Row, out: Sequence[Any]) -> Fields:
         fields, dropped, changes, changes_dropped, action, extras = out
         record = self._values.merged(row[0], fields, dropped)
         if changes is False:

@@ -136,6 +136,13 @@ local texts = getmetatable("")
 texts.__index = env.string
 texts.__metatable = false
 
+-- A value as an error names it.
+local function kind(value)
+  if value == nil then return "nil" end
+  if rawequal(value, null) then return "null" end
+  return "a " .. type(value)
+end
+
 -- JSON --------------------------------------------------------------------------------------------------
 
 local out, n, path = {}, 0, {}
@@ -170,7 +177,8 @@ end
 local function number(v, depth)
   if mathtype(v) == "integer" then return format("%d", v) end
   if v ~= v or v == huge or v == -huge then
-    bad("%s is %s, which JSON has not: make it text, or null", at(depth), tostring(v))
+    local what = v ~= v and "nan" or tostring(v)
+    bad("%s is %s, which JSON has not: make it text, or null", at(depth), what)
   end
   for digits = 15, 17 do
     local s = format("%." .. digits .. "g", v)
@@ -204,8 +212,8 @@ local function names(t, depth)
   local keys, count = {}, 0
   for key in next, t do
     if type(key) ~= "string" then
-      bad("%s has the key %s beside names: expected an array from 1 on, or text as keys",
-        at(depth), type(key) == "number" and tostring(key) or "of type " .. type(key))
+      bad("%s has the key %s: expected an array from 1 on, or text as keys",
+        at(depth), type(key) == "number" and tostring(key) or kind(key))
     end
     count = count + 1
     keys[count] = key
@@ -245,13 +253,13 @@ local function elements(t, length, depth)
 end
 
 function write(value, depth)
-  local kind = type(value)
-  if kind == "string" then put(text(value, depth))
-  elseif kind == "number" then put(number(value, depth))
-  elseif kind == "boolean" then put(value and "true" or "false")
+  local t = type(value)
+  if t == "string" then put(text(value, depth))
+  elseif t == "number" then put(number(value, depth))
+  elseif t == "boolean" then put(value and "true" or "false")
   elseif rawequal(value, null) then put("null")
-  elseif kind ~= "table" then
-    bad("%s is a %s: expected text, a number, true or false, null or a table", at(depth), kind)
+  elseif t ~= "table" then
+    bad("%s is %s: expected text, a number, true or false, null or a table", at(depth), kind(value))
   elseif depth > DEPTH then
     bad("%s… is nested more than %d levels deep", at(3), DEPTH)
   else
@@ -264,41 +272,44 @@ end
 
 -- Messages ----------------------------------------------------------------------------------------------
 
+-- In a copy, what is compared with the fields that come back; no table is ever equal to it.
+local TABLE = setmetatable({}, {__eq = function() return false end})
+
 local function copied(t)
-  local copy = {}
-  for key, value in next, t do copy[key] = value end
-  return copy
+  local copy, count = {}, 0
+  for key, value in next, t do
+    if type(value) == "table" then value = TABLE end
+    copy[key], count = value, count + 1
+  end
+  return copy, count
 end
 
--- What differs from the captured fields: a JSON object of those to set, an array of those to drop; nil for
--- none. Tables are always told: they may have been changed in place.
-local function difference(new, old, what)
-  local changed, some = nil, false
-  path[1] = what
+-- What differs from the `count` captured fields: a JSON object of those to set, an array of those to drop;
+-- nil for none. Tables are always told: they may have been changed in place.
+local function difference(new, old, count, what)
+  local changed
   for key, value in next, new do
-    if type(key) ~= "string" then names(new, 1) end
-    if type(value) == "table" or not rawequal(value, old[key]) then
+    if value ~= old[key] then
       changed = changed or {}
       changed[key] = value
     end
+    count = count - 1
   end
-  for key in next, old do
-    if rawget(new, key) == nil then some = true break end
-  end
+  if not changed and count == 0 then return end
+  path[1] = what
   local set, dropped
   if changed then
     n = 0
     members(changed, 1)
     set = concat(out, "", 1, n)
   end
-  if some then
-    local keys = {}
-    for key in next, old do
-      if rawget(new, key) == nil then keys[#keys + 1] = text(key, 1) end
+  for key in next, old do
+    if rawget(new, key) == nil then
+      dropped = dropped or {}
+      dropped[#dropped + 1] = text(key, 1)
     end
-    dropped = "[" .. concat(keys, ",") .. "]"
   end
-  return set, dropped
+  return set, dropped and "[" .. concat(dropped, ",") .. "]"
 end
 
 local kept = {}
@@ -308,33 +319,34 @@ local fields = {record = true, changes = true, action = true, metadata = true}
 local function checked(value, what)
   if type(value) ~= "table" or rawlen(value) > 0 then
     bad("%s is %s: expected a table with names as keys", what,
-      type(value) == "table" and "an array" or "a " .. (rawequal(value, null) and "null" or type(value)))
+      type(value) == "table" and "an array" or kind(value))
   end
   return value
 end
 
 -- A message as the helper takes it: what to set in and drop from record and changes (false: there are
 -- none), the action or nil, the metadata to add or nil.
-local function output(message, prefix, record, changes, action)
+local function output(message, prefix, record, size, changes, changed, action)
   for key in next, message do
     if not fields[key] then
       bad("returned a message with %s: expected record, changes, action and metadata",
-        type(key) == "string" and "'" .. key .. "'" or "a key of type " .. type(key))
+        type(key) == "string" and "'" .. key .. "'" or "the key " .. kind(key))
     end
   end
-  local set, dropped = difference(checked(message.record, prefix .. "record"), record, prefix .. "record")
+  local what = prefix .. "record"
+  local set, dropped = difference(checked(message.record, what), record, size, what)
   local cset, cdropped = nil, nil
   if message.changes == nil or rawequal(message.changes, null) then
     cset = false
   else
-    cset, cdropped = difference(
-      checked(message.changes, prefix .. "changes"), changes or {}, prefix .. "changes")
+    what = prefix .. "changes"
+    cset, cdropped = difference(checked(message.changes, what), changes or {}, changed or 0, what)
     if not cset and not changes then cset = "{}" end
   end
   local new = message.action
   if rawequal(new, null) or rawequal(new, action) then new = nil end
   if new ~= nil and type(new) ~= "string" then
-    bad("%saction is a %s: expected text", prefix, type(new))
+    bad("%saction is %s: expected text", prefix, kind(new))
   end
   local metadata, extras = message.metadata, nil
   if metadata ~= nil and not rawequal(metadata, null) then
@@ -359,14 +371,16 @@ local transform
 local more = {}
 
 local function work(record, changes, action, metadata)
-  local old, oldchanges = copied(record), changes and copied(changes)
+  local old, size = copied(record)
+  local oldchanges, changed
+  if changes then oldchanges, changed = copied(changes) end
   local result = transform({record = record, changes = changes, action = action, metadata = metadata})
   if result == nil or rawequal(result, null) then return 0 end
   if type(result) ~= "table" then
-    bad("returned a %s: expected a message (a table), a list of them, or nil", type(result))
+    bad("returned %s: expected a message (a table), a list of them, or nil", kind(result))
   end
   if result.record ~= nil then
-    return 1, output(result, "", old, oldchanges, action)
+    return 1, output(result, "", old, size, oldchanges, changed, action)
   end
   local length = rawlen(result)
   if length == 0 then
@@ -378,9 +392,9 @@ local function work(record, changes, action, metadata)
   for i = 1, length do
     local message = rawget(result, i)
     if type(message) ~= "table" then
-      bad("returned a %s at [%d]: expected a message (a table)", type(message), i)
+      bad("returned %s at [%d]: expected a message (a table)", kind(message), i)
     end
-    more[i] = {output(message, format("[%d].", i), old, oldchanges, action)}
+    more[i] = {output(message, format("[%d].", i), old, size, oldchanges, changed, action)}
   end
   return length
 end
@@ -394,16 +408,16 @@ local function explained(e)
   end
   if type(e) == "table" and rawequal(getmetatable(e), BAD) then return "bad", e[1] end
   if type(e) == "number" then return "error", tostring(e) end
-  return "error", "an error that is a " .. (rawequal(e, null) and "null" or type(e)) .. ", not a text"
+  return "error", "an error was raised that is " .. kind(e) .. ", not text"
 end
 
 local function ended(ok, ...)
   deadline = huge
   if ok and not expired then return ... end
-  local kind, what = explained(...)
+  local sort, what = explained(...)
   expired, more = false, {}
   if #out > 10000 then out = {} end
-  return -1, kind, what
+  return -1, sort, what
 end
 
 -- Transform a message; returns how many came of it, then what `output` says of the only one, or -1, the
