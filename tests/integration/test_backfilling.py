@@ -1,0 +1,293 @@
+"""The run's side of backfills over a real store: what it commands, keeps, and does after failures."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from tests.integration.nats_servers import await_true
+
+from penstock import backfilling
+from penstock.backfilling import Backfilling
+from penstock.config import Config
+from penstock.embedded.handles import Database
+from penstock.streams.backfills import Backfill, Backfills, Request
+from penstock.streams.store import Store
+
+ORDERS = Request("shop", "events", "public", "orders", where="id > 5", rows_total=100)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfilling, "_BACKOFF_SECONDS", (0.2, 0.2))
+
+
+@pytest.fixture
+def backfills(database: Database) -> Iterator[Backfills]:
+    with Store.open(database.url) as store:
+        yield Backfills(store)
+
+
+class Reader:
+    """The capture's end, that a test plays: what it is commanded, and what it tells."""
+
+    def __init__(self) -> None:
+        self.commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.shown: list[Backfill] = []
+        self.run: Backfilling | None = None
+        self._last: Any = "nothing yet"
+
+    def command(self, source: str, report: dict[str, Any]) -> None:
+        assert source == "shop"
+        assert report["command"] == "backfill"
+        if report["run"] != self._last:
+            self._last = report["run"]
+            self.commands.put(self._last)
+
+    def show(self, shown: Any) -> None:
+        self.shown = list(shown)
+
+    def next(self) -> dict[str, Any] | None:
+        return self.commands.get(timeout=10)
+
+    def started(self) -> dict[str, Any]:
+        """Return the next command that is to read something."""
+        while (wanted := self.next()) is None:
+            pass
+        return wanted
+
+    def tell(self, token: int, event: str, **fields: Any) -> None:
+        assert self.run is not None
+        self.run.handle({"capture": "shop", "backfill": {"event": event, "token": token, **fields}})
+
+    def delivers(self, token: int, chunk: int, *, error: str = "", transient: bool = True) -> None:
+        """Tell of a chunk of two ranges; with `error` that its second one failed."""
+        assert self.run is not None
+        for number in range(2):
+            told: dict[str, Any] = {"chunk": chunk, "range": number, "token": token, "rows": 10}
+            if error and number:
+                told |= {"error": error, "code": "x", "transient": transient}
+            self.run.handle({"backfill_range": told})
+        self.tell(token, "delivered", chunk=chunk, ranges=2, cursor=[str(chunk)])
+
+
+def config(database: Database, **sinks: Any) -> Config:
+    events = {"type": "stream", "source": "shop"}
+    return Config.model_validate(
+        {
+            "sources": {"shop": {"type": "postgres", "url": database.url}},
+            "sinks": sinks or {"events": events},
+            "store": database.url,
+        }
+    )
+
+
+@contextmanager
+def running(database: Database, **sinks: Any) -> Iterator[Reader]:
+    reader = Reader()
+    reader.run = Backfilling(
+        config(database, **sinks), database.url, ["shop"], reader.command, reader.show
+    )
+    reader.run.start()
+    reader.run.handle({"capture": "shop", "backfill": {"event": "ready"}})
+    try:
+        yield reader
+    finally:
+        reader.run.close()
+
+
+def state(backfills: Backfills, number: int) -> Backfill:
+    found = backfills.get(number)
+    assert found is not None
+    return found
+
+
+def becomes(backfills: Backfills, number: int, wanted: str) -> Backfill:
+    await_true(lambda: state(backfills, number).state == wanted)
+    return state(backfills, number)
+
+
+def test_from_start_to_end(backfills: Backfills, database: Database) -> None:
+    with running(database) as reader:
+        assert reader.next() is None
+        (number,) = backfills.create([ORDERS])
+        wanted = reader.started()
+        assert wanted["spec"] == {
+            "id": number, "sink": "events", "schema": "public", "table": "orders",
+            "where": "id > 5", "sort_by": None, "start": None,
+        }  # fmt: skip
+        assert (wanted["cursor"], wanted["paused"]) == (None, False)
+        assert state(backfills, number).state == "running"
+        token = wanted["token"]
+        reader.delivers(token, 0)
+        await_true(lambda: state(backfills, number).cursor == ["0"])
+        assert state(backfills, number).rows_done == 20
+        await_true(lambda: [(b.id, b.rows_done) for b in reader.shown] == [(number, 20)])
+        reader.delivers(token, 1)
+        reader.tell(token, "done", chunks=2)
+        done = becomes(backfills, number, "done")
+        assert (done.rows_done, done.rows_total, done.error) == (40, 40, None)
+        assert reader.next() is None
+        await_true(lambda: reader.shown == [])
+
+
+def test_one_after_the_other(backfills: Backfills, database: Database) -> None:
+    numbers = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    with running(database) as reader:
+        for number in numbers:
+            wanted = reader.started()
+            assert wanted["spec"]["id"] == number
+            reader.tell(wanted["token"], "done", chunks=0)
+            becomes(backfills, number, "done")
+
+
+def test_a_range_that_failed_is_read_again(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader, capture_logs() as logs:
+        first = reader.started()["token"]
+        reader.delivers(first, 0)
+        reader.delivers(first, 1, error="The snapshot is gone.")
+        reader.delivers(first, 2)
+        assert reader.next() is None, "it stops"
+        again = reader.started()
+        assert again["cursor"] == ("0",)
+        assert again["token"] != first
+        assert state(backfills, number).error == "The snapshot is gone."
+        reader.delivers(first, 3)  # late
+        reader.tell(first, "done", chunks=4)
+        reader.delivers(again["token"], 0)
+        await_true(lambda: state(backfills, number).error is None)
+        assert state(backfills, number).rows_done == 40
+    told = [entry for entry in logs if entry["event"] == "backfill interrupted"]
+    assert [entry["error"] for entry in told] == ["The snapshot is gone."]
+
+
+def test_what_cannot_be_mended_fails(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        token = reader.started()["token"]
+        reader.delivers(token, 0)
+        reader.delivers(token, 1, error="invalid input syntax", transient=False)
+        failed = becomes(backfills, number, "failed")
+        assert (failed.error, failed.cursor, failed.rows_done) == (
+            "invalid input syntax",
+            ["0"],
+            20,
+        )
+        assert reader.next() is None
+        await_true(lambda: [b.state for b in reader.shown] == ["failed"])
+        backfills.command(number, "resume")
+        assert reader.started()["cursor"] == ("0",)
+        assert becomes(backfills, number, "running").error is None
+
+
+def test_pause_resume_cancel(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        token = reader.started()["token"]
+        backfills.command(number, "pause")
+        wanted = reader.next()
+        assert wanted is not None
+        assert (wanted["token"], wanted["paused"]) == (token, True)
+        reader.delivers(token, 0)  # was under way
+        await_true(lambda: state(backfills, number).cursor == ["0"])
+        assert state(backfills, number).state == "paused"
+        backfills.command(number, "resume")
+        wanted = reader.next()
+        assert wanted is not None
+        assert (wanted["token"], wanted["paused"]) == (token, False)
+        backfills.command(number, "cancel")
+        assert reader.next() is None
+        reader.delivers(token, 1)
+        assert state(backfills, number).cursor == ["0"]
+
+
+def test_another_goes_on_while_one_is_paused(backfills: Backfills, database: Database) -> None:
+    first, second = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    with running(database) as reader:
+        reader.delivers(reader.started()["token"], 0)
+        await_true(lambda: state(backfills, first).cursor == ["0"])
+        backfills.command(first, "pause")
+        while (wanted := reader.started())["spec"]["id"] != second:
+            pass
+        backfills.command(first, "resume")
+        reader.tell(wanted["token"], "done", chunks=0)
+        becomes(backfills, second, "done")
+        wanted = reader.started()
+        assert (wanted["spec"]["id"], wanted["cursor"]) == (first, ("0",))
+
+
+def test_a_run_that_begins_again(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        reader.delivers(reader.started()["token"], 0)
+        await_true(lambda: state(backfills, number).cursor == ["0"])
+    assert state(backfills, number).state == "running"
+    with running(database) as reader:
+        wanted = reader.started()
+        assert wanted["cursor"] == ("0",)
+        # And a query that begins again, in the same run.
+        reader.delivers(wanted["token"], 0)
+        assert reader.run is not None
+        reader.run.handle({"capture": "shop", "backfill": {"event": "ready"}})
+        again = reader.started()
+        assert again["token"] != wanted["token"]
+        await_true(lambda: state(backfills, number).rows_done == 40)
+
+
+@pytest.mark.parametrize(
+    ("sink", "told"),
+    [
+        (None, "The configuration has no sink events any more."),
+        ({"tables": ["public.lines"]}, "Sink events does not take public.orders any more."),
+    ],
+)
+def test_a_sink_that_is_not_there_any_more(
+    backfills: Backfills, database: Database, sink: dict[str, Any] | None, told: str
+) -> None:
+    (number,) = backfills.create([ORDERS])
+    base = {"type": "stream", "source": "shop"}
+    sinks = {"other": base} if sink is None else {"events": base | sink}
+    with running(database, **sinks) as reader:
+        assert becomes(backfills, number, "failed").error == told
+        assert reader.next() is None
+
+
+def test_initial_backfills(backfills: Backfills, database: Database) -> None:
+    database.execute("CREATE TABLE keyed (id int PRIMARY KEY)")
+    database.execute("CREATE TABLE bare (id int)")
+    sinks = {
+        "events": {"type": "stream", "source": "shop", "initial_backfill": True},
+        "quiet": {"type": "stream", "source": "shop"},
+    }
+
+    def made() -> list[tuple[str, str, bool]]:
+        return [(b.sink, b.table_name, b.initial) for b in backfills.find()]
+
+    with running(database, **sinks) as reader, capture_logs() as logs:
+        wanted = reader.started()
+        assert made() == [("events", "keyed", True)]
+        reader.tell(wanted["token"], "done", chunks=0)
+        becomes(backfills, wanted["spec"]["id"], "done")
+    notes = [entry["note"] for entry in logs if entry["event"] == "initial backfill"]
+    assert len(notes) == 1
+    assert "public.bare is left out: public.bare has no primary key" in notes[0]
+    database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    with running(database, **sinks) as reader:
+        assert reader.started()["spec"]["table"] == "later"
+        assert made() == [("events", "keyed", True), ("events", "later", True)]
+
+
+def test_a_store_that_is_gone_for_a_while(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        token = reader.started()["token"]
+        database.execute("ALTER TABLE penstock.backfills RENAME TO hidden")
+        reader.delivers(token, 0)
+        reader.tell(token, "done", chunks=1)
+        database.execute("ALTER TABLE penstock.hidden RENAME TO backfills")
+        assert becomes(backfills, number, "done").rows_done == 20
