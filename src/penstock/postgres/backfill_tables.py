@@ -118,7 +118,7 @@ def _named(wish: Wish, catalog: Catalog, tables: Iterable[Relation]) -> Relation
     bare = [n for table in tables for n in (str(table), table.name)]
     raise SetupError(
         "unknown_table",
-        f"Sink {wish.sink_name} has no table {text!r}: {known}{nearest(text, bare)}.",
+        f"Sink {wish.sink_name} has no table {text!r}: {known}{nearest(text, bare) or '.'}",
         remedy="A backfill goes to a sink that takes the table's changes.",
     )
 
