@@ -23,6 +23,7 @@ from penstock.message import BatchPart, Position
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
 from penstock.streams.names import consumer_table, segment_table
+from penstock.streams.records import PLACES
 from penstock.streams.store import CONNECT, Store, StreamRecord
 
 SQL = queries.load("benchmarks.streams", "bench.sql")
@@ -137,7 +138,9 @@ def add_to_stream(
     writer.begin()
     row = writer.connection.execute(SQL["open_segment"], [stream.id]).fetchone()
     assert row is not None
-    insert = sql.SQL(SQL["add_to_segment"]).format(segment=segment_table(row[0]))
+    insert = sql.SQL(SQL["add_to_segment"]).format(
+        segment=segment_table(row[0]), places=sql.Literal(PLACES)
+    )
     writer.connection.execute(insert, [first, last, groups])
     writer.commit(BatchPart(position(first - 1), position(last), 0, 1))
     return int(row[0])

@@ -24,7 +24,7 @@ SELECT id FROM penstock.segments WHERE stream_id = %s AND through_lsn IS NULL
 
 -- name: add_to_segment
 INSERT INTO {segment} (lsn, idx, group_hash, table_schema, table_name, action, message)
-SELECT lsn, 2 * idx + 1, group_hash, 'public', 'orders', 'insert', message
+SELECT lsn, {places} * idx + 1, group_hash, 'public', 'orders', 'insert', message
 FROM bench.messages(%s, %s, %s)
 
 -- name: add_to_queue

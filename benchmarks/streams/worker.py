@@ -25,6 +25,7 @@ from benchmarks.streams.keepalive import Client
 from benchmarks.streams.progress import Harvest, Progress
 from penstock import queries
 from penstock.streams.engine import Consumers
+from penstock.streams.records import PLACES
 
 _SQL = queries.load("benchmarks.streams", "bench.sql")
 _VISIBILITY_S = 30  # the consumers' default too
@@ -183,7 +184,10 @@ async def _engine_worker(
                 break
             # As bench.messages counts them.
             harvest.add(
-                [(d.position.lsn - 1_000_000) * 100 + (d.position.idx >> 1) + 1 for d in deliveries]
+                [
+                    (d.position.lsn - 1_000_000) * 100 + d.position.idx // PLACES + 1
+                    for d in deliveries
+                ]
             )
             outcome = await consumer.ack([d.token for d in deliveries])
             if outcome.refused:
