@@ -39,7 +39,7 @@ SINKS = (
 )  # fmt: skip
 _COPIES = 3
 _START_TIMEOUT_S = 120
-_TIMEOUT_S = 600
+_TIMEOUT_S = 300
 _QUIET_S = 1.0
 _LEAST = 200  # live rows, for a p99
 
@@ -193,6 +193,7 @@ def _started(rig: Rig, contender: Contender, table: Table) -> Iterator[tuple[Run
     source.keep_wal(table.url)
     with (
         _database(table.url) as store,
+        _explained(store),
         rig.start(contender, table, store) as (running, stream),
     ):
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -206,6 +207,20 @@ def _started(rig: Rig, contender: Contender, table: Table) -> Iterator[tuple[Run
             time.sleep(0.1)
         yield running, stream, store
     source.drop_slot(table.url, source.TEMPLATE_SLOT)
+
+
+@contextmanager
+def _explained(store: str) -> Iterator[None]:
+    """Add to a failure inside the block what became of the backfill."""
+    try:
+        yield
+    except ContenderError as error:
+        try:
+            with _connect(store) as connection:
+                states = connection.execute(SQL["states"]).fetchall()
+        except psycopg.Error:
+            states = []
+        raise ContenderError(f"{error}\nbackfills: {states}") from None
 
 
 @contextmanager

@@ -19,6 +19,9 @@ SELECT avg(octet_length(t::text))::float8 FROM (SELECT * FROM {table} LIMIT 1000
 -- name: copy
 COPY {table} TO STDOUT
 
+-- name: states
+SELECT state, rows_done, error FROM penstock.backfills ORDER BY id
+
 -- name: segments
 SELECT id, pg_relation_size(format('penstock.segment_%s', id)::regclass) FROM penstock.segments
 ORDER BY id
