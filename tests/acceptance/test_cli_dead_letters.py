@@ -80,6 +80,7 @@ def test_a_replay_that_fails_leaves_the_letter(
         store.add_dead_letters("gone", [letter(5, "a")])
         long = "a subject of 5000 bytes; at most 4000 can be sent"
         store.add_dead_letters("out", [DeadLetter("k", "-", "subject_too_long", long, "{}")])
+        store.add_dead_letters("out", [DeadLetter("r", "-", "bad_subject", "'a..b' is none", "{}")])
         ids = [str(found.id) for found in store.dead_letters()]
     for number, expected in zip(
         ids,
@@ -90,6 +91,7 @@ def test_a_replay_that_fails_leaves_the_letter(
             "Nothing listens at 127.0.0.1:9",
             "has no NATS sink 'gone' any more",
             f"no subject that it could be sent to: {long}. Publish its message by hand",
+            "no subject that it could be sent to: 'a..b' is none. Publish its message by hand",
         ),
         strict=True,
     ):

@@ -26,7 +26,7 @@ BEARER: Final = HTTPBearer(
     auto_error=False, description="A token of `penstock token create`, as it was shown: `pst_…`."
 )
 _MAX_LSN: Final = 2**63 - 1
-_MAX_IDX: Final = 2**62 - 1
+_MAX_IDX: Final = 2**53 - 1  # each has 2**10 places in a stream
 
 
 def _number(value: Any) -> Any:
