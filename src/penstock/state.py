@@ -210,10 +210,12 @@ class State(Collector):
     def _backfill_metrics(self) -> Iterator[Metric]:
         labels = ["number", "sink", "table", "state"]
         done = GaugeMetricFamily(
-            "penstock_backfill_rows", "Rows that an open or failed backfill has read", labels=labels
+            "penstock_backfill_rows_done",
+            "Rows that a backfill has delivered; open and failed ones",
+            labels=labels,
         )
         total = GaugeMetricFamily(
-            "penstock_backfill_rows_total", "About how many it will have read", labels=labels
+            "penstock_backfill_rows_estimated", "About how many there will be", labels=labels
         )
         for backfill in self.backfills:
             values = [str(backfill[label]) for label in labels]

@@ -240,7 +240,8 @@ def test_metrics_are_prometheus_text(shop: Shop) -> None:
     assert code == 200
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert shop.metric("penstock_store_up") == 1
-    assert families.pop("penstock_store_up").documentation
+    for lone in ("store_up", "backfill_rows_done", "backfill_rows_estimated"):
+        assert families.pop(f"penstock_{lone}").documentation
     assert set(families) == SOURCE_FAMILIES | SINK_FAMILIES
     for name, family in families.items():
         label = "source" if name in SOURCE_FAMILIES else "sink"

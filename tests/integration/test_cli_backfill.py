@@ -12,9 +12,13 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
+from penstock.api.health import Server, application
 from penstock.backfill_watch import Pace, duration, line
 from penstock.cli import app
+from penstock.config import load
 from penstock.embedded.handles import Database
+from penstock.postgres import setup
+from penstock.state import State
 from penstock.streams.backfills import Backfill, Backfills
 from penstock.streams.store import Store
 
@@ -270,3 +274,32 @@ def _with(backfills: Backfills, rows: int) -> Backfill:
     found = backfills.get(1)
     assert found is not None
     return found
+
+
+def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
+    start(folder, "--sink", "public", "--table", "orders")
+    state = State(["shop"], {"public": ("stream", "shop")})
+    server = Server(application(state, lambda: True, lambda: True), "127.0.0.1:0")
+    setup.ensure(load(folder / "penstock.yaml").sources["shop"])
+
+    def status() -> Result:
+        config = str(folder / "penstock.yaml")
+        return CliRunner().invoke(app, ["status", "-c", config, "--listen", server.address])
+
+    try:
+        assert "backfill" not in status().output
+        state.show_backfills(backfills.find())
+        shown = status()
+        assert shown.exit_code == 0
+        (row,) = [line for line in shown.output.splitlines() if "orders" in line]
+        assert [cell.strip() for cell in row.split("│")[1:-1]] == [
+            "1", "public.orders", "public", "0", "1,000", "waiting"
+        ]  # fmt: skip
+        backfills.claim("shop")
+        backfills.fail(1, "division by zero")
+        state.show_backfills(backfills.find())
+        shown = status()
+        assert shown.exit_code == 1
+        assert "✗ backfill 1: division by zero" in shown.output
+    finally:
+        server.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.state import Rate, State
+from penstock.streams.backfills import Backfill
 
 DELIVERED = {"sink": "jetstream", "delivered": 5, "duplicates": 1, "bytes": 100, "dead": []}
 ERROR = {"sink": "jetstream", "error": "Nothing listens.", "code": "connection_refused"}
@@ -26,7 +29,7 @@ def behind(state: str, messages: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def metric(state: State, name: str, **labels: str) -> float | None:
+def metric(state: State, name: str, /, **labels: str) -> float | None:
     registry = CollectorRegistry()
     registry.register(state)
     return registry.get_sample_value(f"penstock_{name}", labels)
@@ -71,6 +74,33 @@ def test_the_store(state: State) -> None:
     assert metric(state, "store_up") == 0
     state.update({"store": None})
     assert metric(state, "store_up") == 1
+
+
+def test_backfills(state: State) -> None:
+    now = datetime.now(UTC)
+    backfill = Backfill(
+        7, "shop", "events", "public", "Odd One", None, None, None, False, "running", ["5"], 5, 10,
+        None, now, now, None, True,
+    )  # fmt: skip
+    unknown = replace(backfill, id=8, state="failed", rows_total=None, error="No such column.")
+    state.show_backfills([backfill, unknown])
+    assert state.as_json()["backfills"] == [
+        {
+            "number": 7, "source": "shop", "sink": "events", "table": 'public."Odd One"',
+            "state": "running", "rows_done": 5, "rows_total": 10, "error": None,
+        },
+        {
+            "number": 8, "source": "shop", "sink": "events", "table": 'public."Odd One"',
+            "state": "failed", "rows_done": 5, "rows_total": None, "error": "No such column.",
+        },
+    ]  # fmt: skip
+    labels = {"sink": "events", "table": 'public."Odd One"'}
+    running = {**labels, "number": "7", "state": "running"}
+    assert metric(state, "backfill_rows_done", **running) == 5
+    assert metric(state, "backfill_rows_estimated", **running) == 10
+    failed = {**labels, "number": "8", "state": "failed"}
+    assert metric(state, "backfill_rows_done", **failed) == 5
+    assert metric(state, "backfill_rows_estimated", **failed) is None
 
 
 def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
