@@ -1,0 +1,189 @@
+"""The tasks and the reader of a backfill: what they tell the run, whatever happens to them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.streams_help import Change, wire
+
+from penstock.message import READ, BatchPart, Position
+from penstock.monitor import Monitor, Report
+from penstock.postgres.backfill.events import Delivered, Done
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec
+from penstock.spark import backfill
+from penstock.spark.backfill import ReaderBackfills, ReadRange
+
+SPEC = BackfillSpec(3, "events", "public", "orders")
+ROWS = wire([Change({"id": n}, READ) for n in range(4)])
+
+
+class Reads:
+    """As much of the real one as a task looks at."""
+
+    chunk = 5
+    attempt = 1
+    sink = "events"
+    ranges = ((), ())
+
+
+class Run:
+    """The run's end: what it is told."""
+
+    def __init__(self) -> None:
+        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.monitor = Monitor(self.reports.put)
+
+    def told(self) -> Report:
+        found: Report = self.reports.get(timeout=10)["backfill_range"]
+        return found
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    yield run
+    run.monitor.close()
+
+
+def task(run: Run) -> ReadRange:
+    part = BatchPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
+    return ReadRange(Reads(), 1, part, 77, run.monitor.address)  # type: ignore[arg-type]
+
+
+def test_a_range_that_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([ROWS, ROWS]))
+    batches = list(task(run).batches())
+    assert sum(batch.num_rows for batch in batches) == 8
+    assert run.told() == {"chunk": 5, "range": 1, "token": 77, "rows": 8}
+    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([]))
+    (batch,) = task(run).batches()
+    assert batch.num_rows == 0, "its part of the micro-batch is there all the same"
+    assert run.told()["rows"] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            BackfillError("snapshot_lost", "The snapshot is gone.", transient=True),
+            {"error": "The snapshot is gone.", "code": "snapshot_lost", "transient": True},
+        ),
+        (
+            ZeroDivisionError("of mine"),
+            {"error": "ZeroDivisionError: of mine", "code": "internal", "transient": False},
+        ),
+    ],
+)
+def test_a_range_that_fails_ends_no_query(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, told: Report
+) -> None:
+    def fails(*_: Any) -> Iterator[pa.RecordBatch]:
+        yield ROWS
+        raise error
+
+    monkeypatch.setattr(backfill, "read_range", fails)
+    assert sum(batch.num_rows for batch in task(run).batches()) == 4
+    found = run.told()
+    assert found == {"chunk": 5, "range": 1, "token": 77, "rows": 4, **told}
+
+
+def test_a_run_that_is_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([ROWS]))
+    lost = task(run)
+    lost.monitor = "127.0.0.1:9:secret"
+    assert sum(batch.num_rows for batch in lost.batches()) == 4
+
+
+def test_a_task_shows_no_secret(run: Run) -> None:
+    made = task(run)
+    assert run.monitor.address.rpartition(":")[2] not in repr(made)
+
+
+class Backfiller:
+    """Notes what it is called for."""
+
+    def __init__(self, _: Any, on_event: Any) -> None:
+        self.calls: list[Any] = []
+        self.on_event = on_event
+        self._attempts = 0
+
+    def start(self, spec: BackfillSpec, cursor: Any = None) -> int:
+        self.calls.append(("start", spec, cursor))
+        self._attempts += 1
+        return self._attempts
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.calls.append(name)
+
+
+@pytest.fixture
+def reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[ReaderBackfills, Backfiller, list[Report]]:
+    monkeypatch.setattr(backfill, "Backfiller", Backfiller)
+    sent: list[Report] = []
+    made = ReaderBackfills(None, sent.append)  # type: ignore[arg-type]
+    return made, made._backfiller, sent  # type: ignore[return-value]
+
+
+def wanted(token: int, *, paused: bool = False) -> dict[str, Any]:
+    return {"token": token, "spec": SPEC.to_json(), "cursor": ["a", None], "paused": paused}
+
+
+def test_what_the_run_wants_is_done_once(
+    reader: tuple[ReaderBackfills, Backfiller, list[Report]],
+) -> None:
+    commands, made, _ = reader
+    started = ("start", SPEC, ("a", None))
+    commands.command(None)
+    assert made.calls == []
+    for _ in range(2):
+        commands.command(wanted(1))
+    assert made.calls == [started, "resume", "resume"]
+    made.calls.clear()
+    for paused in (True, False):
+        commands.command(wanted(1, paused=paused))
+    assert made.calls == ["pause", "resume"]
+    made.calls.clear()
+    commands.command(wanted(2, paused=True))
+    assert made.calls == [started, "pause"]
+    made.calls.clear()
+    commands.command(None)
+    commands.command(None)
+    assert made.calls == ["cancel"]
+    commands.command(wanted(2))
+    assert made.calls == ["cancel", started, "resume"]
+
+
+def test_what_an_earlier_start_tells_is_not_told(
+    reader: tuple[ReaderBackfills, Backfiller, list[Report]],
+) -> None:
+    commands, made, sent = reader
+    commands.command(wanted(8))
+    made.on_event(Delivered(3, 1, 0, 2, ("b", None)))
+    assert sent == [
+        {
+            "backfill": {
+                "event": "delivered", "token": 8, "backfill": 3, "attempt": 1, "chunk": 0,
+                "ranges": 2, "cursor": ("b", None),
+            }
+        }
+    ]  # fmt: skip
+    assert commands.token(Reads()) == 8  # type: ignore[arg-type]
+    commands.command(wanted(9))
+    made.on_event(Done(3, 1, 4))
+    assert len(sent) == 1
+    assert commands.token(Reads()) == 0  # type: ignore[arg-type]
+    made.on_event(Done(3, 2, 4))
+    assert sent[1]["backfill"]["token"] == 9
+
+
+def test_a_task_travels() -> None:
+    part = BatchPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
+    made = ReadRange(None, 1, part, 77, None)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(made)) == made
