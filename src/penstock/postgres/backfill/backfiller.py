@@ -1,12 +1,109 @@
-"""Plans a backfill's chunks in a thread beside the capture: snapshots, ranges, watermarks."""
+"""Runs backfills in a thread beside the capture: chunk after chunk, until a table is read.
+
+The thread alone owns the state. Whoever calls, and the capture, put what they have to say into its
+queue, so that no lock is held while another is waited for.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import random
+import secrets
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
-from penstock.postgres.backfill.events import Event
-from penstock.postgres.backfill.spec import BackfillSpec, Cursor
-from penstock.postgres.capture import Capture
+import orjson
+import psycopg
+import structlog
+
+from penstock.postgres.backfill import inspect, ranges
+from penstock.postgres.backfill.events import (
+    Delivered,
+    Done,
+    Event,
+    Failed,
+    Planned,
+    Started,
+    Troubled,
+)
+from penstock.postgres.backfill.noting import MOVED, Watch, Watermark
+from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
+from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
+from penstock.postgres.backfill.sizing import Sizing
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads, Source
+from penstock.postgres.capture import Capture, ReadsEvent
+from penstock.postgres.errors import CaptureError
+
+_AHEAD: Final = 2  # chunks, and so snapshots, at a time
+_BACKOFF_SECONDS: Final = (0.2, 15.0)
+_SNAPSHOT_SECONDS: Final = 600.0
+_CONNECTED_SECONDS: Final = 0.05
+
+log = structlog.get_logger("penstock.backfill")
+
+
+@dataclass(frozen=True)
+class _Start:
+    spec: BackfillSpec
+    cursor: Cursor
+    attempt: int
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The watermark of an attempt's chunk was passed, but its reads can't be trusted."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The capture handed a chunk out, or it was confirmed."""
+
+    what: ReadsEvent
+    attempt: int
+    chunk: int
+
+
+_Item = _Start | _Again | _Told | None
+
+
+@dataclass
+class _Flight:
+    """A chunk between its plan and its delivery."""
+
+    chunk: int
+    rows: int
+    reads: Reads
+    holder: SnapshotHolder | None
+    owed: int
+    """The oldest chunk that is whole only with this one."""
+    emitted: float = 0.0
+    taken: float = 0.0
+
+
+@dataclass
+class _Run:
+    """A backfill under way, in one attempt."""
+
+    spec: BackfillSpec
+    attempt: int
+    cursor: Cursor
+    """What was told last: where to go back to."""
+    source: Source
+    planner: Planner
+    watch: Watch
+    flights: deque[_Flight] = field(default_factory=deque)
+    planned: _Flight | None = None
+    """Its watermark is not written yet."""
+    chunks: int = 0
+    untold: deque[tuple[int, Cursor]] = field(default_factory=deque)
+    """Cursors of chunks that are delivered, but not whole."""
 
 
 class Backfiller:
@@ -25,23 +122,368 @@ class Backfiller:
     def __init__(self, capture: Capture, on_event: Callable[[Event], None]) -> None:
         self._capture = capture
         self._on_event = on_event
+        self._url = capture.options.url
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._attempts = 0
+        self._paused = threading.Event()
+        self._commanded = threading.Event()
+        self._closing = False
+        # The thread's own:
+        self._run: _Run | None = None
+        self._waiting: _Start | None = None
+        self._holders: list[SnapshotHolder] = []
+        self._emitter: Connection | None = None
+        self._seen = Seen()
+        self._sizing = Sizing()
+        self._live = True
+        self._captured = 0
+        self._delay = 0.0
+        self._troubled = False
+        self._run_name = secrets.token_hex(16)
+        capture.on_reads = self._tell
+        self._thread = threading.Thread(target=self._main, name="backfill", daemon=True)
+        self._thread.start()
+
+    # -- for whoever runs it, from any thread
 
     def start(self, spec: BackfillSpec, cursor: Cursor = None) -> int:
         """Begin a backfill behind `cursor`, in the place of the one under way, if there is one.
 
-        Returns the attempt's number, which all its events and chunks carry. Does not wait: what is
-        wrong with the table comes as `Failed`. A paused backfiller starts to run.
+        Returns the attempt's number, which all its events and chunks carry; where the backfiller
+        goes back by itself (`Started` tells), it takes a higher one. Does not wait: what is wrong
+        with the table comes as `Failed`. A paused backfiller runs again.
         """
-        raise NotImplementedError
+        with self._lock:
+            attempt = self._next_attempt()
+            self._paused.clear()
+            self._put(_Start(spec, cursor, attempt))
+        return attempt
 
     def pause(self) -> None:
         """Plan no more chunks; those that are planned are delivered, and told."""
+        self._paused.set()
 
     def resume(self) -> None:
         """Go on after `pause`."""
+        self._paused.clear()
+        self._queue.put(None)
 
     def cancel(self) -> None:
         """Give up what is under way, without an event; its tasks will find no snapshot."""
+        with self._lock:
+            self._next_attempt()
+            self._put(None)
 
     def close(self) -> None:
         """Cancel, and end the thread."""
+        with self._lock:
+            self._closing = True
+            self._next_attempt()
+            self._put(None)
+        self._thread.join(timeout=15)
+
+    def _next_attempt(self) -> int:
+        self._attempts += 1
+        return self._attempts
+
+    def _put(self, command: _Start | None) -> None:
+        self._commanded.set()
+        self._queue.put(command)
+
+    # -- for the capture, which holds its lock
+
+    def _tell(self, what: ReadsEvent, reads: Reads) -> None:
+        self._queue.put(_Told(what, reads.attempt, reads.chunk))
+
+    def _passed(self, mark: Watermark) -> None:
+        if mark.reads is None:
+            self._queue.put(_Again(mark.attempt))
+
+    # -- the thread
+
+    def _main(self) -> None:
+        while True:
+            try:
+                if self._take_orders():
+                    return
+                self._step()
+            except Interrupted:
+                continue
+            except BackfillError as error:
+                self._trouble(error)
+            except CaptureError as error:
+                self._trouble(known(error))
+            except psycopg.Error as error:
+                self._trouble(backfill_error(error))
+            except Exception as error:
+                log.exception("backfill failed")
+                self._trouble(
+                    BackfillError(
+                        "internal",
+                        f"The backfill failed: {type(error).__name__}: {error}.",
+                        remedy="This is a defect of penstock; the log has its trace.",
+                    )
+                )
+
+    def _take_orders(self) -> bool:
+        """Handle all that waits, blocking if there is nothing to do; return whether to end."""
+        timeout = self._idle_seconds()
+        while True:
+            try:
+                item = self._queue.get(timeout > 0, min(timeout, 60.0))
+            except queue.Empty:
+                return False
+            timeout = 0.0
+            with self._lock:
+                self._commanded.clear()
+                newest = self._attempts
+            if self._closing:
+                self._give_up()
+                self._disconnect()
+                return True
+            if self._run is not None and self._run.attempt < newest:
+                self._give_up()
+            if self._waiting is not None and self._waiting.attempt < newest:
+                self._waiting = None
+            if isinstance(item, _Start) and item.attempt == newest:
+                self._waiting, self._delay, self._troubled = item, 0.0, False
+            elif isinstance(item, _Again):
+                if self._run is not None and self._run.attempt == item.attempt:
+                    self._go_back()
+            elif isinstance(item, _Told):
+                self._told(item)
+
+    def _idle_seconds(self) -> float:
+        """Return for how long there is nothing to do unless somebody says so."""
+        if self._waiting is not None:
+            return self._delay or _CONNECTED_SECONDS
+        run = self._run
+        if run is None:
+            return 60.0
+        return 0.0 if self._may_plan(run) or self._is_done(run) else 5.0
+
+    def _step(self) -> None:
+        """Do the next thing: begin, plan, or end."""
+        if self._waiting is not None:
+            self._begin(self._waiting)
+        run = self._run
+        if run is None:
+            return
+        if self._is_done(run):
+            self._send(Done(run.spec.id, run.attempt, run.chunks))
+            self._give_up()
+            self._disconnect()
+        elif self._may_plan(run):
+            self._plan(run)
+        else:
+            self._expire(run)
+
+    def _begin(self, start: _Start) -> None:
+        with self._capture.decoder() as decoder:
+            database, tag = decoder.source
+        if not tag:
+            return  # the capture has not connected yet
+        spec = start.spec
+        holder = self._holder()
+        source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
+        planner = Planner(source, spec, start.cursor, self._capture.options.splits)
+        total = inspect.estimate(holder.connection, source, spec)
+        self._holders.append(holder)
+        watch = Watch(spec.schema, spec.table, source.sort is not None)
+        with self._capture.decoder() as decoder:
+            decoder.watch = watch
+        self._waiting = None
+        self._run = _Run(spec, start.attempt, start.cursor, source, planner, watch)
+        self._sizing = Sizing()
+        self._live, self._captured = True, self._capture.stats.captured
+        self._send(Started(spec.id, start.attempt, total))
+
+    def _may_plan(self, run: _Run) -> bool:
+        if self._paused.is_set() or run.planned is not None or len(run.flights) >= _AHEAD:
+            return False
+        return not run.planner.ended or bool(run.watch.incomplete)
+
+    def _is_done(self, run: _Run) -> bool:
+        under_way = run.flights or run.planned is not None
+        return run.planner.ended and not run.watch.incomplete and not under_way
+
+    def _plan(self, run: _Run) -> None:
+        """Plan the next chunk, and write its watermark unless live changes go first."""
+        holder = self._holder()
+        try:
+            holder.take(
+                self._capture, run.watch, ranges.table(run.source), self._seen,
+                self._commanded.is_set,
+            )  # fmt: skip
+            keys, owed = self._owed(run)
+            plan = run.planner.next(
+                holder.connection, self._sizing.rows, keys, self._commanded.is_set
+            )
+        except BaseException:
+            holder.close()
+            raise
+        if self._troubled:
+            self._troubled, self._delay = False, 0.0
+            self._send(Troubled(run.spec.id, run.attempt, None, None))
+        if not plan.ranges:
+            with self._capture.decoder():
+                run.watch.notings.remove(holder.noting)
+            self._release(holder)
+            return
+        reads = Reads(
+            run.spec, run.attempt, run.chunks, plan.cursor, plan.ranges, holder.snapshot, run.source,
+            self._url,
+        )  # fmt: skip
+        flight = _Flight(run.chunks, plan.rows, reads, holder, min(owed, run.chunks))
+        run.chunks += 1
+        run.planned = flight
+        # While changes come, they shall find the next batch free.
+        if not (self._live and run.flights):
+            self._emit(run)
+
+    def _owed(self, run: _Run) -> tuple[tuple[tuple[str, ...], ...], int]:
+        """Take the keys of rows to read once more, and the oldest chunk that waits for them."""
+        with self._capture.decoder():
+            incomplete = run.watch.incomplete
+            if run.watch.overflowed:
+                raise BackfillError(
+                    "too_many_incomplete",
+                    f"More rows of {run.spec.schema}.{run.spec.table} were updated without their"
+                    " unchanged large values than can be read again.",
+                    remedy="Pause for less time, or ALTER TABLE … REPLICA IDENTITY FULL; then start"
+                    " another backfill.",
+                )
+            keys = tuple(incomplete)[:KEYS]
+            return keys, min((incomplete.pop(key) for key in keys), default=MOVED)
+
+    def _emit(self, run: _Run) -> None:
+        flight, run.planned = run.planned, None
+        assert flight is not None and flight.holder is not None  # noqa: S101, PT018
+        content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
+        mark = Watermark(
+            content, flight.holder.noting, flight.reads, self._passed, flight.rows, run.attempt,
+            flight.owed,
+        )  # fmt: skip
+        flight.emitted = time.monotonic()
+        run.flights.append(flight)
+        self._send(
+            Planned(
+                run.spec.id, run.attempt, flight.chunk, len(flight.reads.ranges), flight.rows
+            )
+        )  # fmt: skip
+        with self._capture.decoder():
+            run.watch.watermarks[content] = mark
+        if self._emitter is None or self._emitter.closed:
+            self._emitter = open_session(self._url, statement="30s")
+        self._emitter.execute(SQL["watermark"], {"content": content})
+
+    def _told(self, told: _Told) -> None:
+        run = self._run
+        if run is None or told.attempt != run.attempt:
+            return
+        now = time.monotonic()
+        flight = next((f for f in run.flights if f.chunk == told.chunk), None)
+        if flight is None:
+            return
+        if told.what == "taken":
+            flight.taken = now
+            return
+        run.flights.remove(flight)
+        if flight.holder is not None:
+            self._release(flight.holder)
+        captured = self._capture.stats.captured
+        self._live, self._captured = captured > self._captured, captured
+        self._sizing.took(flight.rows, now - (flight.taken or flight.emitted), live=self._live)
+        run.untold.append((flight.chunk, flight.reads.cursor))
+        with self._capture.decoder():
+            waiting = [*run.watch.incomplete.values()]
+        waiting += [
+            f.owed for f in (*run.flights, *filter(None, [run.planned])) if f.owed < f.chunk
+        ]
+        whole = min(waiting, default=MOVED)
+        while run.untold and run.untold[0][0] < whole:
+            run.cursor = run.untold.popleft()[1]
+        reads = flight.reads
+        self._send(Delivered(run.spec.id, run.attempt, flight.chunk, len(reads.ranges), run.cursor))
+        if run.planned is not None:
+            self._emit(run)
+
+    def _expire(self, run: _Run) -> None:
+        """Let go of snapshots that have held back the server's clean-up for long."""
+        for flight in run.flights:
+            if flight.holder is not None and time.monotonic() - flight.emitted > _SNAPSHOT_SECONDS:
+                log.warning("a backfill's snapshot was given up", chunk=flight.chunk)
+                flight.holder.close()
+                flight.holder = None
+
+    def _trouble(self, error: BackfillError) -> None:
+        """Go back and try again later, or end the backfill."""
+        start = self._waiting
+        if start is None and self._run is not None:
+            start = _Start(self._run.spec, self._run.cursor, self._run.attempt)
+        if start is None:
+            return
+        if not error.transient:
+            self._give_up()
+            self._disconnect()
+            self._waiting = None
+            self._send(
+                Failed(start.spec.id, start.attempt, error.code, error.message, error.remedy)
+            )
+            return
+        log.warning("backfill interrupted", code=error.code, error=str(error))
+        self._troubled = True
+        self._send(Troubled(start.spec.id, start.attempt, error.code, str(error)))
+        self._disconnect()
+        low, high = _BACKOFF_SECONDS
+        self._delay = min(max(self._delay * 2, low), high) * random.uniform(0.7, 1.0)  # noqa: S311
+        if self._waiting is None:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Begin again behind what was told last, as another attempt."""
+        run = self._run
+        assert run is not None  # noqa: S101 - the callers have looked
+        self._give_up()
+        with self._lock:
+            if self._attempts == run.attempt:  # else somebody has another wish
+                self._waiting = _Start(run.spec, run.cursor, self._next_attempt())
+
+    def _give_up(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        with self._capture.decoder() as decoder:
+            decoder.watch = None
+        for flight in (*run.flights, *filter(None, [run.planned])):
+            if flight.holder is not None:
+                self._release(flight.holder)
+
+    def _holder(self) -> SnapshotHolder:
+        """Return a holder of snapshots that is free."""
+        while self._holders:
+            holder = self._holders.pop()
+            if not holder.lost:
+                return holder
+        return SnapshotHolder(self._url)
+
+    def _release(self, holder: SnapshotHolder) -> None:
+        holder.end()
+        if not holder.lost:
+            self._holders.append(holder)
+
+    def _disconnect(self) -> None:
+        for holder in self._holders:
+            holder.close()
+        self._holders.clear()
+        if self._emitter is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._emitter.close()
+            self._emitter = None
+
+    def _send(self, event: Event) -> None:
+        try:
+            self._on_event(event)
+        except Exception:  # whoever listens must not end the backfill
+            log.exception("a backfill's event could not be told")

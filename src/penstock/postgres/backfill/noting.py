@@ -26,6 +26,7 @@ TOUCHED: Final = 200_000
 """Changes after which it is cheaper to take another snapshot than to carry their keys around."""
 INCOMPLETE: Final = 100_000
 """Rows to be read again that are remembered."""
+MOVED: Final = 1 << 62
 
 
 class Snapshot(NamedTuple):
@@ -39,7 +40,7 @@ class Snapshot(NamedTuple):
     def parse(cls, text: str) -> Self:
         """Read the form `10:20:10,14`; raises `ValueError` on anything else."""
         xmin, xmax, active = text.split(":")
-        return cls(int(xmin), int(xmax), frozenset(map(int, active.split(","))) if active else set())  # type: ignore[arg-type]
+        return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, active.split(",")))))
 
     def sees(self, xid: int) -> bool:
         """Tell whether the snapshot has what a transaction did; `xid` has the 32 bits of pgoutput."""
@@ -54,23 +55,31 @@ class Snapshot(NamedTuple):
 class Recent:
     """The ids of the last transactions that were decoded, at least in part."""
 
-    __slots__ = ("_at", "_xids")
+    __slots__ = ("_xids", "count")
 
     def __init__(self) -> None:
         self._xids = array("I")
-        self._at = 0
+        self.count = 0
+        """How many there were in all."""
 
     def add(self, xid: int) -> None:
         """Remember an id, in the place of the oldest."""
-        try:
-            self._xids[self._at] = xid
-        except IndexError:
+        count = self.count
+        if count < RECENT:
             self._xids.append(xid)
-        self._at = self._at + 1 & RECENT - 1
+        else:
+            self._xids[count & RECENT - 1] = xid
+        self.count = count + 1
 
-    def copy(self) -> array[int]:
-        """Return the ids, in no order."""
-        return self._xids[:]
+    def since(self, count: int) -> array[int]:
+        """Return the ids behind the first `count` ones, as far as they are remembered, in no order."""
+        new = min(self.count - count, RECENT, self.count)
+        if new >= RECENT:
+            return self._xids[:]
+        end = self.count & RECENT - 1
+        if new <= end:
+            return self._xids[end - new : end]
+        return self._xids[:end] + self._xids[end - new :]
 
 
 def unseen(snapshot: Snapshot, xids: Iterable[int]) -> set[int]:
@@ -137,7 +146,8 @@ class Watermark:
     """A chunk on its way through the WAL: `content` is what its message there says.
 
     `reads` is complete once the decoder has come to the message, or None if the chunk can't be used
-    and has to be planned again; then `passed` is called, with the capture's lock held.
+    and has to be planned again; then `passed` is called, with the capture's lock held. `since` is the
+    oldest chunk that is whole only when all of this one was read.
     """
 
     content: bytes
@@ -145,7 +155,8 @@ class Watermark:
     reads: Reads | None
     passed: Callable[[Watermark], None]
     rows: int
-    done: bool = False
+    attempt: int
+    since: int
 
 
 @dataclass(eq=False)
@@ -154,8 +165,8 @@ class Watch:
 
     `sorts`: rows come by a column that may change without the WAL telling its old value. `incomplete`
     are keys of rows to be read once more, whatever the cursor: an update left out what it had not
-    changed, and the row moved, perhaps to where the backfill has been already, or its read was left
-    out.
+    changed, and the row's read was left out, or it moved, perhaps to where the backfill has been
+    already. Each has the number of the chunk that is not whole without it, `MOVED` if none is.
     """
 
     schema: str
@@ -163,7 +174,7 @@ class Watch:
     sorts: bool
     notings: list[Noting] = field(default_factory=list)
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
-    incomplete: dict[tuple[str, ...], None] = field(default_factory=dict)
+    incomplete: dict[tuple[str, ...], int] = field(default_factory=dict)
     overflowed: bool = False
 
     def begin(self, xid: int) -> None:
@@ -179,7 +190,7 @@ class Watch:
         for noting in self.notings:
             noting.add(xid, noted.hashes, noted.key)
         if noted.key is not None and (noted.moved or self.sorts):
-            self._again(noted.key)
+            self._again(noted.key, MOVED)
 
     def truncate(self, table: Table, xid: int) -> None:
         """Note that the table was emptied."""
@@ -196,20 +207,19 @@ class Watch:
             return None
         noting = found.noting
         self.notings.remove(noting)
-        found.done = True
         if noting.everything:
             found.reads = None
         else:
             for key in noting.incomplete():
-                self._again(key)
+                self._again(key, found.since)
             found.reads = replace(
                 found.reads, lsn=begin.final_lsn, microseconds=begin.timestamp, xid=begin.xid,
                 touched=noting.touched(), moved=moved(self.schema, self.table),
             )  # fmt: skip
         return found
 
-    def _again(self, key: tuple[str, ...]) -> None:
+    def _again(self, key: tuple[str, ...], since: int) -> None:
         if len(self.incomplete) < INCOMPLETE:
-            self.incomplete[key] = None
+            self.incomplete[key] = min(since, self.incomplete.get(key, MOVED))
         else:
             self.overflowed = True

@@ -78,13 +78,26 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """A column that rows are ordered by.
+
+    `type` is the SQL name of the type that its text is cast to, `operators` the schema of what
+    compares it.
+    """
+
+    name: str
+    type: str
+    operators: str
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """What a range's reader must know of the table, so that its rows are as those of the WAL.
 
     `relation`, `shape`, `group_by` and `split_by` are what `Table` takes; `relation` has the columns
-    that the publication has. `row_filter` is the publication's, as SQL. `key_types` are SQL names of
-    the primary key's types, in key order, `sort_type` the one of `sort_by`; `key_operators` and
-    `sort_operator` what compares them ("greater than"), qualified.
+    that the publication has, `types` what is to be known of their types. `row_filter` is the
+    publication's, as SQL. `partitioned`: the rows are in partitions. `key` is the primary key, `sort`
+    the column of `sort_by`. `utf8`: text is UTF-8 for certain.
     """
 
     relation: Relation
@@ -95,10 +108,10 @@ class Source:
     group_by: tuple[str, ...] | None
     split_by: tuple[str, ...] | None
     row_filter: str | None
-    key_types: tuple[str, ...]
-    key_operators: tuple[str, ...]
-    sort_type: str | None = None
-    sort_operator: str | None = None
+    partitioned: bool
+    key: tuple[Ordered, ...]
+    sort: Ordered | None
+    utf8: bool
 
 
 @dataclass(frozen=True, slots=True)

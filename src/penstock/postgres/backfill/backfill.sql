@@ -1,0 +1,154 @@
+-- What a backfill asks of the source. Parameters are psycopg's; {names} are put in as SQL. Everything
+-- is qualified, as the session's search_path is empty.
+
+-- name: session
+-- Limits of a session that reads a table, over those of a capture's. `row_security` off: a policy that
+-- hid rows is an error. %(statement)s, %(idle)s: how long a statement, and a session without one, may
+-- take.
+SELECT pg_catalog.set_config(s.name, v.value, false)
+FROM (VALUES
+    ('row_security', 'off'),
+    ('lock_timeout', '5s'),
+    ('statement_timeout', %(statement)s),
+    ('idle_in_transaction_session_timeout', '0'),
+    ('idle_session_timeout', %(idle)s),
+    ('synchronous_commit', 'local'),
+    ('default_transaction_read_only', 'off')) AS v (name, value)
+JOIN pg_catalog.pg_settings AS s ON s.name = v.name
+
+-- name: server
+-- Whether a watermark can be written here, and whether text is UTF-8 for certain.
+SELECT pg_catalog.pg_is_in_recovery(),
+       pg_catalog.current_setting('server_encoding') <> 'SQL_ASCII'
+
+-- name: table
+-- A table by its name. %(schema)s, %(table)s. No row: there is none.
+SELECT c.oid::pg_catalog.int8, c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text,
+       pg_catalog.row_security_active(c.oid), c.reltuples::pg_catalog.float8,
+       pg_catalog.pg_relation_size(c.oid)
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
+
+-- name: published
+-- What a publication has of a table. %(publication)s, %(schema)s, %(table)s. No row: nothing. Names
+-- of columns, null for all (before Postgres 15 there are no lists), and the row filter.
+SELECT (SELECT pg_catalog.array_agg(a) FROM pg_catalog.jsonb_array_elements_text(
+            CASE WHEN t.j -> 'attnames' <> 'null' THEN t.j -> 'attnames' END) AS a),
+       t.j ->> 'rowfilter'
+FROM (SELECT pg_catalog.to_jsonb(p) AS j FROM pg_catalog.pg_publication_tables AS p
+      WHERE p.pubname = %(publication)s AND p.schemaname = %(schema)s
+        AND p.tablename = %(table)s) AS t
+
+-- name: columns
+-- The columns that the WAL has of a table, in its order. %(oid)s: the table. %(names)s: those that
+-- are published, null for all. Before Postgres 18 no generated column is, whatever the list says.
+-- Last: whether it belongs to the replica identity.
+SELECT a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8, a.atttypmod,
+       c.relreplident = 'f' OR EXISTS (
+           SELECT FROM pg_catalog.pg_index AS i
+           WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+             AND a.attnum = ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts - 1])
+             AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                                     WHEN 'i' THEN i.indisreplident ELSE false END)
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.oid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+  AND (%(names)s::pg_catalog.text[] IS NULL OR a.attname = ANY (%(names)s::pg_catalog.text[]))
+  AND (a.attgenerated = '' OR (
+      a.attgenerated = 's' AND %(names)s::pg_catalog.text[] IS NOT NULL
+      AND pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 180000))
+ORDER BY a.attnum
+
+-- name: ordered
+-- How columns are compared: the type that a value is cast to (a domain's base), and the schema of its
+-- operators `>`, `=` and the others. %(oid)s: the table; %(columns)s: its columns, in this order. A
+-- schema is null where the type has no order.
+SELECT k.name,
+       pg_catalog.format_type(b.oid, -1),
+       o.nspname::pg_catalog.text
+FROM pg_catalog.unnest(%(columns)s::pg_catalog.text[]) WITH ORDINALITY AS k (name, place)
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = %(oid)s AND a.attname = k.name
+CROSS JOIN LATERAL (
+    WITH RECURSIVE base (oid) AS (
+        SELECT a.atttypid
+        UNION ALL
+        SELECT t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.oid
+        WHERE t.typtype = 'd')
+    SELECT t.oid, t.typtype, t.typcategory
+    FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.oid
+    WHERE t.typtype <> 'd') AS b
+LEFT JOIN LATERAL (
+    -- The default operator class for B-trees, as ORDER BY finds it.
+    SELECT n.nspname
+    FROM pg_catalog.pg_opclass AS c
+    JOIN pg_catalog.pg_am AS m ON m.oid = c.opcmethod AND m.amname = 'btree'
+    JOIN pg_catalog.pg_amop AS p ON p.amopfamily = c.opcfamily AND p.amopstrategy = 5
+     AND p.amoplefttype = c.opcintype AND p.amoprighttype = c.opcintype
+    JOIN pg_catalog.pg_operator AS g ON g.oid = p.amopopr AND g.oprname = '>'
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = g.oprnamespace
+    JOIN pg_catalog.pg_type AS i ON i.oid = c.opcintype
+    WHERE c.opcdefault AND (
+        c.opcintype = b.oid
+        OR i.typname = CASE b.typtype WHEN 'e' THEN 'anyenum' WHEN 'r' THEN 'anyrange'
+                                      WHEN 'm' THEN 'anymultirange' WHEN 'c' THEN 'record'
+                                      ELSE CASE b.typcategory WHEN 'A' THEN 'anyarray' END END
+        OR EXISTS (SELECT FROM pg_catalog.pg_cast AS x
+                   WHERE x.castsource = b.oid AND x.casttarget = c.opcintype
+                     AND x.castmethod = 'b'))
+    ORDER BY c.opcintype = b.oid DESC, i.typispreferred DESC
+    LIMIT 1) AS o ON true
+WHERE a.attnum > 0 AND NOT a.attisdropped
+ORDER BY k.place
+
+-- name: begin
+-- A transaction that sees one state of the database.
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
+
+-- name: lock
+-- Before the snapshot is taken: a rewrite or truncation after it would show no row.
+LOCK TABLE {table} IN ACCESS SHARE MODE
+
+-- name: snapshot
+-- The snapshot under the name that other sessions import it by, and what it sees.
+SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text
+
+-- name: import
+-- Makes another session's snapshot this transaction's.
+SET TRANSACTION SNAPSHOT {snapshot}
+
+-- name: watermark
+-- Writes a message into the WAL, in a transaction of its own. %(content)s: bytes.
+SELECT pg_catalog.pg_logical_emit_message(true, 'penstock', %(content)s::pg_catalog.bytea)
+
+-- name: bound
+-- The last key of the next rows, behind `offset` others.
+SELECT {key} FROM {table} WHERE {condition} ORDER BY {order} OFFSET {offset} LIMIT 1
+
+-- name: scan
+-- Of the next `scanned` rows, the key of every `step`th that the filter holds for, at most `rows` of
+-- them, and of the last one looked at. Before the key: for how many it held up to there, and whether
+-- there may be more rows behind.
+SELECT s.matched, s.places >= {scanned}, {names}
+FROM (
+    SELECT {names}, wanted,
+           pg_catalog.row_number() OVER w AS place,
+           pg_catalog.count(*) OVER () AS places,
+           pg_catalog.count(*) FILTER (WHERE wanted) OVER w AS matched
+    FROM (SELECT {named}, ({filter}) IS TRUE AS wanted FROM {table} WHERE {condition}
+          ORDER BY {order} LIMIT {scanned}) AS looked
+    WINDOW w AS (ORDER BY {names} ROWS UNBOUNDED PRECEDING)) AS s
+WHERE (s.wanted AND s.matched % {step} = 0 AND s.matched <= {rows}) OR s.place = s.places
+ORDER BY s.place
+
+-- name: copy
+-- A range's rows, in the one order that they have whenever they are read again.
+COPY (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order}) TO STDOUT (FORMAT csv)
+
+-- name: count
+-- The rows of a small table.
+SELECT pg_catalog.count(*) FROM {table} WHERE {condition}
+
+-- name: estimate
+-- The planner's notion of how many rows there are.
+EXPLAIN (FORMAT json) SELECT FROM {table} WHERE {condition}

@@ -1,0 +1,82 @@
+"""Connections that read tables, and what their errors mean for a backfill."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+
+from penstock.postgres.backfill.spec import BackfillError
+from penstock.postgres.errors import CaptureError
+from penstock.postgres.replication import capture_error, connect
+from penstock.queries import load
+
+SQL: Final = load("penstock.postgres.backfill", "backfill.sql")
+_SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
+_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# By SQLSTATE: code, whether trying again may help, remedy.
+_KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
+    "42P01": ("table_missing", False, "It was dropped or renamed; cancel the backfill."),
+    "42703": ("column_missing", False, "Correct `sort_by`, or the condition."),
+    "42501": ("permission_denied", False, "GRANT SELECT on the table to the source's role."),
+    "57014": (
+        "timeout", False,
+        "It took too long to find the next rows: an index on the `sort_by` column helps.",
+    ),
+    "55P03": ("locked", True, "Something holds a lock on the table."),
+    "40001": ("conflict", True, ""),
+    "40P01": ("conflict", True, ""),
+}  # fmt: skip
+
+
+def open_session(url: str, *, statement: str, idle: str = "0") -> Connection:
+    """Return a connection that prints values as a capture's does.
+
+    `statement` and `idle` are how long a statement, and a session that does nothing, may take
+    (`120s`; 0 for ever). Raises `BackfillError`.
+    """
+    try:
+        connection = connect(url, application_name="penstock backfill", **_TCP)
+    except CaptureError as error:
+        raise known(error) from None
+    try:
+        connection.execute(_SETTINGS)
+        connection.execute(SQL["session"], {"statement": statement, "idle": idle})
+    except psycopg.Error as error:
+        connection.close()
+        raise backfill_error(error) from None
+    return connection
+
+
+def known(error: CaptureError) -> BackfillError:
+    """Return an error of the capture's as one of a backfill."""
+    return BackfillError(error.code, error.message, remedy=error.remedy, transient=error.transient)
+
+
+def backfill_error(error: psycopg.Error) -> BackfillError:
+    """Return what a server's error means, and what to do about it."""
+    found = capture_error(error, "connection of a backfill")
+    special = _KNOWN.get(error.sqlstate or "")
+    if special is None:
+        return known(found)
+    code, transient, remedy = special
+    said = error.diag.message_primary or str(error)
+    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Turn psycopg's errors into `BackfillError`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise backfill_error(error) from None
+    except CaptureError as error:
+        if isinstance(error, BackfillError):
+            raise
+        raise known(error) from None
