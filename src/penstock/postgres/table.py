@@ -305,6 +305,15 @@ class Table:
         """Whether a row's own key orders its messages too, as its deletes do not tell its group."""
         return self._tied
 
+    @property
+    def key(self) -> Sequence[int]:
+        """The places of the primary key's columns, in key order."""
+        return self._key
+
+    def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
+        """Return what a transaction's metadata begin with, and what their idempotency keys do."""
+        return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
+
     def row_hashes(self, columns: Sequence[Sequence[bytes | None]]) -> RowHashes:
         """Return what many rows are grouped, ordered and known by; `columns` has their values."""
         own = self._hashes(columns, self._own)

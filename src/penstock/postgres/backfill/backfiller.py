@@ -138,7 +138,7 @@ class Backfiller:
         self._sizing = Sizing()
         self._live = True
         self._captured = 0
-        self._delay = 0.0
+        self._delay = self._not_before = 0.0
         self._troubled = False
         self._run_name = secrets.token_hex(16)
         capture.on_reads = self._tell
@@ -247,7 +247,8 @@ class Backfiller:
             if self._waiting is not None and self._waiting.attempt < newest:
                 self._waiting = None
             if isinstance(item, _Start) and item.attempt == newest:
-                self._waiting, self._delay, self._troubled = item, 0.0, False
+                self._waiting, self._troubled = item, False
+                self._delay = self._not_before = 0.0
             elif isinstance(item, _Again):
                 if self._run is not None and self._run.attempt == item.attempt:
                     self._go_back()
@@ -257,7 +258,7 @@ class Backfiller:
     def _idle_seconds(self) -> float:
         """Return for how long there is nothing to do unless somebody says so."""
         if self._waiting is not None:
-            return self._delay or _CONNECTED_SECONDS
+            return max(self._not_before - time.monotonic(), _CONNECTED_SECONDS)
         run = self._run
         if run is None:
             return 60.0
@@ -265,7 +266,7 @@ class Backfiller:
 
     def _step(self) -> None:
         """Do the next thing: begin, plan, or end."""
-        if self._waiting is not None:
+        if self._waiting is not None and time.monotonic() >= self._not_before:
             self._begin(self._waiting)
         run = self._run
         if run is None:
@@ -286,10 +287,10 @@ class Backfiller:
             return  # the capture has not connected yet
         spec = start.spec
         holder = self._holder()
+        self._holders.append(holder)
         source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
         planner = Planner(source, spec, start.cursor, self._capture.options.splits)
         total = inspect.estimate(holder.connection, source, spec)
-        self._holders.append(holder)
         watch = Watch(spec.schema, spec.table, source.sort is not None)
         with self._capture.decoder() as decoder:
             decoder.watch = watch
@@ -438,6 +439,7 @@ class Backfiller:
         self._disconnect()
         low, high = _BACKOFF_SECONDS
         self._delay = min(max(self._delay * 2, low), high) * random.uniform(0.7, 1.0)  # noqa: S311
+        self._not_before = time.monotonic() + self._delay
         if self._waiting is None:
             self._go_back()
 

@@ -34,11 +34,11 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
 }  # fmt: skip
 
 
-def open_session(url: str, *, statement: str, idle: str = "0") -> Connection:
+def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
     """Return a connection that prints values as a capture's does.
 
-    `statement` and `idle` are how long a statement, and a session that does nothing, may take
-    (`120s`; 0 for ever). Raises `BackfillError`.
+    `statement`, `lock` and `idle` are how long a statement may take, how long it may wait for a lock,
+    and how long the session may do nothing (`120s`; 0 for ever). Raises `BackfillError`.
     """
     try:
         connection = connect(url, application_name="penstock backfill", **_TCP)
@@ -46,7 +46,7 @@ def open_session(url: str, *, statement: str, idle: str = "0") -> Connection:
         raise known(error) from None
     try:
         connection.execute(_SETTINGS)
-        connection.execute(SQL["session"], {"statement": statement, "idle": idle})
+        connection.execute(SQL["session"], {"statement": statement, "lock": lock, "idle": idle})
     except psycopg.Error as error:
         connection.close()
         raise backfill_error(error) from None

@@ -1,0 +1,140 @@
+"""A backfill under test: a capture, a backfiller beside it, and what Spark's tasks would do."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pyarrow as pa
+
+from penstock.embedded.handles import Database
+from penstock.message import Position
+from penstock.postgres.backfill.backfiller import Backfiller
+from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
+from penstock.postgres.backfill.read import read_range
+from penstock.postgres.backfill.spec import BackfillSpec, Cursor, Reads
+from penstock.postgres.chunk import Chunk, partition
+from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
+
+Key = tuple[Any, ...]
+
+
+def batches(chunk: Chunk) -> list[pa.RecordBatch]:
+    """Return a chunk's messages, read by its tasks where it is one of a backfill."""
+    if chunk.reads is None:
+        return partition([chunk], 1)
+    return [b for i in range(len(chunk.reads.ranges)) for b in read_range(chunk.reads, i)]
+
+
+class Backfilling:
+    """Drives a capture with a backfiller, as Spark would, and remembers what came."""
+
+    def __init__(self, url: str, start: Position | None = None, **options: Any) -> None:
+        self.reader = Reader(url, start, **options)
+        self.events: list[Event] = []
+        self.received: list[Message] = []
+        self.chunks: list[Reads] = []
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.backfiller = Backfiller(self.reader.capture, self._queue.put)
+
+    def start(self, table: str = "public.t", cursor: Cursor = None, **spec: Any) -> int:
+        """Start a backfill of a table, number 1, for the sink `sink`."""
+        schema, _, name = table.partition(".")
+        return self.backfiller.start(BackfillSpec(1, "sink", schema, name, **spec), cursor)
+
+    def heard(self) -> list[Event]:
+        """Return the events that have come since the last call."""
+        new = []
+        while not self._queue.empty():
+            new.append(self._queue.get())
+        self.events += new
+        return new
+
+    def await_event(self, kind: type[Event]) -> Event:
+        """Wait for the next event of a kind, without a batch meanwhile."""
+        while True:
+            event = self._queue.get(timeout=PATIENCE)
+            self.events.append(event)
+            if isinstance(event, kind):
+                return event
+
+    def batch(self, wait: float = 0.2) -> list[Message]:
+        """Deliver and confirm the next batch, if one comes within `wait` seconds."""
+        reader = self.reader
+        reader.capture.confirm(reader.position)
+        end = reader.capture.available(reader.position, 10_000, wait)
+        if end == reader.position:
+            return []
+        chunks = reader.capture.take(reader.position, end)
+        found = messages([b for chunk in chunks for b in batches(chunk)])
+        self.chunks += [chunk.reads for chunk in chunks if chunk.reads is not None]
+        assert len(chunks) == 1 or all(chunk.reads is None for chunk in chunks)
+        reader.position = end
+        reader.capture.confirm(end)
+        self.received += found
+        return found
+
+    def run(self, until: Callable[[], bool] | None = None) -> list[Message]:
+        """Deliver batches until the backfill is done (or `until` holds); return all messages."""
+        for _ in range(100_000):
+            self.batch(0.05)
+            new = self.heard()
+            failed = [event for event in new if isinstance(event, Failed)]
+            assert not failed, failed
+            if until() if until else any(isinstance(event, Done) for event in new):
+                return self.received
+        raise AssertionError("the backfill does not end")
+
+    def failed(self) -> Failed:
+        """Wait for the backfill to fail."""
+        event = self.await_event(Failed)
+        assert isinstance(event, Failed)
+        return event
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the backfill stood when it last told."""
+        told = [event for event in self.events if isinstance(event, Delivered)]
+        return told[-1].cursor if told else None
+
+    def reads(self) -> list[Message]:
+        """Return the reads that came."""
+        return [message for message in self.received if message.action == "read"]
+
+    def close(self) -> None:
+        """End both, as a kill would, but for what the server is told."""
+        self.backfiller.close()
+        self.reader.capture.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def backfilling(database: Database, *statements: str, **options: Any) -> Iterator[Backfilling]:
+    """Prepare a database and yield a capture of it with a backfiller."""
+    prepare(database, *statements)
+    with Backfilling(database.url, **options) as driver:
+        yield driver
+
+
+def fold(received: Sequence[Message], key: Sequence[str] = ("id",)) -> dict[Key, Mapping[str, Any]]:
+    """Return the table that the messages tell of; a read after a newer change of its row fails."""
+    rows: dict[Key, dict[str, Any]] = {}
+    for message in received:
+        at = tuple(message.record.get(k) for k in key)
+        if message.action == "delete":
+            rows.pop(at, None)
+        elif message.action == "truncate":
+            rows.clear()
+        else:
+            old = {**message.record, **(message.changes or {})}
+            before = rows.pop(tuple(old.get(k) for k in key), {})
+            kept = {n: before[n] for n in message.metadata["unavailable"] if n in before}
+            rows[at] = {**message.record, **kept}
+    return rows
