@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from penstock.expressions.catalog import Columns, ColumnType, load_columns
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.nodes import Typed
+from penstock.expressions.parse import parse_condition, parse_select, parse_value
+from penstock.expressions.syntax import Expression
 from penstock.expressions.types import Field, Kind, Reference, Type
+from penstock.expressions.typing import typed
 
 __all__ = [
     "ColumnType",
     "Columns",
+    "Expression",
     "ExpressionError",
     "Field",
     "Kind",
     "Reference",
     "Type",
+    "Typed",
     "load_columns",
+    "parse_condition",
+    "parse_select",
+    "parse_value",
+    "typed",
 ]

@@ -84,7 +84,7 @@ class ColumnType:
 Columns = Mapping[tuple[str, str], Mapping[str, ColumnType]]
 """Each table's columns and their types; a table by schema and name."""
 
-_OPAQUE: Final = Type(Kind.TEXT, ordered=False)
+_OPAQUE: Final = Type(Kind.TEXT, ordered=False, form="opaque")
 _BUILT_IN: Final[dict[str, Type]] = {
     "bool": BOOL,
     "int2": INT,

@@ -70,7 +70,8 @@ class Type:
         single: Of a float: whether it is a real.
         folded: Of a text: whether case makes no difference (citext).
         width: Of a text: n of a char(n), 0 for any other.
-        form: Of a text: which form literals must have: uuid, bytea, inet, enum; else empty.
+        form: Of a text: the type that it is the text of, where that is no text itself: uuid, bytea,
+            inet, enum, opaque (any other).
         labels: Of an enum's text: its labels.
     """
 
@@ -93,10 +94,8 @@ class Type:
         return _SPARK[self.kind]
 
     def __str__(self) -> str:
-        if self.form == "enum":
-            return "an enum"
-        if self.kind is Kind.TEXT and self.form:
-            return f"a {self.form}" if self.form != "inet" else "an inet"
+        if self.form:
+            return _FORMS[self.form]
         return _NAMES[self.kind]
 
 
@@ -124,6 +123,14 @@ _NAMES: Final = {
     Kind.TIME: "a time",
     Kind.INTERVAL: "an interval",
     Kind.JSON: "a JSON value",
+}
+
+_FORMS: Final = {
+    "uuid": "a uuid",
+    "bytea": "a bytea",
+    "inet": "an inet",
+    "enum": "an enum",
+    "opaque": "of a type without operators here",
 }
 
 BOOL: Final = Type(Kind.BOOL)

@@ -1,0 +1,263 @@
+"""Types an expression against the catalog: each operand gets the type that its operator works on.
+
+What can never be evaluated is refused here, with its reason; what some rows alone can't give is
+left to `Node.fails`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.expressions import operators
+from penstock.expressions.casts import cast, convert, settled, text_form
+from penstock.expressions.catalog import Columns
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.literals import number, numeric_type, read, span
+from penstock.expressions.names import Names
+from penstock.expressions.nodes import Node, Typed
+from penstock.expressions.syntax import Expr, Expression, TypedLiteral, TypeName
+from penstock.expressions.types import (
+    BOOL,
+    DATE,
+    FLOAT,
+    INT,
+    INTERVAL,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    Field,
+    Kind,
+    Reference,
+    Type,
+)
+from penstock.expressions.unify import comparable, unify
+
+_UNITS = (
+    "microseconds", "milliseconds", "second", "minute", "hour", "day", "week", "month", "quarter",
+    "year",
+)  # fmt: skip
+_LITERAL_TYPES = {
+    "boolean": BOOL,
+    "smallint": INT,
+    "integer": INT,
+    "bigint": INT,
+    "real": Type(Kind.FLOAT, single=True),
+    "double precision": FLOAT,
+    "text": TEXT,
+    "varchar": TEXT,
+    "uuid": Type(Kind.TEXT, form="uuid"),
+    "date": DATE,
+    "timestamp": TIMESTAMP,
+    "timestamptz": TIMESTAMPTZ,
+    "time": TIME,
+    "interval": INTERVAL,
+}
+
+
+def typed(expression: Expression, columns: Columns) -> Typed:
+    """Return an expression with its names looked up in `columns` and its types settled.
+
+    Raises `ExpressionError` for a column that no table has, for operands that don't go together, and
+    for a condition that is no boolean.
+    """
+    names = Names(columns)
+    root = settled(Typer(names).node(expression.root))
+    if expression.condition and root.kind is not Kind.BOOL:
+        if root.kind is not Kind.JSON:
+            raise ExpressionError(
+                expression.root.position, f"a condition is expected, but this is {root.type}"
+            )
+        root = convert(root, BOOL, expression.root.position)
+    return Typed(root, tuple(names.lacking.items()))
+
+
+class Typer:
+    """Types one expression's nodes; a string literal stays `unknown` until its context is known."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def node(self, expr: Expr) -> Node:
+        """Return the typed node; raises `ExpressionError`."""
+        match expr.op:
+            case "reference":
+                assert isinstance(expr.value, Reference)  # noqa: S101
+                type_ = self._names.type(expr.value, expr.position)
+                return Node("field", type_, value=Field(expr.value, type_))
+            case "string":
+                return Node("unknown", TEXT, value=expr.value)
+            case "null":
+                return Node("unknown", TEXT, value=None)
+            case "bool":
+                return Node("literal", BOOL, value=expr.value)
+            case "number":
+                return _number(expr)
+            case "typed":
+                return _typed_literal(expr)
+            case "and" | "or" | "not":
+                args = tuple(self._condition(a) for a in expr.args)
+                return Node(expr.op, BOOL, args)
+            case "is true" | "is false":
+                return Node(expr.op, BOOL, (self._condition(expr.args[0]),))
+            case "is null":
+                return Node("is null", BOOL, (_presence(self.node(expr.args[0])),))
+            case "between":
+                return self._between(expr)
+            case "in":
+                args = comparable("=", self._nodes(expr.args), _positions(expr))
+                return Node("in", BOOL, args)
+            case "=" | "<>" | "<" | "<=" | ">" | ">=" | "is distinct":
+                args = comparable(expr.op, self._nodes(expr.args), _positions(expr))
+                return Node(expr.op, BOOL, args)
+            case "like" | "ilike":
+                return self._like(expr)
+            case "case":
+                return self._case(expr)
+            case "coalesce":
+                args = unify(self._nodes(expr.args), _positions(expr))
+                return Node("coalesce", args[0].type, args)
+            case "cast":
+                assert isinstance(expr.value, TypeName)  # noqa: S101
+                return cast(self.node(expr.args[0]), expr.value, expr.position)
+        return self._operator(expr)
+
+    def _nodes(self, exprs: Sequence[Expr]) -> list[Node]:
+        return [self.node(e) for e in exprs]
+
+    def _condition(self, expr: Expr) -> Node:
+        node = self.node(expr)
+        if node.op == "unknown" or node.kind in (Kind.BOOL, Kind.JSON):
+            return convert(node, BOOL, expr.position)
+        raise ExpressionError(expr.position, f"a condition is expected here, not {node.type}")
+
+    def _between(self, expr: Expr) -> Node:
+        value, low, high = comparable("<", self._nodes(expr.args), _positions(expr))
+        return Node("and", BOOL, (Node(">=", BOOL, (value, low)), Node("<=", BOOL, (value, high))))
+
+    def _case(self, expr: Expr) -> Node:
+        conditions = [self._condition(e) for e in expr.args[:-1:2]]
+        exprs = [*expr.args[1::2], expr.args[-1]]
+        results = unify([self.node(e) for e in exprs], [e.position for e in exprs])
+        args: list[Node] = []
+        for condition, result in zip(conditions, results, strict=False):
+            args += [condition, result]
+        return Node("case", results[0].type, (*args, results[-1]))
+
+    def _like(self, expr: Expr) -> Node:
+        value, pattern = expr.args
+        if pattern.op != "string":
+            raise ExpressionError(
+                pattern.position, f"the pattern of {expr.op} must be a '…' literal"
+            )
+        node = self._text(value, expr.op)
+        assert isinstance(pattern.value, str)  # noqa: S101
+        escaped = operators.like_pattern(pattern.value, expr.value, pattern.position)
+        op = "ilike" if node.type.folded else expr.op
+        return Node(op, BOOL, (node,), escaped)
+
+    def _text(self, expr: Expr, op: str) -> Node:
+        node = self.node(expr)
+        if node.op == "unknown" or node.kind is Kind.JSON:
+            return convert(node, TEXT, expr.position)
+        if node.kind is Kind.TEXT and not node.type.form:
+            return node
+        raise ExpressionError(
+            expr.position, f"{op} takes a text, and this is {node.type}; cast it by ::text"
+        )
+
+    def _operator(self, expr: Expr) -> Node:
+        position = expr.position
+        match expr.op:
+            case "||":
+                return self._concat(expr)
+            case "lower" | "upper":
+                node = self._text(expr.args[0], expr.op)
+                return Node(expr.op, Type(Kind.TEXT, folded=node.type.folded), (node,))
+            case "length":
+                return Node("length", INT, (self._text(expr.args[0], expr.op),))
+            case "now":
+                return Node("now", TIMESTAMPTZ)
+            case "date_trunc":
+                return self._date_trunc(expr)
+            case "neg":
+                return operators.negate(self.node(expr.args[0]), position)
+            case "abs":
+                return operators.absolute(self.node(expr.args[0]), position)
+            case "round":
+                places = None if len(expr.args) == 1 else self._places(expr.args[1])
+                return operators.rounded(self.node(expr.args[0]), places, position)
+        left, right = self._nodes(expr.args)
+        return operators.arithmetic(expr.op, left, right, position, expr.args[1].position)
+
+    def _places(self, expr: Expr) -> int:
+        node = self.node(expr)
+        if node.op != "literal" or node.kind is not Kind.INT or abs(node.value) > 1000:
+            raise ExpressionError(expr.position, "the places to round to must be a number")
+        return int(node.value)
+
+    def _concat(self, expr: Expr) -> Node:
+        nodes = self._nodes(expr.args)
+        if not any(n.op == "unknown" or n.kind in (Kind.TEXT, Kind.JSON) for n in nodes):
+            raise ExpressionError(expr.position, "|| joins texts, and none of these is one")
+        parts = zip(nodes, expr.args, strict=True)
+        return Node("concat", TEXT, tuple(text_form(n, e.position) for n, e in parts))
+
+    def _date_trunc(self, expr: Expr) -> Node:
+        unit, time = expr.args
+        if unit.op != "string" or not isinstance(unit.value, str):
+            raise ExpressionError(unit.position, "the unit must be a literal, like 'day'")
+        name = unit.value.lower()
+        if name not in _UNITS:
+            name = next((u for u in _UNITS if u in (f"{name}s", name.removesuffix("s"))), "")
+        if not name:
+            raise ExpressionError(
+                unit.position, f"unknown unit {unit.value[:20]!r}; there are {', '.join(_UNITS)}"
+            )
+        node = self.node(time)
+        if node.kind is Kind.DATE:
+            node = convert(node, TIMESTAMPTZ, time.position)
+        if node.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ) or node.op == "unknown":
+            raise ExpressionError(
+                time.position, f"date_trunc takes a date or timestamp, not {node.type}"
+            )
+        return Node("date_trunc", node.type, (node,), name)
+
+
+def _positions(expr: Expr) -> list[int]:
+    return [e.position for e in expr.args]
+
+
+def _presence(node: Node) -> Node:
+    """Return what is null where a node is: a value need not fit into its kind to be there."""
+    if node.op != "field" or node.kind in (Kind.JSON, Kind.TEXT):
+        return settled(node)
+    return Node("field", TEXT, value=Field(node.value.reference, TEXT))
+
+
+def _number(expr: Expr) -> Node:
+    assert isinstance(expr.value, str)  # noqa: S101
+    if expr.value.isdigit() and len(expr.value) < 20 and int(expr.value) < 1 << 63:
+        return Node("literal", INT, value=int(expr.value))
+    try:
+        # More digits than a numeric's are for comparisons with floats.
+        value = number(expr.value, most=400)
+    except ValueError as error:
+        raise ExpressionError(expr.position, f"{expr.value[:50]}: {error}") from None
+    return Node("literal", numeric_type(value), value=value)
+
+
+def _typed_literal(expr: Expr) -> Node:
+    assert isinstance(expr.value, TypedLiteral)  # noqa: S101
+    name, text = expr.value.type.name, expr.value.text
+    if name == "numeric":
+        node = Node("unknown", TEXT, value=text)
+        return cast(node, expr.value.type, expr.position)
+    type_ = _LITERAL_TYPES.get(name)
+    if type_ is None:
+        raise ExpressionError(expr.position, f"write '…'::{name}")
+    try:
+        value = span(text) if type_ is INTERVAL else read(text, type_)
+    except ValueError as error:
+        raise ExpressionError(expr.position, f"{name} {text[:50]!r}: {error}") from None
+    return Node("literal", type_, value=value)

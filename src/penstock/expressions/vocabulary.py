@@ -1,0 +1,134 @@
+"""The words of the language: all that is allowed, and what is said of what is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
+    "coalesce": (1, 100),
+    "lower": (1, 1),
+    "upper": (1, 1),
+    "length": (1, 1),
+    "abs": (1, 1),
+    "round": (1, 2),
+    "date_trunc": (2, 2),
+    "now": (0, 0),
+}
+"""What may be called, with how many arguments at least and at most."""
+
+METADATA: Final = (
+    "table_schema", "table_name", "commit_timestamp", "commit_lsn", "commit_idx",
+    "transaction_id", "database", "idempotency_key",
+)  # fmt: skip
+ROOTS: Final = ("record", "changes", "metadata")
+
+KEYWORDS: Final = frozenset(
+    [
+        "and",
+        "or",
+        "not",
+        "in",
+        "between",
+        "like",
+        "ilike",
+        "escape",
+        "is",
+        "null",
+        "true",
+        "false",
+        "distinct",
+        "from",
+        "case",
+        "when",
+        "then",
+        "else",
+        "end",
+    ]
+)
+OPERATORS: Final = frozenset(
+    ["=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "::", "(", ")", ","]
+)
+TYPES: Final = {
+    "boolean": "boolean",
+    "bool": "boolean",
+    "smallint": "smallint",
+    "int2": "smallint",
+    "integer": "integer",
+    "int": "integer",
+    "int4": "integer",
+    "bigint": "bigint",
+    "int8": "bigint",
+    "real": "real",
+    "float4": "real",
+    "double precision": "double precision",
+    "float8": "double precision",
+    "float": "double precision",
+    "numeric": "numeric",
+    "decimal": "numeric",
+    "text": "text",
+    "varchar": "varchar",
+    "character varying": "varchar",
+    "char": "char",
+    "character": "char",
+    "uuid": "uuid",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp without time zone": "timestamp",
+    "timestamptz": "timestamptz",
+    "timestamp with time zone": "timestamptz",
+    "time": "time",
+    "time without time zone": "time",
+    "interval": "interval",
+}
+PARAMETERS: Final = {"numeric": 2, "varchar": 1, "char": 1}
+WORD: Final = re.compile(r"[^\W\d][\w$]*\Z")
+NUMBER: Final = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
+
+
+BEFORE_VALUE: Final = frozenset(
+    [
+        "and",
+        "or",
+        "not",
+        "in",
+        "between",
+        "like",
+        "ilike",
+        "escape",
+        "is",
+        "from",
+        "case",
+        "when",
+        "then",
+        "else",
+    ]
+)
+ROOTS_HINT: Final = "; values are record.…, changes.…, metadata.… and action"
+HINTS: Final = {
+    ";": ": one expression alone",
+    "==": "; write =",
+    "<=>": "; write is not distinct from",
+    "->": "; write record.column.key",
+    "->>": "; write record.column.key",
+    "~": "; write like or ilike",
+    "!~": "; write not like or not ilike",
+    "[": " here",
+    "^": "",
+}
+WORD_HINTS: Final = {
+    "isnull": "; write is null",
+    "notnull": "; write is not null",
+    "unknown": "; write is null",
+    "current_timestamp": "; write now()",
+    "current_date": "; write now()::date",
+    "localtimestamp": "; write now()",
+    "similar": "; write like",
+    "collate": ": text is compared by code point",
+    "symmetric": "; put the smaller value first",
+    "over": ": no window functions",
+    "as": " here",
+    "at": ": times are UTC",
+    "overlaps": "",
+    "nullif": "; write case when",
+}
