@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import __version__, cli_backfill, cli_store
+from penstock import __version__, cli_backfill, cli_store, cli_try
 from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(cli_store.tokens, name="token")
 app.add_typer(cli_store.dead_letters, name="dead-letters")
 app.add_typer(cli_backfill.backfills, name="backfill")
+app.command("try")(cli_try.try_sink)
 
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
 

@@ -1,0 +1,1 @@
+"""`penstock try`: messages through one sink's filter, transform and route, without delivering them."""

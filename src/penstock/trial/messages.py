@@ -1,0 +1,169 @@
+"""Messages that a user wrote, as batches: what the file leaves out is made up, and says so nowhere else.
+
+A message is `{"record", "changes", "action", "metadata"}` as consumers get it; only `record` has to be
+there, and the table's name where the sink takes more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import orjson
+import pyarrow as pa
+
+from penstock.message import ACTIONS, INSERT, WIRE_SCHEMA
+from penstock.settings import PostgresSource, SinkSettings
+from penstock.tables import TablePattern
+
+Raw = msgspec.Raw
+_FIELDS: Final = ("record", "changes", "action", "metadata")
+_object: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_EXPECTED: Final = 'expected {"record": {…}, "changes": …, "action": …, "metadata": {…}}'
+
+
+class MessageError(ValueError):
+    """A file that holds no messages; the text says which part, and what is expected."""
+
+
+def read(text: bytes, source: PostgresSource, sink: SinkSettings) -> pa.RecordBatch:
+    """Return the messages of a JSON text as a batch of `WIRE_SCHEMA`.
+
+    The text is one message, a list of them, or one a line. Raises `MessageError`.
+    """
+    table = _only_table(source, sink)
+    rows = [_row(number, raw, table, source) for number, raw in enumerate(_messages(text), 1)]
+    if not rows:
+        raise MessageError(f"there is no message: {_EXPECTED}")
+    columns = list(zip(*rows, strict=True))
+    fields = zip(columns, WIRE_SCHEMA, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in fields], schema=WIRE_SCHEMA
+    )
+
+
+def _messages(text: bytes) -> Sequence[Raw]:
+    """Return the text of each message."""
+    stripped = text.strip()
+    if not stripped:
+        return ()
+    try:
+        orjson.loads(stripped)
+    except orjson.JSONDecodeError as error:
+        lines = [line for line in stripped.splitlines() if line.strip()]
+        if len(lines) > 1 and all(_is_object(line) for line in lines):
+            return [Raw(line) for line in lines]
+        raise MessageError(
+            f"no JSON, line {error.lineno}, column {error.colno}: {error.msg}; {_EXPECTED}"
+        ) from None
+    if stripped[:1] == b"[":
+        return msgspec.json.decode(stripped, type=list[Raw])
+    return [Raw(stripped)]
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(line), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _row(
+    number: int, raw: Raw, table: tuple[str, str] | None, source: PostgresSource
+) -> tuple[Any, ...]:
+    def wrong(what: str) -> MessageError:
+        return MessageError(f"message {number}: {what}")
+
+    try:
+        message = _object(raw)
+    except msgspec.MsgspecError:
+        raise wrong(f"it is no object: {_EXPECTED}") from None
+    if unknown := [name for name in message if name not in _FIELDS]:
+        raise wrong(f"unknown key {unknown[0]!r}: {_EXPECTED}")
+    values = {name: bytes(text).strip() for name, text in message.items()}
+    record = values.get("record", b"null")
+    if record[:1] != b"{":
+        raise wrong(f"it has no record: {_EXPECTED}")
+    changes = values.get("changes", b"null")
+    if changes[:1] != b"{" and changes != b"null":
+        raise wrong("changes is neither an object nor null")
+    action = orjson.loads(values.get("action", b"null"))
+    if action is None:
+        action = INSERT
+    if action not in ACTIONS:
+        raise wrong(f"action is {action!r:.40}: expected one of {', '.join(ACTIONS)}")
+    given = orjson.loads(values.get("metadata", b"null")) or {}
+    if not isinstance(given, dict):
+        raise wrong("metadata is no object")
+    schema, name = given.get("table_schema"), given.get("table_name")
+    if name is None and table is not None:
+        schema, name = table
+    if not isinstance(name, str):
+        raise wrong(
+            "it says of no table, and the sink takes several: add "
+            '"metadata": {"table_schema": …, "table_name": …}'
+        )
+    schema = schema if isinstance(schema, str) else "public"
+    metadata = _metadata(number, given, schema, name, source)
+    return (
+        record.decode(), None if changes == b"null" else changes.decode(), action, schema, name,
+        _encode(metadata).decode(), metadata["idempotency_key"], metadata["commit_lsn"],
+        metadata["commit_idx"], number, None, None, 0,
+    )  # fmt: skip
+
+
+def _metadata(
+    number: int, given: dict[str, Any], schema: str, name: str, source: PostgresSource
+) -> dict[str, Any]:
+    """Return the metadata as the capture writes it, in its order, with what is given over it."""
+    lsn = _integer(given.get("commit_lsn"), 1)
+    idx = _integer(given.get("commit_idx"), number - 1)
+    fixed = {
+        "table_schema": schema,
+        "table_name": name,
+        "commit_lsn": lsn,
+        "commit_idx": idx,
+    }
+    metadata = {
+        "table_schema": schema,
+        "table_name": name,
+        "database": _database(source),
+        "transaction_id": 0,
+        "commit_timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        "commit_lsn": lsn,
+        "idempotency_key": f"try-{lsn}-{idx}",
+        "commit_idx": idx,
+        "record_pks": [],
+        "unavailable": [],
+    }
+    metadata |= given | fixed
+    # What a sink has added to the message that the file was copied from.
+    for added in ("consumer", "route"):
+        metadata.pop(added, None)
+    metadata["idempotency_key"] = str(metadata["idempotency_key"])
+    return metadata
+
+
+def _integer(value: object, default: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else default
+
+
+def _database(source: PostgresSource) -> str:
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - only where a message is made up
+
+    return str(conninfo_to_dict(source.url.get_secret_value()).get("dbname") or "")
+
+
+def _only_table(source: PostgresSource, sink: SinkSettings) -> tuple[str, str] | None:
+    """Return the table that every message of the sink is of, or None if there may be several."""
+    patterns = list(_patterns(source, sink))
+    if len(patterns) == 1 and patterns[0].table is not None:
+        return patterns[0].schema, patterns[0].table
+    return None
+
+
+def _patterns(source: PostgresSource, sink: SinkSettings) -> Iterator[TablePattern]:
+    yield from source.patterns if sink.patterns is None else sink.patterns

@@ -1,0 +1,207 @@
+"""One sink's filter, transform and route over messages: what it would send, and where to.
+
+All is done by what the pipeline does it with: Spark for expressions, `Steps` for the rest, the sink's
+own encoder for what is sent. Only the connection to the sink is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import orjson
+import pyarrow as pa
+
+from penstock.blocks import Block, pack, unpack, with_fields
+from penstock.config import Config
+from penstock.expressions import Columns, load_columns
+from penstock.expressions.fields import Extractor
+from penstock.message import READ
+from penstock.postgres.admin import open_catalog
+from penstock.settings import NatsSinkSettings, Sink, SinkSettings
+from penstock.sinks.nats_frames import Encoder
+from penstock.spark.plan import Plan, plan
+from penstock.spark.routes import Route
+from penstock.spark.steps import DROP, SinkPlan, Steps
+from penstock.transforms import inspect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Result = Literal["sent", "dropped", "failed", "passed by"]
+_LINE: Final = b"\r\n"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message as the sink would send it; `to` is its subject or path, None where it has none."""
+
+    body: str
+    to: str | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a message: `why` says it of one that is not sent, `code` of one that failed.
+
+    `seconds` are those of its transform and route; Spark's are not among them.
+    """
+
+    message: str
+    result: Result
+    out: tuple[Sent, ...] = ()
+    why: str = ""
+    code: str = ""
+    seconds: float = 0.0
+
+
+class Trial:
+    """A sink's steps, ready to be tried.
+
+    Args:
+        config: The configuration.
+        name: The sink's name in it.
+        say: Told what takes a while: the start of Spark.
+
+    Raises:
+        ExpressionError: An expression names what no table has, or does not fit its type.
+        TransformError: The Lua or Python cannot be loaded.
+        CaptureError: The source, which knows the columns' types, can't be asked.
+    """
+
+    def __init__(self, config: Config, name: str, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._sink: Sink = config.sinks[name]
+        self._say = say
+        if self._sink.transform is not None:
+            inspect(self._sink.transform)
+        self._plan: Plan | None = plan({name: self._sink}, self._columns())
+        self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
+        self._route = Route(name, self._sink, 0)
+        self._steps = Steps(self._route, self._of_sink, self._sink.source)
+        # Made at once: its start is not the first message's time.
+        _ = self._steps._code
+        self._encoder = (
+            Encoder(self._sink, name, self._sink.source, b"_")
+            if isinstance(self._sink, NatsSinkSettings)
+            else None
+        )
+        self._spark: SparkSession | None = None
+
+    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of the sink's tables and actions."""
+        mask = self._route.mask(batch)
+        return batch if mask is None else batch.filter(mask)
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[Outcome]:
+        """Yield what becomes of each message of a batch of `WIRE_SCHEMA`."""
+        if self._plan is not None and self._plan.fields:
+            blocks = list(self._evaluated(batch, self._plan))
+        else:
+            blocks = [Block(None, batch)]
+        for block in blocks:
+            for row in range(block.messages.num_rows):
+                results = None if block.results is None else block.results.slice(row, 1)
+                yield self._one(Block(None, block.messages.slice(row, 1), results))
+
+    def close(self) -> None:
+        """End Spark and the operator's code."""
+        self._steps.close()
+        if self._spark is not None:
+            self._spark.stop()
+
+    def _columns(self) -> Columns:
+        """Return the columns of the source's tables; none where no expression asks for them."""
+        if not has_expressions(self._sink):
+            return {}
+        source = self._config.sources[self._sink.source]
+        with open_catalog(source) as catalog:
+            tables = [(r.schema, r.name) for r in catalog.wanted(catalog.relations())]
+            return load_columns(catalog.connection, tables)
+
+    def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
+        """Return the messages with what Spark makes of them."""
+        if self._spark is None:
+            self._say("Starting Spark …")
+            from penstock.spark import session  # noqa: PLC0415 - seconds, and for expressions alone
+
+            self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")
+        rows = with_fields(pack(batch), Extractor(plan.fields))
+        frame = self._spark.createDataFrame(pa.Table.from_batches([rows]))
+        return unpack(iter(plan.results(frame).toArrow().to_batches()))
+
+    def _one(self, block: Block) -> Outcome:
+        text = _envelope(block.messages)
+        if why := self._passed_by(block.messages):
+            return Outcome(text, "passed by", why=why)
+        started = time.perf_counter()
+        prepared = self._steps(block)
+        seconds = time.perf_counter() - started
+        if prepared.dead:
+            letter = prepared.dead[0]
+            return Outcome(text, "failed", why=letter.reason, code=letter.code, seconds=seconds)
+        if not prepared.messages.num_rows:
+            by = "the filter" if self._is_filtered(block) else "the transform"
+            return Outcome(text, "dropped", why=f"by {by}", seconds=seconds)
+        if self._encoder is None:
+            out = tuple(_stored(prepared.messages, self._sink))
+            return Outcome(text, "sent", out, seconds=seconds)
+        frames = self._encoder.block(prepared.messages, 0, 1)
+        if frames.refused:
+            code, why = next(iter(frames.refused.values()))
+            return Outcome(text, "failed", why=why, code=code, seconds=seconds)
+        out = tuple(_published(bytes(frames.frame(row))) for row in range(frames.rows))
+        return Outcome(text, "sent", out, seconds=seconds)
+
+    def _passed_by(self, message: pa.RecordBatch) -> str:
+        """Return why the sink does not take a message at all, or nothing."""
+        if self._route.mask(message) is None:
+            return ""
+        action = message.column("action")[0].as_py()
+        if action not in (*self._sink.actions, READ):
+            return f"the sink's actions are {', '.join(self._sink.actions)}"
+        return f"the sink's tables are {', '.join(map(str, self._sink.patterns or ()))}"
+
+    def _is_filtered(self, block: Block) -> bool:
+        if self._of_sink is None or self._of_sink.filter is None or block.results is None:
+            return False
+        return bool(block.results.field(self._of_sink.keep)[0].as_py() == DROP)
+
+
+def has_expressions(sink: SinkSettings) -> bool:
+    """Tell whether Spark and the catalog are needed for a sink's steps."""
+    route = sink.route
+    return (
+        sink.filter is not None
+        or (sink.transform is not None and sink.transform.sql is not None)
+        or isinstance(route, str)
+        or any(rule.when is not None for rule in route or () if not isinstance(rule, str))
+    )
+
+
+def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
+    record, changes, action, metadata = (
+        message.column(name)[0].as_py() for name in ("record", "changes", "action", "metadata")
+    )
+    if kind == "rows":
+        return f'{{"record":{record},"metadata":{metadata}}}'
+    return (
+        f'{{"record":{record},"changes":{changes or "null"},"action":"{action}",'
+        f'"metadata":{metadata}}}'
+    )
+
+
+def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[Sent]:
+    for row in range(messages.num_rows):
+        message = messages.slice(row, 1)
+        metadata = orjson.loads(message.column("metadata")[0].as_py())
+        yield Sent(_envelope(message, sink.kind), metadata.get("route"))
+
+
+def _published(frame: bytes) -> Sent:
+    """Return what a frame of the NATS protocol would publish."""
+    subject = frame.split(b" ", 2)[1]
+    body = frame.partition(2 * _LINE)[2].removesuffix(_LINE)
+    return Sent(body.decode(), subject.decode())
