@@ -1,0 +1,95 @@
+"""Messages that a user wrote for `penstock try`: what may be left out, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.message import WIRE_SCHEMA
+from penstock.settings import PostgresSource, StreamSinkSettings
+from penstock.trial.messages import MessageError, read
+
+ONE = ("public.orders",)
+
+
+def batch(text: str, tables: tuple[str, ...] = ONE) -> Any:
+    url = "postgresql://user:hunter6@localhost/shop"
+    source = PostgresSource.model_validate({"type": "postgres", "url": url, "tables": tables})
+    sink = StreamSinkSettings.model_validate({"type": "stream", "source": "shop"})
+    return read(text.encode(), source, sink)
+
+
+def test_the_least_message() -> None:
+    found = batch('{"record": {"id": 1.10}}')
+    assert found.schema == WIRE_SCHEMA
+    (row,) = found.to_pylist()
+    metadata = json.loads(row["metadata"])
+    assert row["record"] == '{"id": 1.10}'
+    assert (row["changes"], row["action"], row["part"]) == (None, "insert", 0)
+    assert (row["table_schema"], row["table_name"]) == ("public", "orders")
+    assert metadata["database"] == "shop"
+    assert metadata["idempotency_key"] == row["idempotency_key"] == "try-1-0"
+
+
+def test_what_is_given_stays() -> None:
+    given = {
+        "table_schema": "s", "table_name": "t", "commit_lsn": 7, "commit_idx": 3,
+        "idempotency_key": "k", "record_pks": [1], "unavailable": ["x"], "mine": True,
+        "transaction_id": 9,
+    }  # fmt: skip
+    message = {
+        "record": {"id": 1}, "changes": {"id": 2}, "action": "update",
+        "metadata": {**given, "consumer": {"id": "c"}, "route": "r"},
+    }  # fmt: skip
+    (row,) = batch(json.dumps(message)).to_pylist()
+    metadata = json.loads(row["metadata"])
+    assert given.items() <= metadata.items()
+    assert not {"consumer", "route"} & set(metadata)
+    assert (row["commit_lsn"], row["commit_idx"], row["action"]) == (7, 3, "update")
+    assert row["changes"] == '{"id": 2}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"record": {"id": 1}}, {"record": {"id": 2}}]',
+        '{"record": {"id": 1}}\n\n{"record": {"id": 2}}\n',
+    ],
+)
+def test_several(text: str) -> None:
+    found = batch(text)
+    assert found.column("record").to_pylist() == ['{"id": 1}', '{"id": 2}']
+    assert len(set(found.column("idempotency_key").to_pylist())) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is no message"),
+        ("[]", "there is no message"),
+        ("{", "no JSON, line 1, column 2"),
+        ('{"record": {}}\n{', "no JSON, line 2"),
+        ("7", "message 1: it is no object"),
+        ('[{"record": {}}, 7]', "message 2: it is no object"),
+        ('{"id": 1}', "message 1: unknown key 'id'"),
+        ('{"action": "insert"}', "message 1: it has no record"),
+        ('{"record": 5}', "message 1: it has no record"),
+        ('{"record": {}, "changes": 5}', "changes is neither an object nor null"),
+        ('{"record": {}, "action": "zap"}', "action is 'zap': expected one of insert, update"),
+        ('{"record": {}, "action": ["insert"]}', "action is ['insert']: expected one of"),
+        ('{"record": {}, "metadata": 5}', "metadata is no object"),
+    ],
+)
+def test_what_is_refused(text: str, said: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        batch(text)
+    assert said in str(caught.value)
+
+
+def test_the_table_must_be_known() -> None:
+    with pytest.raises(MessageError, match="message 1: it says of no table"):
+        batch('{"record": {}}', ("public.*",))
+    row = batch('{"record": {}, "metadata": {"table_name": "t"}}', ("public.*",)).to_pylist()[0]
+    assert (row["table_schema"], row["table_name"]) == ("public", "t")
