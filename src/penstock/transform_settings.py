@@ -152,10 +152,8 @@ def check_templates(route: Any, parse: Callable[[str], object]) -> Any:
 
 def _check(text: str, parser: str) -> str:
     """Return `text` if `penstock.expressions` can parse it; raises `ValueError` where not."""
-    try:
-        from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
-    except ImportError:
-        return text
+    from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
+
     parse: Callable[[str], object] = getattr(expressions, parser)
     parse(text)
     return text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from tests.streams_help import Change, wire
 
+from penstock.blocks import Block
 from penstock.message import DELETE, READ, UPDATE
 from penstock.settings import StreamSinkSettings
 from penstock.spark.routes import Route, regrouped, size
+from penstock.spark.steps import Steps
 
 
 def route(**settings: Any) -> Route:
@@ -27,24 +30,23 @@ BATCH = wire(
 )
 
 
-def ids(batch: Any) -> list[str]:
-    found: list[str] = batch.column("record").to_pylist()
-    return found
+def wanted(of: Route, batch: pa.RecordBatch = BATCH) -> pa.RecordBatch:
+    return Steps(of, None, "shop")(Block(None, batch)).messages
 
 
 def test_tables_and_actions() -> None:
-    assert route().wanted(BATCH).num_rows == 5
-    assert route(actions=["delete"]).wanted(BATCH).column("action").to_pylist() == ["delete"]
-    assert route(tables=["public.orders"]).wanted(BATCH).num_rows == 1
-    assert route(tables=["public.orders"], actions=["delete"]).wanted(BATCH).num_rows == 0
+    assert wanted(route()).num_rows == 5
+    assert wanted(route(actions=["delete"])).column("action").to_pylist() == ["delete"]
+    assert wanted(route(tables=["public.orders"])).num_rows == 1
+    assert wanted(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
 
 
 def test_a_stream_without_group_by_has_the_sources_groups() -> None:
-    assert route().for_stream(BATCH).equals(BATCH)
+    assert wanted(route()).equals(BATCH)
 
 
 def test_groups_of_a_streams_own() -> None:
-    batch = route(group_by=["customer"]).for_stream(BATCH)
+    batch = wanted(route(group_by=["customer"]))
     groups = batch.column("group_hash").to_pylist()
     old = batch.column("old_group_hash").to_pylist()
     source = BATCH.column("group_hash").to_pylist()
@@ -75,4 +77,4 @@ def test_size() -> None:
 
 def test_reads_are_not_left_out_by_actions() -> None:
     reads = wire([Change({"id": 1}, READ), Change({"id": 2})])
-    assert route(actions=["delete"]).wanted(reads).column("action").to_pylist() == [READ]
+    assert wanted(route(actions=["delete"]), reads).column("action").to_pylist() == [READ]

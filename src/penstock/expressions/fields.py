@@ -29,12 +29,10 @@ _DIRECT: Final = {
     ("metadata", "idempotency_key"): "idempotency_key",
 }
 """What has a column of its own in a batch."""
-_IN_JSON: Final[dict[Kind, Any]] = {
-    Kind.BOOL: bool | None,
-    Kind.INT: int | None,
-    Kind.FLOAT: float | str | None,
-}
-"""What a value is in a record; a string for the kinds that are not here."""
+_PLAIN: Final[Any] = str | int | bool | None
+_FLOAT: Final[Any] = float | str | None
+"""What a value is in a record: as few types as can be told apart, for a column may be asked for in
+several kinds."""
 
 
 def place(field: int) -> tuple[str, int]:
@@ -216,7 +214,7 @@ class _Leaf:
     """
 
     def __init__(self, field: Field) -> None:
-        self.in_json = _IN_JSON.get(field.kind, str | None)
+        self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
         self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
         self._path = field.reference.path
         self._steps: list[msgspec.json.Decoder[Any]] = [

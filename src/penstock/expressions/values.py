@@ -58,14 +58,15 @@ def arrow_type(type_: Type) -> pa.DataType:
 def arrow(type_: Type, values: Sequence[Any]) -> tuple[pa.Array, list[int]]:
     """Return the values of one field as an array of `arrow_type`, and the rows that do not fit.
 
-    `values` are decoded JSON: for bool and int those of Python, for float also NaN and the
-    infinities as strings, strings for all else; None is null. What does not fit is null.
+    `values` are decoded JSON, None for null. What does not fit is null.
     """
     try:
         return _at_once(type_, values), []
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        convert = _BY_HAND[type_.kind]
-        fitted = [None if value is None else convert(type_, value) for value in values]
+        takes, convert = _BY_HAND[type_.kind]
+        fitted = [
+            None if v is None else convert(type_, v) if type(v) in takes else UNFIT for v in values
+        ]
     unfit = [row for row, value in enumerate(fitted) if value is UNFIT]
     kept = [None if value is UNFIT else value for value in fitted]
     target = arrow_type(type_)
@@ -91,11 +92,11 @@ def _at_once(type_: Type, values: Sequence[Any]) -> pa.Array:
 
 
 def _bool(_: Type, value: Any) -> Any:
-    return value if isinstance(value, bool) else UNFIT
+    return value
 
 
 def _int(_: Type, value: Any) -> Any:
-    return value if isinstance(value, int) and -_LONG <= value < _LONG else UNFIT
+    return value if -_LONG <= value < _LONG else UNFIT
 
 
 def _float(type_: Type, value: Any) -> Any:
@@ -121,11 +122,9 @@ def _numeric(type_: Type, value: Any) -> Any:
 
 
 def _text(type_: Type, value: Any) -> Any:
-    try:
-        value.encode()
-    except (AttributeError, UnicodeEncodeError):
-        return UNFIT
-    return value.rstrip(" ") if type_.width else value
+    if isinstance(value, str):
+        return value.rstrip(" ") if type_.width else value
+    return str(value).lower()  # true and false, as JSON has them
 
 
 def _date(_: Type, value: Any) -> Any:
@@ -159,16 +158,17 @@ def _interval(_: Type, value: Any) -> Any:
     return int(total) if -_LONG <= total < _LONG else UNFIT
 
 
-_BY_HAND: Final[dict[Kind, Callable[[Type, Any], Any]]] = {
-    Kind.BOOL: _bool,
-    Kind.INT: _int,
-    Kind.FLOAT: _float,
-    Kind.NUMERIC: _numeric,
-    Kind.TEXT: _text,
-    Kind.TIME: _text,
-    Kind.JSON: _text,
-    Kind.DATE: _date,
-    Kind.TIMESTAMP: _timestamp,
-    Kind.TIMESTAMPTZ: _timestamp,
-    Kind.INTERVAL: _interval,
+_STRING: Final = (str,)
+_BY_HAND: Final[dict[Kind, tuple[tuple[type, ...], Callable[[Type, Any], Any]]]] = {
+    Kind.BOOL: ((bool,), _bool),
+    Kind.INT: ((int,), _int),
+    Kind.FLOAT: ((float, int, str), _float),
+    Kind.NUMERIC: ((str, int), _numeric),
+    Kind.TEXT: ((str, int, bool), _text),
+    Kind.TIME: (_STRING, _text),
+    Kind.JSON: (_STRING, _text),
+    Kind.DATE: (_STRING, _date),
+    Kind.TIMESTAMP: (_STRING, _timestamp),
+    Kind.TIMESTAMPTZ: (_STRING, _timestamp),
+    Kind.INTERVAL: (_STRING, _interval),
 }

@@ -14,6 +14,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from penstock.config import Config
+from penstock.spark import planning
 from penstock.spark.routes import Route
 from penstock.spark.source import PostgresChanges
 from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
@@ -38,18 +39,37 @@ class Pipeline:
         self._spark = spark
         self._config = config
         self._source = source
-        self._fan_out = FanOut(source, routes, store, monitor)
+        self._routes = routes
+        self._store = store
         self._monitor = monitor
         self._query: StreamingQuery | None = None
 
     def start(self, *, once: bool) -> StreamingQuery:
-        """Start the query; with `once` it ends when all that is committed now is delivered."""
+        """Start the query; with `once` it ends when all that is committed now is delivered.
+
+        The sinks' expressions are planned by the tables as they are now; raises `SetupError` where
+        that can't be.
+        """
         spark = self._spark
+        plan = planning.of_source(
+            self._config.sources[self._source], self._config.sinks_of(self._source)
+        )
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+        # What follows decides what expressions mean, so it is not the user's to set.
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.dataSource.register(PostgresChanges)
-        messages = spark.readStream.format("postgres-changes").options(**self._options()).load()
-        delivered = map_in_arrow(messages, self._fan_out, COUNT_DDL)
+        options = self._options()
+        if plan is not None and plan.fields:
+            options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
+        messages = spark.readStream.format("postgres-changes").options(**options).load()
+        if plan is not None:
+            messages = plan.results(messages)
+        fan_out = FanOut(
+            self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {}
+        )
+        delivered = map_in_arrow(messages, fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
             .queryName(self._source)

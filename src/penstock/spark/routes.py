@@ -27,8 +27,8 @@ class Route:
     settings: Sink
     stream_id: int | None = None
 
-    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages of `batch` that the sink wants, in their order."""
+    def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Tell of each message whether the sink wants it; None where it wants them all."""
         keep = None
         # A backfill is asked for, so `actions` does not speak of its reads.
         if {*self.settings.actions, READ} != set(ACTIONS):
@@ -37,9 +37,7 @@ class Route:
         if self.settings.patterns is not None:
             tables = self._tables(batch)
             keep = tables if keep is None else pc.and_(keep, tables)
-        if keep is None or pc.all(keep).as_py():
-            return batch
-        return batch.filter(keep)
+        return None if keep is None or pc.all(keep).as_py() else keep
 
     def _tables(self, batch: pa.RecordBatch) -> pa.Array:
         patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
@@ -47,12 +45,6 @@ class Route:
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
         wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
         return pa.array(wanted, pa.bool_()).take(names.indices)
-
-    def for_stream(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages that the stream wants, in its own groups."""
-        wanted = self.wanted(batch)
-        group_by = self.settings.group_by
-        return regrouped(wanted, group_by) if group_by and wanted.num_rows else wanted
 
 
 def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:

@@ -33,8 +33,6 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Its plan never changes, and re-planning costs milliseconds in every batch.
     "spark.sql.adaptive.enabled": "false",
-    # Expressions see timestamps in UTC, as messages have them.
-    "spark.sql.session.timeZone": "UTC",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -22,14 +22,15 @@ from typing import Final, TypeVar
 import psycopg
 import pyarrow as pa
 
-from penstock.blocks import unpack
+from penstock.blocks import Block, unpack
 from penstock.message import BatchPart
 from penstock.monitor import Reporter
 from penstock.settings import NatsSinkSettings, StreamSinkSettings
-from penstock.sinks.base import SinkError, Unfinished, Written
+from penstock.sinks.base import DeadLetter, SinkError, Unfinished, Written
 from penstock.sinks.nats import STEADY_RATE, NatsSink
 from penstock.sinks.stream import Backlog, StreamRoute, StreamWriter
 from penstock.spark.routes import Route, size
+from penstock.spark.steps import SinkPlan, Steps
 from penstock.streams import backlog
 from penstock.streams.errors import store_error
 
@@ -57,12 +58,19 @@ class FanOut:
     """Writes blocks of messages to all routes at once; what Spark's `mapInArrow` calls in a task."""
 
     def __init__(
-        self, source: str, routes: list[Route], store: StoreTarget, monitor: str | None
+        self,
+        source: str,
+        routes: list[Route],
+        store: StoreTarget,
+        monitor: str | None,
+        plans: Mapping[str, SinkPlan] | None = None,
     ) -> None:
+        """`plans` are those of the sinks that have a filter, a transform or a route."""
         self.source = source
         self.routes = routes
         self.store = store
         self.monitor = monitor
+        self.plans = dict(plans or {})
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: how many messages were delivered, to a sink or into its backlog."""
@@ -70,42 +78,49 @@ class FanOut:
         yield pa.record_batch([pa.array([total], pa.int64())], schema=_COUNT_SCHEMA)
 
 
-Blocks = Iterator[tuple[BatchPart | None, pa.RecordBatch]]
-
-
 class Worker:
     """What one worker process keeps of a `FanOut`."""
 
     def __init__(self, fan_out: FanOut) -> None:
+        self.plans = fan_out.plans
         self.store = fan_out.store
         self.reporter = Reporter(fan_out.monitor)
-        self.streams: list[Route] = []
+        self.streams: list[Steps] = []
         self.lanes: dict[str, _Lane] = {}
         streams: list[StreamRoute] = []
         for route in fan_out.routes:
+            steps = Steps(route, fan_out.plans.get(route.name), fan_out.source)
             if isinstance(route.settings, StreamSinkSettings):
                 assert route.stream_id is not None  # noqa: S101 - streams are registered first
-                self.streams.append(route)
+                self.streams.append(steps)
                 streams.append(StreamRoute(route.name, route.stream_id, route.settings.kind))
             else:
-                self.lanes[route.name] = _Lane(route, route.settings, fan_out.source, self.reporter)
+                self.lanes[route.name] = _Lane(steps, route.settings, fan_out.source, self.reporter)
         store = fan_out.store
         self.writer = StreamWriter(store.url, store.source_id, store.base, streams)
         self.pool = ThreadPoolExecutor(max(len(self.lanes), 1), "sink")
         # A process before this one may have ended with the store's error told.
         self._store_told = True
 
-    def run(self, blocks: Blocks) -> int:
+    def run(self, blocks: Iterator[Block]) -> int:
         """Write the blocks of a task, and return how many messages were delivered in all."""
         first = next(blocks, None)
         if first is None:
             return 0
-        part, batch = first
-        if part is None:
+        if first.part is None:
             # The first batch of a query is empty: it connects to everything.
             self._connect()
             return 0
-        return _Part(self, part, batch, (batch for _, batch in blocks)).write()
+        return _Part(self, first.part, first, blocks).write()
+
+    def close(self) -> None:
+        """End what a worker that is not used any more holds: connections, the operator's code."""
+        for steps in self.streams:
+            steps.close()
+        for lane in self.lanes.values():
+            lane.close()
+        self.writer.close()
+        self.pool.shutdown(wait=False)
 
     def _connect(self) -> None:
         behind = self.patiently(self._behind)
@@ -182,15 +197,16 @@ class _Part:
         self,
         worker: Worker,
         part: BatchPart,
-        first: pa.RecordBatch,
-        more: Iterator[pa.RecordBatch],
+        first: Block,
+        more: Iterator[Block],
     ) -> None:
         self._worker = worker
         self._part = part
         self._read = [first]
         self._more = more
-        self._feeds: dict[str, SimpleQueue[pa.RecordBatch | None]] = {}
+        self._feeds: dict[str, SimpleQueue[Block | None]] = {}
         self._deliveries: dict[str, Future[_Delivery]] = {}
+        self._dead: dict[str, list[DeadLetter]] = {}
 
     def write(self) -> int:
         worker = self._worker
@@ -201,6 +217,8 @@ class _Part:
                 feed.put(None)
             # Whatever has happened, the next part finds the sinks idle.
             wait(self._deliveries.values())
+        for name, dead in self._dead.items():
+            tell(worker.reporter, name, Written(dead=dead))
         done = {name: future.result() for name, future in self._deliveries.items()}
         worker.fall_behind({n: (d.error, d.rest) for n, d in done.items() if d.error is not None})
         return total + sum(d.delivered + d.left for d in done.values())
@@ -212,22 +230,23 @@ class _Part:
         spilled = [worker.lanes[name] for name in self._begin(behind)]
         written = [Written() for _ in worker.streams]
         total = 0
-        for batch in self._batches():
-            for index, route in enumerate(worker.streams):
-                if not self._is_for(route.name):
+        self._dead = {}
+        for block in self._blocks():
+            for index, steps in enumerate(worker.streams):
+                if not self._is_for(steps.route.name):
                     continue
-                messages = route.for_stream(batch)
+                messages = self._prepared(steps, block)
                 new = writer.write(index, messages)
                 written[index].delivered += new
                 written[index].duplicates += messages.num_rows - new
                 written[index].bytes += size(messages)
             for lane in spilled:
-                messages = lane.route.wanted(batch)
+                messages = self._prepared(lane.steps, block)
                 with worker.in_store() as connection:
                     backlog.spill(
                         connection,
                         worker.store.source_id,
-                        lane.route.name,
+                        lane.steps.route.name,
                         messages,
                         worker.store.base,
                     )
@@ -236,11 +255,17 @@ class _Part:
             writer.rollback()
             return 0
         writer.commit(self._part if worker.streams else None)
-        for route, of_stream in zip(worker.streams, written, strict=True):
+        for steps, of_stream in zip(worker.streams, written, strict=True):
             if of_stream.delivered or of_stream.duplicates:
-                worker.reporter.send(_report(route.name, of_stream))
+                worker.reporter.send(_report(steps.route.name, of_stream))
             total += of_stream.delivered
         return total
+
+    def _prepared(self, steps: Steps, block: Block) -> pa.RecordBatch:
+        prepared = steps(block)
+        if prepared.dead:
+            self._dead.setdefault(steps.route.name, []).extend(prepared.dead)
+        return prepared.messages
 
     def _is_for(self, sink: str) -> bool:
         return self._part.sink in (None, sink)
@@ -256,19 +281,19 @@ class _Part:
                 spilled.append(name)
                 continue
             feed = self._feeds[name] = SimpleQueue()
-            for batch in self._read:
-                feed.put(batch)
+            for block in self._read:
+                feed.put(block)
             self._deliveries[name] = worker.pool.submit(lane.deliver, feed)
         return spilled
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _blocks(self) -> Iterator[Block]:
         """Yield the part's messages, those again that were read before, and hand new ones on."""
         yield from self._read
-        for batch in self._more:
-            self._read.append(batch)
+        for block in self._more:
+            self._read.append(block)
             for feed in self._feeds.values():
-                feed.put(batch)
-            yield batch
+                feed.put(block)
+            yield block
         for feed in self._feeds.values():
             feed.put(None)
 
@@ -291,12 +316,15 @@ class _Lane:
     """A NATS sink, and how it is written to: in a thread, and not for ever."""
 
     def __init__(
-        self, route: Route, settings: NatsSinkSettings, source: str, reporter: Reporter
+        self, steps: Steps, settings: NatsSinkSettings, source: str, reporter: Reporter
     ) -> None:
-        self.route = route
+        self.steps = steps
+        self._name = steps.route.name
         self._reporter = reporter
         self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
-        self._sink = NatsSink(settings, name=route.name, source=source, on_retry=self._on_retry)
+        if steps.regroups:
+            settings = settings.model_copy(update={"group_by": None})
+        self._sink = NatsSink(settings, name=self._name, source=source, on_retry=self._on_retry)
 
     def connect(self) -> SinkError | None:
         """Connect, and return why that is not possible."""
@@ -304,15 +332,23 @@ class _Lane:
             self._sink.connect(self._patience)
         except Unfinished as unfinished:
             return unfinished.error
-        self._reporter.send(_report(self.route.name, Written()))
+        self._reporter.send(_report(self._name, Written()))
         return None
 
-    def deliver(self, feed: SimpleQueue[pa.RecordBatch | None]) -> _Delivery:
+    def close(self) -> None:
+        """End its connection and the operator's code."""
+        self.steps.close()
+        self._sink.close()
+
+    def deliver(self, feed: SimpleQueue[Block | None]) -> _Delivery:
         """Publish what comes, up to None, and give back what the sink does not take in time."""
         done = _Delivery(0, None, [])
         left = self._patience
-        while (batch := feed.get()) is not None:
-            messages = self.route.wanted(batch)
+        while (block := feed.get()) is not None:
+            prepared = self.steps(block)
+            messages = prepared.messages
+            if prepared.dead:
+                self._tell(Written(dead=prepared.dead))
             if not messages.num_rows:
                 continue
             if done.error is None:
@@ -335,24 +371,28 @@ class _Lane:
 
     def _on_retry(self, error: SinkError, seconds: float) -> None:
         self._reporter.send(
-            {"sink": self.route.name, "error": str(error), "code": error.code, "retry_in": seconds}
+            {"sink": self._name, "error": str(error), "code": error.code, "retry_in": seconds}
         )
 
     def _tell(self, written: Written) -> None:
-        report = _report(self.route.name, written)
-        if not written.dead:
-            if written.delivered:
-                self._reporter.send(report)
-            return
-        delay, told = _BACKOFF_SECONDS[0], False
-        # Not done before the dead letters are in the store.
-        while "error" in (answer := self._reporter.ask(report)):
-            told = True
-            self._reporter.send({"store": answer["error"], "code": "dead_letters"})
-            time.sleep(delay)
-            delay = min(2 * delay, _BACKOFF_SECONDS[1])
-        if told:
-            self._reporter.send({"store": None})
+        tell(self._reporter, self._name, written)
+
+
+def tell(reporter: Reporter, sink: str, written: Written) -> None:
+    """Report what became of a sink's messages; returns when its dead letters are in the store."""
+    report = _report(sink, written)
+    if not written.dead:
+        if written.delivered:
+            reporter.send(report)
+        return
+    delay, told = _BACKOFF_SECONDS[0], False
+    while "error" in (answer := reporter.ask(report)):
+        told = True
+        reporter.send({"store": answer["error"], "code": "dead_letters"})
+        time.sleep(delay)
+        delay = min(2 * delay, _BACKOFF_SECONDS[1])
+    if told:
+        reporter.send({"store": None})
 
 
 def _report(sink: str, written: Written) -> dict[str, object]:
@@ -369,6 +409,9 @@ def _worker(fan_out: FanOut) -> Worker:
     # Keyed by run and source: a worker process outlives queries, and serves those of every source.
     key = f"{fan_out.monitor} {fan_out.source}"
     worker = _workers.get(key)
-    if worker is None:
+    # A query that is started again may have another plan: the tables may have changed.
+    if worker is None or worker.plans != fan_out.plans:
+        if worker is not None:
+            worker.close()
         worker = _workers[key] = Worker(fan_out)
     return worker

@@ -1,0 +1,126 @@
+"""Values that Spark computed, in the JSON forms that messages have."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.expressions.types import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+    Kind,
+    Type,
+)
+
+
+def _text(value: str) -> pa.Scalar:
+    return pa.scalar(value, pa.string())
+
+
+# Made once: each conversion of a Python value looks for optional modules, 0.1 ms a time.
+_NULL: Final = _text("null")
+_TRUE: Final = _text("true")
+_FALSE: Final = _text("false")
+_QUOTE: Final = _text('"')
+_NOTHING: Final = _text("")
+_ESCAPED: Final = r'[\x00-\x1f"\\\x7f]'
+_INFINITIES: Final = {
+    Kind.DATE: (DATE_INFINITY, DATE_MINUS_INFINITY, pa.int32()),
+    Kind.TIMESTAMP: (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, pa.int64()),
+    Kind.TIMESTAMPTZ: (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, pa.int64()),
+}
+_DAY: Final = 86_400_000_000
+_INTERVAL_INFINITY: Final = (1 << 63) - 1
+
+
+def json_texts(type_: Type, values: pa.Array) -> pa.Array:
+    """Return the JSON of each value of a column that Spark computed, `null` for null."""
+    if type_.kind is Kind.BOOL:
+        texts = pc.if_else(values, _TRUE, _FALSE)
+    elif type_.kind is Kind.INT:
+        texts = values.cast(pa.string())
+    elif type_.kind is Kind.FLOAT:
+        texts = _floats(values, single=type_.single)
+    elif type_.kind is Kind.NUMERIC:
+        texts = _quoted(_numerics(values, fixed=type_.fixed))
+    elif type_.kind in _INFINITIES:
+        texts = _quoted(_moments(type_.kind, values))
+    elif type_.kind is Kind.INTERVAL:
+        texts = pa.array(
+            [None if v is None else f'"{_interval(v)}"' for v in values.to_pylist()], pa.string()
+        )
+    else:
+        texts = strings(values)
+    return pc.fill_null(texts, _NULL) if texts.null_count else texts
+
+
+def strings(values: pa.Array) -> pa.Array:
+    """Return texts as JSON strings; null stays null."""
+    if pc.any(pc.match_substring_regex(values, _ESCAPED)).as_py():
+        dumped = [None if v is None else orjson.dumps(v).decode() for v in values.to_pylist()]
+        return pa.array(dumped, pa.string())
+    return _quoted(values)
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(_QUOTE, texts, _QUOTE, _NOTHING)
+
+
+def _floats(values: pa.Array, *, single: bool) -> pa.Array:
+    texts = (values.cast(pa.float32()) if single else values).cast(pa.string())
+    if pc.all(pc.is_finite(values)).as_py() is not False:
+        return texts
+    words = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+    return pa.array([words.get(text, text) for text in texts.to_pylist()], pa.string())
+
+
+def _numerics(values: pa.Array, *, fixed: bool) -> pa.Array:
+    texts = values.cast(pa.string())
+    if pc.any(pc.match_substring(texts, "E")).as_py():
+        texts = pa.array([None if t is None else f"{Decimal(t):f}" for t in texts.to_pylist()])
+    if fixed or not values.type.scale:
+        return texts
+    # How many digits after the point Postgres would print is not known of these.
+    return pc.replace_substring_regex(texts, r"\.?0*$", "")
+
+
+def _moments(kind: Kind, values: pa.Array) -> pa.Array:
+    texts = values.cast(pa.string())
+    if kind is not Kind.DATE:
+        texts = pc.replace_substring(texts, " ", "T")
+        texts = pc.replace_substring_regex(texts, r"\.000000(Z?)$", r"\1")
+    above, below, plain = _INFINITIES[kind]
+    numbers = values.cast(plain)
+    if pc.any(pc.or_(pc.equal(numbers, above), pc.equal(numbers, below))).as_py():
+        named = {above: "infinity", below: "-infinity"}
+        pairs = zip(numbers.to_pylist(), texts.to_pylist(), strict=True)
+        texts = pa.array([named.get(number, text) for number, text in pairs], pa.string())
+    return texts
+
+
+def _interval(microseconds: int) -> str:
+    """Return an ISO 8601 duration: days, and what is left of one."""
+    if microseconds >= _INTERVAL_INFINITY:
+        return "infinity"
+    if microseconds <= -_INTERVAL_INFINITY:
+        return "-infinity"
+    sign = -1 if microseconds < 0 else 1
+    days, rest = divmod(abs(microseconds), _DAY)
+    minutes, rest = divmod(rest, 60_000_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{Decimal(sign * rest).scaleb(-6):f}"
+    if "." in seconds:
+        seconds = seconds.rstrip("0").rstrip(".")
+    text = f"{sign * days}D" if days else ""
+    time = "".join(f"{sign * n}{unit}" for n, unit in ((hours, "H"), (minutes, "M")) if n)
+    if rest:
+        time += f"{seconds}S"
+    if not text and not time:
+        time = "0S"
+    return f"P{text}" + (f"T{time}" if time else "")

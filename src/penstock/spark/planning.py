@@ -1,0 +1,51 @@
+"""A source's plan from its catalog, and what is wrong with a sink's expressions and transform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock import transforms
+from penstock.expressions import Columns, load_columns
+from penstock.postgres.admin import Catalog, open_catalog
+from penstock.postgres.errors import SetupError
+from penstock.settings import PostgresSource, Sink
+from penstock.spark.plan import Plan, PlanError, plan
+from penstock.transforms.base import TransformError
+
+
+def is_planned(sink: Sink) -> bool:
+    """Tell whether a sink has a filter, a transform or a route."""
+    return any(key is not None for key in (sink.filter, sink.transform, sink.route))
+
+
+def of_source(source: PostgresSource, sinks: Mapping[str, Sink]) -> Plan | None:
+    """Return the plan of a source, by its tables as they are now; None where it needs none.
+
+    Raises `SetupError` where the tables can't be asked for, and, with the code `expression` or
+    `transform`, where something is wrong with a sink's; the message names sink and key.
+    """
+    if not any(map(is_planned, sinks.values())):
+        return None
+    with open_catalog(source) as catalog:
+        columns = source_columns(catalog)
+    try:
+        return plan(sinks, columns)
+    except PlanError as error:
+        raise SetupError("expression", f"{error}.") from None
+
+
+def inspect_code(sinks: Mapping[str, Sink]) -> None:
+    """Raise `SetupError` for a transform in Lua or Python that can't be made."""
+    for name, sink in sinks.items():
+        if sink.transform is None:
+            continue
+        try:
+            transforms.inspect(sink.transform)
+        except TransformError as error:
+            raise SetupError("transform", f"sinks.{name}.transform: {error}") from None
+
+
+def source_columns(catalog: Catalog) -> Columns:
+    """Return the columns of a source's tables."""
+    tables = [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
+    return load_columns(catalog.connection, tables)

@@ -1,0 +1,222 @@
+"""A transform in SQL: the select list's names with their values in the place of `record`.
+
+What stands alone (`record.price as price`) keeps the JSON that it had, digit by digit; what is computed
+comes from Spark. Of `changes` the old values of such columns stay, under their new names. A column
+alone whose value the WAL does not tell is left out, and named in `metadata.unavailable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.expressions.types import Reference, Type
+from penstock.message import TRUNCATE
+from penstock.spark.json_texts import json_texts, strings
+
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_END: Final = pa.scalar("}", pa.string())
+_NOTHING: Final = pa.scalar("", pa.string())
+_NO_CHANGES: Final = "{}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One name of a select list: a place in the message, or the kind of what Spark computes.
+
+    `column` is the name that Spark's value has among its results.
+    """
+
+    name: str
+    reference: Reference | None = None
+    type: Type | None = None
+    column: str = ""
+
+
+class Select:
+    """Puts records together from what `items` name."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = tuple(items)
+        self._labels = [
+            pa.scalar(f"{',' if at else '{'}{orjson.dumps(item.name).decode()}:", pa.string())
+            for at, item in enumerate(items)
+        ]
+        self._places = {
+            root: _Places([(at, i.reference) for at, i in enumerate(items) if _is_in(i, root)])
+            for root in ("record", "changes", "metadata")
+            if any(_is_in(item, root) for item in items)
+        }
+        # The new names of the columns that pass through whole.
+        self._renamed: dict[str, list[str]] = {}
+        self._passed: dict[str, list[int]] = {}
+        for at, item in enumerate(items):
+            if (of := item.reference) is not None and of.root == "record":
+                self._passed.setdefault(of.column, []).append(at)
+                if not of.path:
+                    self._renamed.setdefault(of.column, []).append(item.name)
+        self._changed = _Columns(self._renamed)
+
+    def __call__(
+        self, messages: pa.RecordBatch, results: pa.StructArray
+    ) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Return the messages with their new records, and the rows that have none, each with why.
+
+        Nothing is taken out of the batch; the record of a row that failed is no record.
+        """
+        failed: dict[int, str] = {}
+        columns: dict[int, pa.Array] = {}
+        for root, places in self._places.items():
+            texts = messages.column(root).to_pylist()
+            for at, values in places.values(texts, failed):
+                columns[at] = pa.array(values, pa.string())
+        for at, item in enumerate(self._items):
+            if item.type is not None:
+                columns[at] = json_texts(item.type, results.field(item.column))
+            elif item.reference is not None and item.reference.root == "action":
+                columns[at] = strings(messages.column("action"))
+        parts: list[Any] = []
+        for at, label in enumerate(self._labels):
+            parts += [label, columns[at]]
+        records = pc.binary_join_element_wise(*parts, _END, _NOTHING)
+        new = {"record": records, "changes": self._changes(messages.column("changes"))}
+        new |= self._without(messages, records, columns)
+        truncates = pc.equal(messages.column("action"), TRUNCATE)
+        if pc.any(truncates).as_py():
+            new["record"] = pc.if_else(truncates, messages.column("record"), new["record"])
+        arrays = [new.get(name, messages.column(name)) for name in messages.schema.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=messages.schema), failed
+
+    def _without(
+        self, messages: pa.RecordBatch, records: pa.Array, columns: dict[int, pa.Array]
+    ) -> dict[str, pa.Array]:
+        """Return the columns that change where values are not in the WAL; none where all are."""
+        metadata = messages.column("metadata")
+        told = pc.fill_null(pc.match_substring(metadata, '"unavailable":[]'), fill_value=True)
+        if pc.all(told).as_py():
+            return {}
+        new_records, new_metadata = records.to_pylist(), metadata.to_pylist()
+        for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
+            fields = _OBJECT.decode(new_metadata[row])
+            lacking = {
+                at
+                for column in _NAMES.decode(fields["unavailable"])
+                for at in self._passed.get(column, ())
+            }
+            names = [self._items[at].name for at in sorted(lacking)]
+            fields["unavailable"] = msgspec.Raw(orjson.dumps(names))
+            new_metadata[row] = _ENCODE(fields).decode()
+            if lacking:
+                kept = [at for at in columns if at not in lacking]
+                pairs = (
+                    f"{orjson.dumps(self._items[at].name).decode()}:{columns[at][row].as_py()}"
+                    for at in sorted(kept)
+                )
+                new_records[row] = f"{{{','.join(pairs)}}}"
+        return {
+            "record": pa.array(new_records, pa.string()),
+            "metadata": pa.array(new_metadata, pa.string()),
+        }
+
+    def _changes(self, changes: pa.Array) -> pa.Array:
+        if changes.null_count == len(changes):
+            return changes
+        found: list[str | None] = []
+        for text in changes.to_pylist():
+            if text is None or text == _NO_CHANGES:
+                found.append(text)
+                continue
+            try:
+                old = self._changed.decode(text)
+            except _UNREADABLE:
+                found.append(_NO_CHANGES)
+                continue
+            pairs = (
+                f"{orjson.dumps(name).decode()}:{bytes(raw).decode()}"
+                for names, raw in zip(self._renamed.values(), self._changed.take(old), strict=True)
+                if raw is not None
+                for name in names
+            )
+            found.append(f"{{{','.join(pairs)}}}")
+        return pa.array(found, pa.string())
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def _is_in(item: Item, root: str) -> bool:
+    return item.reference is not None and item.reference.root == root
+
+
+class _Columns:
+    """Decodes objects for some of their members, each as the JSON text that it is."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._attributes = {f"c{at}": name for at, name in enumerate(names)}
+        members = [(attribute, msgspec.Raw, None) for attribute in self._attributes]
+        shape = msgspec.defstruct("Shape", members, rename=self._attributes, gc=False)
+        self.decode: Callable[[str], Any] = msgspec.json.Decoder(shape).decode
+
+    def take(self, decoded: Any) -> list[msgspec.Raw | None]:
+        """Return the members in the order of their names, None for one that is not there."""
+        return [getattr(decoded, attribute) for attribute in self._attributes]
+
+
+class _Places:
+    """The references into one of the message's objects."""
+
+    def __init__(self, references: Iterable[tuple[int, Reference | None]]) -> None:
+        self._of: dict[str, list[tuple[int, tuple[str | int, ...]]]] = {}
+        for at, reference in references:
+            if reference is not None:
+                self._of.setdefault(reference.column, []).append((at, reference.path))
+        self._columns = _Columns(self._of)
+        self._steps = {
+            step: _Columns([step])
+            for of in self._of.values()
+            for _, path in of
+            for step in path
+            if isinstance(step, str)
+        }
+
+    def values(
+        self, texts: Sequence[str | None], failed: dict[int, str]
+    ) -> Iterable[tuple[int, list[str]]]:
+        """Yield each item's number and its JSON in every message; rows that can't be read failed."""
+        decode = self._columns.decode
+        rows: list[Any] = []
+        for row, text in enumerate(texts):
+            try:
+                rows.append(decode(text or "{}"))
+            except _UNREADABLE as error:
+                rows.append(decode("{}"))
+                failed[row] = f"the message can't be read: {error}"
+        for number, of in enumerate(self._of.values()):
+            attribute = f"c{number}"
+            raws = [getattr(row, attribute) for row in rows]
+            for at, path in of:
+                values = raws if not path else [self._walk(raw, path) for raw in raws]
+                yield at, ["null" if raw is None else bytes(raw).decode() for raw in values]
+
+    def _walk(self, raw: msgspec.Raw | None, path: tuple[str | int, ...]) -> msgspec.Raw | None:
+        for step in path:
+            if raw is None:
+                return None
+            try:
+                if isinstance(step, int):
+                    values = _LIST.decode(raw)
+                    raw = values[step] if step < len(values) else None
+                else:
+                    (raw,) = self._steps[step].take(self._steps[step].decode(raw))  # type: ignore[arg-type]
+            except _UNREADABLE:
+                return None
+        return raw

@@ -1,0 +1,375 @@
+"""What happens to a source's messages on their way to one sink: filter, groups, transform, route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import msgspec
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import route_path, subject
+from penstock.blocks import Block
+from penstock.expressions.fields import Extractor, place
+from penstock.expressions.route import MARK
+from penstock.expressions.types import Field
+from penstock.message import SUBJECT_FIELD
+from penstock.route_path import PathTemplate
+from penstock.settings import NatsSinkSettings
+from penstock.sinks.base import DeadLetter
+from penstock.spark.routes import Route, regrouped
+from penstock.spark.select import Item, Select
+from penstock.subject import SubjectTemplate
+from penstock.transforms import make
+from penstock.transforms.base import MessageTransform
+
+DROP: Final = 0
+KEEP: Final = 1
+BAD: Final = -1
+FILTER_FAILED: Final = "filter_failed"
+TRANSFORM_FAILED: Final = "transform_failed"
+ROUTE_FAILED: Final = "route_failed"
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """What the executors need to know of a sink's expressions; the results are named by `number`.
+
+    Attributes:
+        number: Tells the results of this sink from those of others.
+        filter: The fields that the filter takes; None where there is no filter.
+        route: The fields that the route takes, likewise.
+        templates: Those of the route's rules; None where it is an expression.
+        always: Whether the first rule matches always, so that Spark is not asked.
+        items: The select list of a transform in SQL.
+        used: The fields of each item that is computed, by its name.
+    """
+
+    number: int
+    filter: tuple[Field, ...] | None = None
+    route: tuple[Field, ...] | None = None
+    templates: tuple[str, ...] | None = None
+    always: bool = False
+    items: tuple[Item, ...] | None = None
+    used: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
+
+    @property
+    def keep(self) -> str:
+        """The result that says whether a message is kept: `KEEP`, `DROP` or `BAD`."""
+        return f"keep{self.number}"
+
+    @property
+    def to(self) -> str:
+        """The result that says where to: a text with `MARK`s; or the number of a rule, or `BAD`."""
+        return f"to{self.number}"
+
+    @property
+    def unrouted(self) -> str:
+        """The result that is true where an expression's route can't be evaluated."""
+        return f"unrouted{self.number}"
+
+    @property
+    def failed(self) -> str:
+        """The result that has the number of the first item that can't be computed, or null."""
+        return f"failed{self.number}"
+
+
+@dataclass
+class Prepared:
+    """What a sink gets of a block, and what it never will."""
+
+    messages: pa.RecordBatch
+    dead: list[DeadLetter] = field(default_factory=list)
+
+
+class Steps:
+    """Applies a sink's steps to blocks; one thread at a time uses it."""
+
+    def __init__(self, route: Route, plan: SinkPlan | None, source: str) -> None:
+        self.route = route
+        self._plan = plan
+        self._source = source
+        settings = route.settings
+        self._is_nats = isinstance(settings, NatsSinkSettings)
+        self._regroups = bool(settings.group_by) and not (
+            self._is_nats and settings.transform is None
+        )
+        self._select = Select(plan.items) if plan is not None and plan.items is not None else None
+        self._templates: list[SubjectTemplate | PathTemplate] = [
+            SubjectTemplate.parse(text) if self._is_nats else PathTemplate.parse(text)
+            for text in (plan.templates if plan is not None else None) or ()
+        ]
+
+    @property
+    def regroups(self) -> bool:
+        """Whether the messages come in the sink's own groups."""
+        return self._regroups
+
+    @cached_property
+    def _code(self) -> MessageTransform | None:
+        transform = self.route.settings.transform
+        return None if transform is None or transform.sql is not None else make(transform)
+
+    def close(self) -> None:
+        """End the operator's code."""
+        if self._code is not None:
+            self._code.close()
+
+    def __call__(self, block: Block) -> Prepared:
+        """Return what the sink gets of a block."""
+        plan, wanted = self._plan, self.route.mask(block.messages)
+        if plan is None:
+            messages = block.messages if wanted is None else block.messages.filter(wanted)
+            return Prepared(self._grouped(messages))
+        dead: list[DeadLetter] = []
+        messages, results = block.messages, block.results
+        if plan.filter is not None:
+            assert results is not None  # noqa: S101 - the plan has asked for them
+            keep = results.field(plan.keep)
+            failed = pc.equal(keep, BAD)
+            if wanted is not None:
+                failed = pc.and_(failed, wanted)
+            if pc.any(failed).as_py():
+                rows = pc.indices_nonzero(failed).to_pylist()
+                dead += self._unfit(messages, rows, plan.filter, FILTER_FAILED, "the filter")
+            kept = pc.equal(keep, KEEP)
+            wanted = kept if wanted is None else pc.and_(kept, wanted)
+        if wanted is not None and not pc.all(wanted).as_py():
+            messages = messages.filter(wanted)
+            results = None if results is None else results.filter(wanted)
+        if not messages.num_rows:
+            return Prepared(messages, dead)
+        return self._changed(self._grouped(messages), messages, results, plan, dead)
+
+    def _grouped(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        group_by = self.route.settings.group_by
+        if self._regroups and group_by and messages.num_rows:
+            return regrouped(messages, group_by)
+        return messages
+
+    def _changed(
+        self,
+        messages: pa.RecordBatch,
+        captured: pa.RecordBatch,
+        results: pa.StructArray | None,
+        plan: SinkPlan,
+        dead: list[DeadLetter],
+    ) -> Prepared:
+        """Transform and route messages that are to be sent; `captured` is what they were."""
+        origin = pa.array(range(messages.num_rows), pa.int64())
+        why: dict[int, tuple[str, str]] = {}
+        if self._select is not None:
+            assert results is not None  # noqa: S101 - the plan has asked for them
+            messages, failed = self._select(messages, results)
+            why = {row: (TRANSFORM_FAILED, reason) for row, reason in failed.items()}
+            why |= self._uncomputed(captured, results, plan)
+        elif self._code is not None:
+            transformed = self._code(messages)
+            messages, origin = transformed.batch, transformed.origin
+            why = {row: (code, reason) for row, code, reason in transformed.failed}
+        if plan.route is not None:
+            routed = None if results is None or plan.always else results.take(origin)
+            messages, unrouted = self._routed(messages, captured, routed, origin, plan)
+            why = unrouted | why
+        if why:
+            gone = pa.array(list(why), pa.int64())
+            messages = messages.filter(pc.invert(pc.is_in(origin, value_set=gone)))
+            dead += [letter(captured, row, *reason) for row, reason in sorted(why.items())]
+        return Prepared(messages, dead)
+
+    def _uncomputed(
+        self, captured: pa.RecordBatch, results: pa.StructArray, plan: SinkPlan
+    ) -> dict[int, tuple[str, str]]:
+        """Return the rows of which Spark could not compute a value."""
+        found: dict[int, tuple[str, str]] = {}
+        if not plan.used:
+            return found
+        column = results.field(plan.failed)
+        if column.null_count == len(column):
+            return found
+        names = list(plan.used)
+        for row, number in enumerate(column.to_pylist()):
+            if number is not None:
+                name = names[number]
+                reason = unfit_reason(captured, row, plan.used[name])
+                found[row] = TRANSFORM_FAILED, f"{name} can't be computed: {reason}"
+        return found
+
+    def _unfit(
+        self,
+        messages: pa.RecordBatch,
+        rows: Iterable[int],
+        fields: Sequence[Field],
+        code: str,
+        what: str,
+    ) -> list[DeadLetter]:
+        return [
+            letter(
+                messages,
+                row,
+                code,
+                f"{what} can't be evaluated: {unfit_reason(messages, row, fields)}",
+            )
+            for row in rows
+        ]
+
+    # Routes
+
+    def _routed(
+        self,
+        messages: pa.RecordBatch,
+        captured: pa.RecordBatch,
+        results: pa.StructArray | None,
+        origin: pa.Array,
+        plan: SinkPlan,
+    ) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
+        """Return the messages with their routes, and the captured rows that have none that is valid.
+
+        `results` has a row for each of `messages`.
+        """
+        why: dict[int, tuple[str, str]] = {}
+        if results is not None:
+            unrouted = (
+                results.field(plan.unrouted)
+                if plan.templates is None
+                else pc.fill_null(pc.equal(results.field(plan.to), BAD), fill_value=False)
+            )
+            for at in pc.indices_nonzero(unrouted).to_pylist():
+                row = origin[at].as_py()
+                reason = unfit_reason(captured, row, plan.route or ())
+                why[row] = ROUTE_FAILED, f"the route can't be evaluated: {reason}"
+        if plan.templates is not None:
+            routes = self._by_rules(messages, None if results is None else results.field(plan.to))
+        else:
+            assert results is not None  # noqa: S101 - an expression has results
+            routes = self._by_expression(results.field(plan.to))
+            for at, reason in self._refused(routes):
+                why.setdefault(origin[at].as_py(), (ROUTE_FAILED, reason))
+        if self._is_nats:
+            return messages.append_column(SUBJECT_FIELD, routes), why
+        return _with_route(messages, routes), why
+
+    def _by_rules(self, messages: pa.RecordBatch, rules: pa.Array | None) -> pa.Array:
+        """Return the routes of messages, given the number of the rule that each has matched."""
+        if rules is None:  # one rule that matches always
+            return self._render(self._templates[0], messages)
+        routes: list[str | None] = [None] * messages.num_rows
+        for number, template in enumerate(self._templates):
+            rows = pc.indices_nonzero(pc.fill_null(pc.equal(rules, number), fill_value=False))
+            if not len(rows):
+                continue
+            if len(rows) == messages.num_rows:
+                return self._render(template, messages)
+            rendered = self._render(template, messages.take(rows)).to_pylist()
+            for row, route in zip(rows.to_pylist(), rendered, strict=True):
+                routes[row] = route
+        return pa.array(routes, pa.string())
+
+    def _render(
+        self, template: SubjectTemplate | PathTemplate, messages: pa.RecordBatch
+    ) -> pa.Array:
+        database = None
+        if "database" in template.variables and messages.num_rows:
+            database = orjson.loads(messages.column("metadata")[0].as_py()).get("database")
+        rendered = template.render(messages, source=self._source, database=database)
+        return (
+            pa.array(rendered, pa.string())
+            if isinstance(rendered, list)
+            else rendered.cast(pa.string())
+        )
+
+    def _by_expression(self, marked: pa.Array) -> pa.Array:
+        """Return routes, with what came from messages escaped; routes are few, so each once."""
+        found = marked.dictionary_encode()
+        escape = subject.escape if self._is_nats else route_path.escape
+        texts = [_escaped(text, escape) for text in found.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(found.indices)
+
+    def _refused(self, routes: pa.Array) -> list[tuple[int, str]]:
+        """Return the routes that no message can take, with the reason."""
+        if self._is_nats:
+            valid = subject.is_subject(routes.cast(pa.binary()))
+            what, rules = "subject to publish to", subject.SUBJECT_RULES
+        else:
+            valid, what, rules = route_path.is_path(routes), "path", route_path.PATH_RULES
+        rows = pc.indices_nonzero(pc.invert(pc.fill_null(valid, fill_value=True)))
+        return [
+            (row, f"the route {routes[row].as_py()[:200]!r} is no {what}: {rules}")
+            for row in rows.to_pylist()
+        ]
+
+
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    parts = text.split(MARK)
+    if len(parts) == 1:
+        return text
+    return "".join(escape(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+_CLOSE: Final = pa.scalar("}", pa.string())
+_ROUTE: Final = pa.scalar(',"route":', pa.string())
+_NOTHING: Final = pa.scalar("", pa.string())
+
+
+def _with_route(messages: pa.RecordBatch, routes: pa.Array) -> pa.RecordBatch:
+    """Return messages whose metadata has their routes; a message without one stays as it is."""
+    quoted = pa.array(
+        [None if r is None else orjson.dumps(r).decode() for r in routes.to_pylist()], pa.string()
+    )
+    metadata = messages.column("metadata")
+    added = pc.binary_join_element_wise(
+        pc.utf8_slice_codeunits(metadata, 0, -1), _ROUTE, quoted, _CLOSE, _NOTHING
+    )
+    at = messages.schema.get_field_index("metadata")
+    return messages.set_column(at, messages.schema.field(at), pc.coalesce(added, metadata))
+
+
+# Dead letters
+
+
+def letter(captured: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLetter:
+    """Return the dead letter of a message as it was captured."""
+    names = ("record", "changes", "action", "metadata", "idempotency_key")
+    record, changes, action, metadata, key = (captured.column(n)[row].as_py() for n in names)
+    body = (
+        f'{{"record":{record or "null"},"changes":{changes or "null"},'
+        f'"action":"{action}","metadata":{metadata}}}'
+    )
+    return DeadLetter(key, "", code, reason, body)
+
+
+def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) -> str:
+    """Return why an expression over `fields` has no value for a message."""
+    message = captured.slice(row, 1)
+    found = Extractor(fields)(message)
+    bad = [
+        field_.reference
+        for at, field_ in enumerate(fields)
+        if found.field(place(at)[0])[0].as_py() & place(at)[1]
+    ]
+    if not bad:
+        return "an overflow, a division by zero or a cast that fails"
+    left_out = set(_METADATA.decode(message.column("metadata")[0].as_py()).unavailable)
+    lacking = [str(r) for r in bad if r.root == "record" and r.column in left_out]
+    if lacking:
+        return (
+            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the WAL"
+            " (REPLICA IDENTITY FULL has it there)"
+        )
+    return f"{', '.join(map(str, bad))} can't be read as what the table's columns were"
+
+
+class _Metadata(msgspec.Struct):
+    unavailable: list[str] = []
+
+
+_METADATA: Final = msgspec.json.Decoder(_Metadata)
+
+
+def without_groups(settings: NatsSinkSettings) -> NatsSinkSettings:
+    """Return the settings of a sink whose messages come in its own groups already."""
+    return settings.model_copy(update={"group_by": None})
