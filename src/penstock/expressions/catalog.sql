@@ -8,8 +8,10 @@
 WITH RECURSIVE wanted AS (
     SELECT n.nspname::pg_catalog.text AS schema_name, c.relname::pg_catalog.text AS table_name,
            a.attnum, a.attname::pg_catalog.text AS column_name, a.atttypid, a.atttypmod
-    FROM pg_catalog.unnest(%(schemas)s::pg_catalog.text[], %(tables)s::pg_catalog.text[])
-        AS w (schema_name, table_name)
+    FROM ROWS FROM (
+        pg_catalog.unnest(%(schemas)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(tables)s::pg_catalog.text[])
+    ) AS w (schema_name, table_name)
     JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
     JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
