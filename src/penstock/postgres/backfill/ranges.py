@@ -96,7 +96,7 @@ def _compared(
         return _one(order[0], operator, values[0])
     if all(column.operators == _BUILT_IN for column in order):
         return sql.SQL("ROW({}) {} ROW({})").format(
-            _COMMA.join(sql.Identifier(c.name) for c in order),
+            _COMMA.join(_value(c) for c in order),
             _operator(_BUILT_IN, operator),
             _COMMA.join(_literal(c, v) for c, v in zip(order, values, strict=True)),
         )
@@ -112,10 +112,16 @@ def _compared(
 
 def _one(column: Ordered, operator: str, value: str | None) -> sql.Composable:
     return sql.SQL("{} {} {}").format(
-        sql.Identifier(column.name),
+        _value(column),
         _operator(column.operators, operator),
         _literal(column, value),
     )
+
+
+def _value(column: Ordered) -> sql.Composable:
+    # A domain over an enum is no enum to the operators.
+    name = sql.Identifier(column.name)
+    return sql.SQL("CAST({} AS {})").format(name, _trusted(column.type)) if column.domain else name
 
 
 def _operator(schema: str, operator: str) -> sql.Composable:

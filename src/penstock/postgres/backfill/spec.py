@@ -82,12 +82,13 @@ class Ordered:
     """A column that rows are ordered by.
 
     `type` is the SQL name of the type that its text is cast to, `operators` the schema of what
-    compares it.
+    compares it. `domain`: the column's type is a domain over it.
     """
 
     name: str
     type: str
     operators: str
+    domain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
