@@ -1,0 +1,320 @@
+"""Backfills through `penstock run`, while writers write: into NATS, into streams of both kinds.
+
+The tests share one running pipeline, as Spark takes a while to start.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+
+from ..backfill_help import KINDS, Got, fold, from_nats, from_stream, writing
+from ..pipeline import Penstock, penstock
+
+NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
+ROWS = 8_000
+CONFIG = """\
+store: {store}
+sources:
+  shop:
+    type: postgres
+    url: {source}
+    tables: ["public.*"]
+sinks:
+  out:
+    type: nats
+    source: shop
+    url: {nats}
+    subject: "{prefix}.{{table}}"
+    actions: [insert, update, delete]
+  events:
+    type: stream
+    source: shop
+  latest:
+    type: stream
+    source: shop
+    kind: rows
+    sort_by: version
+  first:
+    type: stream
+    source: shop
+    tables: [public.pairs, public.bare]
+    initial_backfill: true
+  even:
+    type: stream
+    source: shop
+    tables: [public.numbers]
+    filter: "record.version % 2 = 0"
+    transform: {{sql: "record.id as id, record.version as version"}}
+spark:
+  master: local[2]
+"""
+
+
+@dataclass
+class Shop:
+    """A pipeline of one source and four sinks."""
+
+    folder: Path
+    source: Database
+    store: Database
+    streams: JetStream
+    stream: str
+    pipeline: Penstock
+
+    def command(self, *arguments: str, code: int = 0) -> str:
+        done = penstock("backfill", *arguments, cwd=self.folder)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str) -> list[int]:
+        found = json.loads(self.command("start", *arguments, "--json"))
+        return [row["id"] for row in found]
+
+    def state(self, number: int) -> dict[str, Any]:
+        found = {row["id"]: row for row in json.loads(self.command("list", "--json"))}
+        state: dict[str, Any] = found[number]
+        return state
+
+    def in_store(self, number: int) -> tuple[str, int]:
+        (row,) = self.store.execute(
+            "SELECT state, rows_done FROM penstock.backfills WHERE id = %s", [number]
+        )
+        return row[0], row[1]
+
+    def ends(self, number: int, state: str = "done", timeout: float = 90) -> dict[str, Any]:
+        self.pipeline.wait_for(
+            lambda: self.in_store(number)[0] in ("done", "failed", "cancelled"),
+            timeout,
+            f"at the end of backfill {number}",
+        )
+        found = self.state(number)
+        assert found["state"] == state, found
+        return found
+
+    def settle(self) -> None:
+        """Wait until all that was committed so far is in every sink."""
+        mark = uuid.uuid4().hex
+        self.source.execute("INSERT INTO marks VALUES (%s)", [mark])
+        for get in (self.nats, self.events):
+            self.pipeline.wait_for(
+                lambda get=get: any(got.record.get("mark") == mark for got in get()),  # type: ignore[misc]
+                30,
+                "settled",
+            )
+
+    def nats(self) -> list[Got]:
+        return from_nats(self.streams, self.stream)
+
+    def events(self) -> list[Got]:
+        return from_stream(self.store.url, "events")
+
+
+@pytest.fixture(scope="module")
+def shop(
+    postgres: EmbeddedPostgres, nats_server: EmbeddedNats, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("backfill")
+    prefix = f"b{uuid.uuid4().hex[:8]}"
+    with ExitStack() as stack:
+        source, store = (
+            Database(name, postgres.create_database(name))
+            for name in (f"{prefix}_source", f"{prefix}_store")
+        )
+        for database in (source, store):
+            stack.callback(database.drop, postgres.url)
+        source.execute("CREATE TABLE marks (mark text PRIMARY KEY)")
+        source.execute("CREATE TABLE bare (id int, version int)")
+        for kind in KINDS:
+            kind.create(source.url, ROWS)
+        streams = stack.enter_context(JetStream(nats_server.url))
+        streams.add_stream(prefix, f"{prefix}.>")
+        (folder / "penstock.yaml").write_text(
+            CONFIG.format(store=store.url, source=source.url, nats=nats_server.url, prefix=prefix)
+        )
+        pipeline = stack.enter_context(Penstock(folder)).start().wait_ready()
+        yield Shop(folder, source, store, streams, prefix, pipeline)
+        assert pipeline.stop() == 0
+        assert pipeline.stray() == []
+
+
+def test_an_initial_backfill(shop: Shop) -> None:
+    """What was there before the first run is delivered without being asked for."""
+    shop.pipeline.wait_for(
+        lambda: shop.in_store(1)[0] == "done", 60, "done with the initial backfill"
+    )
+    found = shop.state(1)
+    assert (found["sink"], found["table_name"], found["initial"]) == ("first", "pairs", True)
+    assert (found["rows_done"], found["rows_total"]) == (ROWS, ROWS)
+    got = from_stream(shop.store.url, "first")
+    assert fold(PAIRS, got).rows == PAIRS.rows(shop.source.url)
+    assert len(got) == ROWS
+    assert {message.action for message in got} == {"read"}
+    assert all(message.changes is None for message in got)
+    notes = [e for e in shop.pipeline.events() if e["event"] == "initial backfill"]
+    assert ["public.bare has no primary key" in note["note"] for note in notes] == [True]
+    for other in ("events", "latest"):
+        assert from_stream(shop.store.url, other) == []
+    assert shop.nats() == []
+
+
+def test_into_nats_while_writers_write(shop: Shop) -> None:
+    tables = (NUMBERS, UUIDS, TEXTS, PAIRS)
+    with writing(shop.source.url, tables) as writers:
+        numbers = shop.start("--sink", "out")  # marks, too
+        shop.command("watch", *map(str, numbers))
+        at_end = sum(writer.count for writer in writers)
+        shop.pipeline.wait_for(
+            lambda: sum(writer.count for writer in writers) > at_end + 50, 30, "writing on"
+        )
+    shop.settle()
+    got = shop.nats()
+    for kind in tables:
+        folded = fold(kind, got)
+        assert folded.faults == []
+        assert folded.rows == kind.rows(shop.source.url)
+        assert folded.reads > ROWS // 2
+    keys = [message.metadata["idempotency_key"] for message in got]
+    assert len(keys) == len(set(keys))
+    assert not any(message.action == "read" for message in shop.events())
+
+
+@pytest.mark.parametrize("sink", ["events", "latest"])
+def test_into_a_stream_while_writers_write(shop: Shop, sink: str) -> None:
+    with writing(shop.source.url, KINDS):
+        for kind in KINDS:
+            (number,) = shop.start("--sink", sink, "--table", kind.name)
+            shop.ends(number)
+    shop.settle()
+    got = from_stream(shop.store.url, sink)
+    for kind in KINDS:
+        folded = fold(kind, got, whole=sink == "events")
+        assert folded.faults == []
+        assert folded.rows == kind.rows(shop.source.url)
+        assert folded.reads > ROWS // 2
+
+
+def test_where_and_from(shop: Shop) -> None:
+    before = len(from_stream(shop.store.url, "latest"))
+    (middle,) = shop.source.execute(
+        "SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY version) FROM numbers"
+    )[0]
+    where = "pad like 'xx%' and id < 0"
+    (number,) = shop.start(
+        "--sink", "latest", "--table", "numbers", "--where", where, "--from", str(middle)
+    )
+    shop.ends(number)
+    got = from_stream(shop.store.url, "latest")[before:]
+    expected = shop.source.execute(
+        "SELECT version FROM numbers WHERE pad LIKE 'xx%%' AND id < 0 AND version >= %s"
+        " ORDER BY version",
+        [middle],
+    )
+    versions = [message.record["version"] for message in got if message.action == "read"]
+    assert sorted(versions) == [v for (v,) in expected]
+    assert versions, "it would show nothing"
+
+
+def test_pause_and_resume(shop: Shop) -> None:
+    shop.source.execute(
+        "CREATE TABLE many AS SELECT n AS id, n AS version FROM generate_series(1, 120000) n"
+    )
+    shop.source.execute("ALTER TABLE many ADD PRIMARY KEY (id)")
+    (number,) = shop.start("--sink", "out", "--table", "many")
+    shop.pipeline.wait_for(lambda: shop.in_store(number)[1] > 0, 60, "under way")
+    assert shop.command("pause", str(number)).startswith(f"Paused backfill {number}")
+    still = _rests(shop, number)
+    assert 0 < still < 120_000
+    status = shop.pipeline.status()["backfills"]
+    assert [(b["number"], b["state"]) for b in status] == [(number, "paused")]
+    # Others are not kept waiting by one that is paused.
+    (other,) = shop.start("--sink", "out", "--table", "uuids")
+    shop.ends(other)
+    assert shop.in_store(number) == ("paused", still)
+    shop.command("resume", str(number))
+    shop.ends(number)
+    got = [m.record["id"] for m in shop.nats() if m.metadata["table_name"] == "many"]
+    assert set(got) == set(range(1, 120_001))
+
+
+def _rests(shop: Shop, number: int) -> int:
+    """Wait until nothing more of a paused backfill comes."""
+    rows: list[int] = []
+
+    def rests() -> bool:
+        rows.append(shop.in_store(number)[1])
+        return len(rows) > 40 and len(set(rows[-40:])) == 1  # of 50 ms
+
+    shop.pipeline.wait_for(rests, 60, "at rest")
+    return rows[-1]
+
+
+def test_cancel(shop: Shop) -> None:
+    (number,) = shop.start("--sink", "events", "--table", "many")
+    shop.pipeline.wait_for(lambda: shop.in_store(number)[1] > 0, 60, "under way")
+    shop.command("cancel", str(number))
+    assert shop.state(number)["state"] == "cancelled"
+    (other,) = shop.start("--sink", "events", "--table", "pairs")
+    shop.ends(other)
+    assert shop.in_store(number)[1] < 120_000
+
+
+def test_a_row_that_cannot_be_looked_at(shop: Shop) -> None:
+    """The error is the backfill's own; all else goes on, and it can go on when that is mended."""
+    shop.source.execute("CREATE TABLE odd (id int PRIMARY KEY, amount text, version int)")
+    shop.source.execute("INSERT INTO odd SELECT n, n::text, n FROM generate_series(1, 5000) n")
+    shop.source.execute("UPDATE odd SET amount = 'many' WHERE id = 4000")
+    (number,) = shop.start("--sink", "events", "--table", "odd", "--where", "amount::int > 10")
+    failed = shop.ends(number, "failed")
+    assert "invalid input syntax for type integer" in failed["error"]
+    assert "failed" in shop.command("watch", str(number), code=1)
+    done = penstock("status", "--listen", shop.pipeline.listen, cwd=shop.folder)
+    assert done.returncode == 1
+    assert f"backfill {number}: " in done.stdout
+    shop.settle()
+    assert shop.pipeline.status()["sources"]["shop"]["restarts"] == 0
+    shop.source.execute("UPDATE odd SET amount = '20' WHERE id = 4000")
+    shop.command("resume", str(number))
+    shop.ends(number)
+    got = [m for m in shop.events() if m.metadata["table_name"] == "odd" and m.action == "read"]
+    assert {message.record["id"] for message in got} == set(range(11, 5001))
+
+
+def test_through_filter_and_transform(shop: Shop) -> None:
+    (number,) = shop.start("--sink", "even", "--table", "numbers")
+    shop.ends(number)
+    got = [m for m in from_stream(shop.store.url, "even") if m.action == "read"]
+    expected = {
+        (row[0], row[1])
+        for row in shop.source.execute("SELECT id, version FROM numbers WHERE version % 2 = 0")
+    }
+    assert {(m.record["id"], m.record["version"]) for m in got} == expected
+    assert all(set(message.record) == {"id", "version"} for message in got)
+
+
+def test_metrics(shop: Shop) -> None:
+    (number,) = shop.start("--sink", "events", "--table", "many")
+
+    def shown() -> bool:
+        _, text = shop.pipeline.get("/metrics")
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        return any(
+            sample.labels["number"] == str(number) and sample.value > 0
+            for sample in families["penstock_backfill_rows_done"].samples
+        )
+
+    shop.pipeline.wait_for(shown, 60, "shown by /metrics")
+    shop.command("cancel", str(number))
