@@ -7,7 +7,7 @@ bad, as is one that the WAL does not tell. Nothing that a message holds raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.expressions.types import Field, Kind
 from penstock.expressions.values import UNFIT, arrow, arrow_type
+from penstock.json_members import Members
 
 _BITS: Final = 63
 """Fields whose badness one long tells; its sign is left alone."""
@@ -126,18 +127,26 @@ class _Root:
         self._raw = {
             name
             for name, of in self._columns.items()
-            if len({self._leaves[at].in_json for at in of}) > 1 or self._leaves[of[0]].is_raw
+            if any(self._leaves[at].in_json != self._leaves[of[0]].in_json for at in of)
+            or any(self._leaves[at].is_raw for at in of)
         }
+        self._members = Members(tuple(self._columns))
+        self._decode: Callable[[str], Any] = _refuse
         self._make()
 
     def _make(self) -> None:
-        types = {
-            name: msgspec.Raw if name in self._raw else self._leaves[of[0]].in_json
-            for name, of in self._columns.items()
-        }
-        self._decode = _decoder(types).decode
-        self._decode_raw = _decoder(dict.fromkeys(types, msgspec.Raw)).decode
-        self._nothing = self._decode("{}")
+        members = [
+            (f"c{number}", msgspec.Raw if name in self._raw else self._leaves[of[0]].in_json, None)
+            for number, (name, of) in enumerate(self._columns.items())
+        ]
+        rename = {f"c{number}": name for number, name in enumerate(self._columns)}
+        try:
+            shape = msgspec.defstruct("Columns", members, rename=rename, gc=False)
+        except ValueError:  # a column's name with a quote in it
+            shape = msgspec.defstruct("Columns", members, gc=False)
+        else:
+            self._decode = msgspec.json.Decoder(shape).decode
+        self._nothing = shape()
 
     def values(
         self, texts: Sequence[str | None], bad: list[tuple[int, int]]
@@ -145,6 +154,7 @@ class _Root:
         """Yield each field's number and values; what can't be read is None, and in `bad`."""
         decode, nothing = self._decode, self._nothing
         by_hand: dict[int, dict[int, Any]] = {}
+        odd: set[str] = set()
         try:
             rows = [nothing if text is None else decode(text) for text in texts]
         except _UNREADABLE:
@@ -154,36 +164,34 @@ class _Root:
                     rows.append(nothing if text is None else decode(text))
                 except _UNREADABLE:
                     rows.append(nothing)
-                    by_hand[row] = self._by_hand(text or "")
+                    by_hand[row] = self._by_hand(text, odd)
         for number, (name, of) in enumerate(self._columns.items()):
             column = [getattr(row, f"c{number}") for row in rows]
             for at in of:
-                values = list(column)
+                values = column
                 if name in self._raw:
                     values = list(map(self._leaves[at], column))
-                for row, found in by_hand.items():
-                    values[row] = found[at]
+                if by_hand:
+                    values = [by_hand[row][at] if row in by_hand else v
+                              for row, v in enumerate(values)]  # fmt: skip
                 if name in self._raw or by_hand:
                     bad += [(row, at) for row, value in enumerate(values) if value is UNFIT]
                     values = [None if value is UNFIT else value for value in values]
                 yield at, values
-        if by_hand:
+        if odd - self._raw:
+            self._raw |= odd
             self._make()
 
-    def _by_hand(self, text: str) -> dict[int, Any]:
-        """Return the values of a record whose columns have not the types that were expected.
+    def _by_hand(self, text: str | None, odd: set[str]) -> dict[int, Any]:
+        """Return the values of a record that is not as expected; `odd` gets the columns at fault.
 
-        These columns are taken as JSON text from the next batch on.
+        These are taken as JSON text from the next batch on.
         """
-        try:
-            row = self._decode_raw(text)
-        except _UNREADABLE:
-            return dict.fromkeys(self._leaves, UNFIT)
         found: dict[int, Any] = {}
-        for number, (name, of) in enumerate(self._columns.items()):
-            raw = getattr(row, f"c{number}")
+        for name, raw in self._members(text).items():
+            of = self._columns[name]
             if raw is not None and not self._leaves[of[0]].takes(raw):
-                self._raw.add(name)
+                odd.add(name)
             found |= {at: self._leaves[at](raw) for at in of}
         return found
 
@@ -216,14 +224,11 @@ class _Leaf:
     def __init__(self, field: Field) -> None:
         self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
         self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
-        self._path = field.reference.path
-        self._steps: list[msgspec.json.Decoder[Any]] = [
-            _LIST if isinstance(step, int) else _decoder({step: msgspec.Raw}) for step in self._path
-        ]
+        self._steps = list(map(_step, field.reference.path))
         self._is_text = field.kind in (Kind.TEXT, Kind.JSON)
         self._decode = msgspec.json.Decoder(self.in_json).decode
 
-    def takes(self, raw: msgspec.Raw) -> bool:
+    def takes(self, raw: _Json) -> bool:
         """Tell whether a column's value is of the type that the record's decoder expects."""
         try:
             self._decode(raw)
@@ -231,34 +236,53 @@ class _Leaf:
             return False
         return True
 
-    def __call__(self, raw: msgspec.Raw | None) -> Any:
+    def __call__(self, raw: _Json | None) -> Any:
         if raw is None:
             return None
         try:
-            if self._path and (raw := self._walk(raw)) is None:
-                return None
+            for step in self._steps:
+                raw = step(raw)
+                if raw is None:
+                    return None
             return _text(bytes(raw)) if self._is_text else self._decode(raw)
         except _UNREADABLE:
             return UNFIT
 
-    def _walk(self, raw: msgspec.Raw) -> msgspec.Raw | None:
-        """Return what a path leads to, None where it leads nowhere."""
-        for step, decoder in zip(self._path, self._steps, strict=True):
-            try:
-                inside = decoder.decode(raw)
-            except msgspec.ValidationError:
-                return None  # a list where an object was looked for, or the other way round
-            if not isinstance(step, int):
-                inside, step = [] if inside.c0 is None else [inside.c0], 0  # noqa: PLW2901
-            if step >= len(inside):
-                return None
-            raw = inside[step]
-        return raw
 
-
+_Json = msgspec.Raw | bytes
 _TEXT: Final = msgspec.json.Decoder(str)
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _QUOTE: Final = ord('"')
+
+
+def _step(step: str | int) -> Callable[[_Json], _Json | None]:
+    """Return what takes an element of a list, or a member of an object: None where there is none."""
+    if isinstance(step, int):
+
+        def element(raw: _Json) -> _Json | None:
+            try:
+                values = _LIST.decode(raw)
+            except msgspec.ValidationError:
+                return None
+            return values[step] if step < len(values) else None
+
+        return element
+    try:
+        shape = msgspec.defstruct(
+            "Member", [("m", msgspec.Raw, None)], rename={"m": step}, gc=False
+        )
+    except ValueError:  # a name with a quote in it
+        return lambda raw: Members((step,))(bytes(raw))[step]
+    decode = msgspec.json.Decoder(shape).decode
+
+    def member(raw: _Json) -> _Json | None:
+        try:
+            found: _Json | None = decode(raw).m  # type: ignore[attr-defined]
+        except msgspec.ValidationError:
+            return None
+        return found
+
+    return member
 
 
 def _text(json: bytes) -> Any:
@@ -270,8 +294,5 @@ def _text(json: bytes) -> Any:
     return None if json == b"null" else json.decode()
 
 
-def _decoder(types: Mapping[str, Any]) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of objects with members c0, c1, …: those that `types` names, or None."""
-    members = [(f"c{at}", type_, None) for at, type_ in enumerate(types.values())]
-    rename = {f"c{at}": name for at, name in enumerate(types)}
-    return msgspec.json.Decoder(msgspec.defstruct("Columns", members, rename=rename, gc=False))
+def _refuse(_: str) -> Any:
+    raise msgspec.DecodeError

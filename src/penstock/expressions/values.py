@@ -38,6 +38,7 @@ _UNIX: Final = datetime(1970, 1, 1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LONG: Final = 1 << 63
 _FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_DECIMAL: Final = re.compile(r"-?\d+(?:\.\d+)?\Z", re.ASCII)
 _NUMBER: Final = r"(-?\d+(?:\.\d+)?)"
 _INTERVAL: Final = re.compile(
     rf"P(?:{_NUMBER}Y)?(?:{_NUMBER}M)?(?:{_NUMBER}D)?"
@@ -111,10 +112,10 @@ def _float(type_: Type, value: Any) -> Any:
 
 
 def _numeric(type_: Type, value: Any) -> Any:
+    if isinstance(value, str) and _DECIMAL.match(value) is None:
+        return UNFIT  # not a number, infinite, or what only Python takes for one
     try:
         number = Decimal(value)
-        if not number.is_finite():
-            return UNFIT
         scaled = number.quantize(Decimal(1).scaleb(-type_.scale), context=_EXACT)
     except (InvalidOperation, Inexact):
         return UNFIT
