@@ -23,6 +23,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.json_members import members, text_of
+
 DEFAULT_SUBJECT: Final = "{source}.{schema}.{table}.{action}"
 ROWS_SUBJECT: Final = "{source}.{schema}.{table}"
 MAX_SUBJECT_BYTES: Final = 3900
@@ -31,7 +33,10 @@ MAX_SUBJECT_BYTES: Final = 3900
 EMPTY: Final = "%empty"
 NULL: Final = "%null"
 
-SUBJECT_RULES: Final = "no token may be empty, have a blank, a control character, '*' or '>', and it may not begin with '$'"
+SUBJECT_RULES: Final = (
+    "no token may be empty or have a blank, a control character, '*' or '>',"
+    " and the first may not begin with '$'"
+)
 _SUBJECT: Final = r"^[^\x00-\x20\x7f.*>$][^\x00-\x20\x7f.*>]*(?:\.[^\x00-\x20\x7f.*>]+)*$"
 
 _VARIABLES: Final = ("source", "database", "schema", "table", "action")
@@ -135,17 +140,18 @@ class SubjectTemplate:
 
     def _render_rows(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array:
         columns = self.record_columns
+        read = members(*columns)
         per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
         cache: dict[str, str] = {}  # names and actions repeat; values of records need not
         subjects: list[bytes] = []
         for row, text in enumerate(batch.column("record").to_pylist()):
-            record = orjson.loads(text) if text else {}
+            record = read(text)
             values = dict(fixed)
             for name, column in per_row:
                 value = column[row] or ""
                 values[name] = cache.get(value) or cache.setdefault(value, escape(value))
             for column in columns:
-                values[f"record.{column}"] = escape(record.get(column))
+                values[f"record.{column}"] = escape(text_of(record[column]))
             subjects.append(self._fill(values).encode())
         return pa.array(subjects, pa.binary())
 

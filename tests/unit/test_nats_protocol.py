@@ -346,6 +346,24 @@ def test_group_by_columns() -> None:
     assert third == (2, None)  # the column is not in the WAL: the source's group holds
 
 
+@pytest.mark.parametrize("hard", [r'"\ud800"', "1e999", "[" * 5000 + "]" * 5000])
+def test_json_that_parsers_refuse_stops_nothing(hard: str) -> None:
+    """Postgres' json takes all of these, beside a group's columns and those of the subject."""
+    rows = batch(
+        2,
+        record=[f'{{"j":{hard},"c":"x","id":1}}', '{"c":"x","id":2}'],
+        changes=[f'{{"j":{hard},"c":"w"}}', None],
+        metadata=[f'{{"j":{hard},"database":"db"}}'] * 2,
+    )
+    first, second = group_keys(rows, ["c"])
+    assert [key[2] for key in (first[0], first[1], second[0])] == [b'["x"]', b'["w"]', b'["x"]']
+    made = encoder(subject="{database}.{record.c}.{record.id}").block(rows, 0, 1)
+    assert [bytes(made.frame(n)).split(b" ")[1] for n in range(2)] == [b"db.x.1", b"db.x.2"]
+    named = encoder(subject="a.{record.j}").block(rows, 0, 1)
+    if not named.refused:
+        assert bytes(named.frame(0)).split(b" ")[1] == b"a." + hard.strip('"').encode()
+
+
 def test_backoff_grows_to_its_limit() -> None:
     assert 0.07 < backoff(1) <= 0.1
     assert 0.15 <= backoff(2) <= 0.2

@@ -57,7 +57,12 @@ def test_a_message_without_a_route() -> None:
 def test_half_a_surrogate_pair() -> None:
     """As JSON may hold it, though no text does."""
     assert path_of(rb'{"record":{"j":"\ud800"},"metadata":{"route":"a"}}') == "/a"
-    assert path_of(rb'{"record":{},"metadata":{"route":"a\ud800"}}') == "/a%3F"
+    assert path_of(rb'{"record":{},"metadata":{"route":"a\ud800"}}') == "/a%5Cud800"
+
+
+def test_a_record_that_no_parser_takes() -> None:
+    deep = b"[" * 5000 + b"]" * 5000
+    assert path_of(b'{"record":{"j":%b},"metadata":{"route":"a"}}' % deep) == "/a"
 
 
 pieces = st.sampled_from(["..", ".", "%2e", "%2F", "/", "\\", ";", "%", "%25", " ", "?", "#", "a"])

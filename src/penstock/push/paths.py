@@ -7,14 +7,15 @@ stays as it is, as a sink's route escapes the values in it that way.
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
-import orjson
+from penstock.json_members import Members, text_of
 
 _HINT: Final = b'"route"'
+_METADATA: Final = Members(["metadata"])
+_ROUTE: Final = Members(["route"])
 _SAFE: Final = "%:@!$&'()*+,;=~"
 _STRAY: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SEPARATORS: Final = re.compile(r"[/\\;]")  # some servers take a ; for the segment's end
@@ -26,18 +27,16 @@ def path_of(message: bytes) -> str:
     """Return the path that a message's route gives, with a slash before each segment; "" for none."""
     if _HINT not in message:
         return ""
-    try:
-        found: Any = orjson.loads(message)
-    except orjson.JSONDecodeError:  # half of a surrogate pair: Postgres' json may hold it
-        found = json.loads(message)
-    route = found["metadata"].get("route")
-    return "".join(map(_segment, filter(None, route.split("/")))) if isinstance(route, str) else ""
+    value = _ROUTE(_METADATA(message)["metadata"])["route"]
+    if value is None or value[:1] != b'"':
+        return ""
+    return "".join(map(_segment, filter(None, (text_of(value) or "").split("/"))))
 
 
 def _segment(text: str) -> str:
     """Return a segment as it stands in a URL, behind its slash."""
     if any(part.strip(_BLANK) in _DOTS for part in _SEPARATORS.split(unquote(text))):
         # Servers and proxies take %2E for a dot and %2F for a slash: escaped twice they do not.
-        text = quote(unquote(text), safe="", errors="replace").replace(".", "%2E")
+        text = quote(unquote(text), safe="").replace(".", "%2E")
         return "/" + quote(text, safe="")
-    return "/" + quote(_STRAY.sub("%25", text), safe=_SAFE, errors="replace")
+    return "/" + quote(_STRAY.sub("%25", text), safe=_SAFE)

@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.json_members import Members, text_of
 from penstock.message import SUBJECT_FIELD
 from penstock.nats_config import NatsSinkConfig
 from penstock.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
@@ -56,6 +57,7 @@ _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
+_METADATA_OF: Final = Members(["database"])
 _ONE: Final = pa.scalar(1, pa.int64())
 
 
@@ -153,8 +155,7 @@ class Encoder:
         """Return the source's database, which is the same in all its messages."""
         if "database" not in self._template.variables:
             return None
-        metadata = orjson.loads(batch.column("metadata")[0].as_py() or "{}")
-        return str(metadata["database"]) if "database" in metadata else None
+        return text_of(_METADATA_OF(batch.column("metadata")[0].as_py())["database"])
 
 
 def _text(batch: pa.RecordBatch, name: str, null: pa.Scalar = _NULL) -> pa.Array:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.json_members import members
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
 from penstock.sinks.nats_frames import Block, Encoder
 
@@ -87,16 +87,17 @@ def group_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterable[tuple[
         batch.column("old_group_hash").to_pylist(),
         strict=True,
     )
+    read = members(*columns)
     for name, record, changes, group, old_group in rows:
-        new = orjson.loads(record) if record else {}
-        if not all(column in new for column in columns):
+        new = [value for value in read(record).values() if value is not None]
+        if len(new) < len(columns):
             yield group, old_group
             continue
-        key = (*name, orjson.dumps([new[c] for c in columns]))
-        old = orjson.loads(changes) if changes else {}
-        if any(column in old for column in columns):
-            left = (*name, orjson.dumps([old.get(c, new[c]) for c in columns]))
-            yield key, left, group, old_group
+        key = (*name, b"[%b]" % b",".join(new))
+        old = read(changes).values()
+        if any(value is not None for value in old):
+            before = [was if was is not None else now for was, now in zip(old, new, strict=True)]
+            yield key, (*name, b"[%b]" % b",".join(before)), group, old_group
         else:
             yield key, group, old_group
 
