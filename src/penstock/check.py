@@ -101,6 +101,10 @@ def inspect_config(config: Config) -> Iterator[Finding]:
                     finding.fix,
                 )
         yield from shared_streams(name, sinks)
+        if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
+            from penstock import check_expressions  # noqa: PLC0415 - with Spark's modules
+
+            yield from check_expressions.inspect(source, sinks)
     yield from inspect_store(config)
 
 

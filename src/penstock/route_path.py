@@ -8,14 +8,13 @@ value of dots alone too; an empty string is `%empty`, null (or a column that the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.json_members import Members, text_of
 from penstock.subject import EMPTY, NULL, SubjectTemplate
 
 PATH_RULES: Final = (
@@ -28,7 +27,6 @@ _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f%/\\?#;]")
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
 _ONLY_DOTS: Final = re.compile(r"\.+\Z")
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
-_TEXT: Final = msgspec.json.Decoder(str)
 
 
 def escape(value: str | None) -> str:
@@ -102,20 +100,8 @@ def _braces_only(text: str) -> str:
 
 def _texts(records: pa.Array, column: str) -> list[str | None]:
     """Return a column's value of each record: a string as it is, other JSON as its text."""
-    shape = msgspec.defstruct("Shape", [("c", msgspec.Raw, None)], rename={"c": column}, gc=False)
-    decode: Callable[[str], Any] = msgspec.json.Decoder(shape).decode
-    found: list[str | None] = []
-    for record in records.to_pylist():
-        try:
-            raw = None if record is None else decode(record).c
-            text = b"null" if raw is None else bytes(raw)
-            if text[:1] == b'"':
-                found.append(_TEXT.decode(text))
-            else:
-                found.append(None if text == b"null" else text.decode())
-        except (msgspec.MsgspecError, RecursionError):
-            found.append(None)
-    return found
+    members = Members((column,))
+    return [text_of(members(record)[column]) for record in records.to_pylist()]
 
 
 def _wrong(text: str, what: str) -> ValueError:

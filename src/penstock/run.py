@@ -28,7 +28,7 @@ from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
 from penstock.push.pusher import Pusher
 from penstock.settings import PostgresSource
-from penstock.spark import session
+from penstock.spark import planning, session
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
 from penstock.state import State
 from penstock.store_session import StoreSession
@@ -144,6 +144,7 @@ class Run:
                 stack.callback(server.close)
             for name in self._sources:
                 self._ensure(name, self._config.sources[name])
+                planning.refuse(self._config.sources[name], self._config.sinks_of(name))
                 self._store.register(name, self._stopping)
             self._refuse_shared_streams()
             if not self._stopping.is_set():

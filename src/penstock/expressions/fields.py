@@ -20,7 +20,8 @@ from penstock.json_members import Members
 
 _BITS: Final = 63
 """Fields whose badness one long tells; its sign is left alone."""
-_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+"""What decoding some JSON may raise that Postgres takes: half a surrogate pair, endless nesting."""
 _DIRECT: Final = {
     ("action", ""): "action",
     ("metadata", "table_schema"): "table_schema",
@@ -157,12 +158,12 @@ class _Root:
         odd: set[str] = set()
         try:
             rows = [nothing if text is None else decode(text) for text in texts]
-        except _UNREADABLE:
+        except UNREADABLE:
             rows = []
             for row, text in enumerate(texts):
                 try:
                     rows.append(nothing if text is None else decode(text))
-                except _UNREADABLE:
+                except UNREADABLE:
                     rows.append(nothing)
                     by_hand[row] = self._by_hand(text, odd)
         for number, (name, of) in enumerate(self._columns.items()):
@@ -201,7 +202,7 @@ class _Root:
         for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
             try:
                 left_out = _METADATA.decode(metadata[row].as_py()).unavailable
-            except _UNREADABLE:
+            except UNREADABLE:
                 continue
             for name in left_out:
                 for at in self._columns.get(name, ()):
@@ -224,42 +225,56 @@ class _Leaf:
     def __init__(self, field: Field) -> None:
         self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
         self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
-        self._steps = list(map(_step, field.reference.path))
+        self._walk = Walk(field.reference.path) if field.reference.path else None
         self._is_text = field.kind in (Kind.TEXT, Kind.JSON)
         self._decode = msgspec.json.Decoder(self.in_json).decode
 
-    def takes(self, raw: _Json) -> bool:
+    def takes(self, raw: Json) -> bool:
         """Tell whether a column's value is of the type that the record's decoder expects."""
         try:
             self._decode(raw)
-        except _UNREADABLE:
+        except UNREADABLE:
             return False
         return True
 
-    def __call__(self, raw: _Json | None) -> Any:
+    def __call__(self, raw: Json | None) -> Any:
         if raw is None:
             return None
         try:
-            for step in self._steps:
-                raw = step(raw)
-                if raw is None:
-                    return None
+            if self._walk is not None and (raw := self._walk(raw)) is None:
+                return None
             return _text(bytes(raw)) if self._is_text else self._decode(raw)
-        except _UNREADABLE:
+        except UNREADABLE:
             return UNFIT
 
 
-_Json = msgspec.Raw | bytes
+Json = msgspec.Raw | bytes
 _TEXT: Final = msgspec.json.Decoder(str)
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _QUOTE: Final = ord('"')
 
 
-def _step(step: str | int) -> Callable[[_Json], _Json | None]:
+class Walk:
+    """Follows a path into JSON: keys, and indexes from 0."""
+
+    def __init__(self, path: Iterable[str | int]) -> None:
+        self._steps = list(map(_step, path))
+
+    def __call__(self, raw: Json) -> Json | None:
+        """Return what the path leads to, None where it leads nowhere; raises one of `UNREADABLE`."""
+        at: Json | None = raw
+        for step in self._steps:
+            if at is None:
+                return None
+            at = step(at)
+        return at
+
+
+def _step(step: str | int) -> Callable[[Json], Json | None]:
     """Return what takes an element of a list, or a member of an object: None where there is none."""
     if isinstance(step, int):
 
-        def element(raw: _Json) -> _Json | None:
+        def element(raw: Json) -> Json | None:
             try:
                 values = _LIST.decode(raw)
             except msgspec.ValidationError:
@@ -275,9 +290,9 @@ def _step(step: str | int) -> Callable[[_Json], _Json | None]:
         return lambda raw: Members((step,))(bytes(raw))[step]
     decode = msgspec.json.Decoder(shape).decode
 
-    def member(raw: _Json) -> _Json | None:
+    def member(raw: Json) -> Json | None:
         try:
-            found: _Json | None = decode(raw).m  # type: ignore[attr-defined]
+            found: Json | None = decode(raw).m  # type: ignore[attr-defined]
         except msgspec.ValidationError:
             return None
         return found

@@ -47,7 +47,7 @@ def _generated(
             what,
             "Postgres refuses its UPDATE and DELETE once it is published: its replica identity is "
             "full and it has virtual generated columns",
-            _identity_sql(catalog, identities, "DEFAULT"),
+            identity_sql(catalog, identities, "DEFAULT"),
         )
     elif full and table.stored and publication and publication.generated != "s":
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
@@ -96,7 +96,7 @@ def _columns(
                     f"sink {name} {verb} {', '.join(columns)}, whose old values are not in "
                     f"the WAL: a DELETE{moves} {harm}"
                 )
-                yield Finding("warning", what, message, _identity_sql(catalog, blind, "FULL"))
+                yield Finding("warning", what, message, identity_sql(catalog, blind, "FULL"))
 
 
 def _identity(
@@ -113,7 +113,7 @@ def _identity(
             why = "the index of its replica identity is gone"
         message = f"{why}: once it is published, Postgres refuses UPDATE and DELETE on it"
         names = _partitions(table, none)
-        yield Finding("error", what, message + names, _identity_sql(catalog, none, "FULL"))
+        yield Finding("error", what, message + names, identity_sql(catalog, none, "FULL"))
     if keyed:
         columns = ", ".join(keyed[0].columns)
         message = (
@@ -121,7 +121,7 @@ def _identity(
             f"has old values of {columns} alone, so `changes` holds no others, and nor does the "
             "`record` of a DELETE"
         )
-        fix = _identity_sql(catalog, keyed, "FULL")
+        fix = identity_sql(catalog, keyed, "FULL")
         yield Finding("warning", what, message + _partitions(table, keyed), fix)
     if not none and not keyed:
         yield Finding("ok", what, "replica identity full: `changes` has every old value")
@@ -131,7 +131,8 @@ def _partitions(table: Relation, identities: Sequence[Identity]) -> str:
     return f" ({len(identities)} of its partitions)" if table.kind == "p" else ""
 
 
-def _identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
+def identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
+    """Return the statements that give tables, or partitions, a replica identity."""
     # Partitions do not inherit it, so each has a statement of its own.
     return "\n".join(
         catalog.text(

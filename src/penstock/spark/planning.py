@@ -1,4 +1,4 @@
-"""A source's plan from its catalog, and what is wrong with a sink's expressions and transform."""
+"""A source's plan, by its tables as they are now."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_planned(sink: Sink) -> bool:
 def of_source(source: PostgresSource, sinks: Mapping[str, Sink]) -> Plan | None:
     """Return the plan of a source, by its tables as they are now; None where it needs none.
 
-    Raises `SetupError` where the tables can't be asked for, and, with the code `expression` or
-    `transform`, where something is wrong with a sink's; the message names sink and key.
+    Raises `SetupError` where the tables can't be asked for, and, with the code `expression`, where
+    they refuse what a sink has; the message names sink and key.
     """
     if not any(map(is_planned, sinks.values())):
         return None
@@ -34,15 +34,15 @@ def of_source(source: PostgresSource, sinks: Mapping[str, Sink]) -> Plan | None:
         raise SetupError("expression", f"{error}.") from None
 
 
-def inspect_code(sinks: Mapping[str, Sink]) -> None:
-    """Raise `SetupError` for a transform in Lua or Python that can't be made."""
+def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
+    """Raise `SetupError` for what is wrong with a source's sinks, before Spark is started."""
     for name, sink in sinks.items():
-        if sink.transform is None:
-            continue
-        try:
-            transforms.inspect(sink.transform)
-        except TransformError as error:
-            raise SetupError("transform", f"sinks.{name}.transform: {error}") from None
+        if sink.transform is not None:
+            try:
+                transforms.inspect(sink.transform)
+            except TransformError as error:
+                raise SetupError("transform", f"sinks.{name}.transform: {error}") from None
+    of_source(source, sinks)
 
 
 def source_columns(catalog: Catalog) -> Columns:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -16,12 +17,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.expressions.fields import UNREADABLE, Json, Walk
 from penstock.expressions.types import Reference, Type
+from penstock.json_members import Members
 from penstock.message import TRUNCATE
 from penstock.spark.json_texts import json_texts, strings
 
-_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError)
-_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _END: Final = pa.scalar("}", pa.string())
 _NOTHING: Final = pa.scalar("", pa.string())
 _NO_CHANGES: Final = "{}"
@@ -67,15 +68,15 @@ class Select:
     def __call__(
         self, messages: pa.RecordBatch, results: pa.StructArray
     ) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Return the messages with their new records, and the rows that have none, each with why.
+        """Return the messages with their new records, and the rows that can't be read, with why.
 
-        Nothing is taken out of the batch; the record of a row that failed is no record.
+        All rows stay; a value that there is none of is null.
         """
-        failed: dict[int, str] = {}
+        unread: dict[int, str] = {}
         columns: dict[int, pa.Array] = {}
         for root, places in self._places.items():
             texts = messages.column(root).to_pylist()
-            for at, values in places.values(texts, failed):
+            for at, values in places.values(texts, unread):
                 columns[at] = pa.array(values, pa.string())
         for at, item in enumerate(self._items):
             if item.type is not None:
@@ -92,7 +93,7 @@ class Select:
         if pc.any(truncates).as_py():
             new["record"] = pc.if_else(truncates, messages.column("record"), new["record"])
         arrays = [new.get(name, messages.column(name)) for name in messages.schema.names]
-        return pa.RecordBatch.from_arrays(arrays, schema=messages.schema), failed
+        return pa.RecordBatch.from_arrays(arrays, schema=messages.schema), unread
 
     def _without(
         self, messages: pa.RecordBatch, records: pa.Array, columns: dict[int, pa.Array]
@@ -133,14 +134,9 @@ class Select:
             if text is None or text == _NO_CHANGES:
                 found.append(text)
                 continue
-            try:
-                old = self._changed.decode(text)
-            except _UNREADABLE:
-                found.append(_NO_CHANGES)
-                continue
             pairs = (
                 f"{orjson.dumps(name).decode()}:{bytes(raw).decode()}"
-                for names, raw in zip(self._renamed.values(), self._changed.take(old), strict=True)
+                for names, raw in zip(self._renamed.values(), self._changed(text), strict=True)
                 if raw is not None
                 for name in names
             )
@@ -158,65 +154,62 @@ def _is_in(item: Item, root: str) -> bool:
 
 
 class _Columns:
-    """Decodes objects for some of their members, each as the JSON text that it is."""
+    """Takes some members out of objects, each as the JSON text that it is."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._attributes = {f"c{at}": name for at, name in enumerate(names)}
-        members = [(attribute, msgspec.Raw, None) for attribute in self._attributes]
-        shape = msgspec.defstruct("Shape", members, rename=self._attributes, gc=False)
-        self.decode: Callable[[str], Any] = msgspec.json.Decoder(shape).decode
+        self._names = tuple(names)
+        self._members = Members(self._names)
+        attributes = {f"c{at}": name for at, name in enumerate(self._names)}
+        fields = [(attribute, msgspec.Raw, None) for attribute in attributes]
+        self._take: Callable[[Any], Any] | None = None
+        try:
+            shape = msgspec.defstruct("Columns", fields, rename=attributes, gc=False)
+        except ValueError:  # a name with a quote in it
+            return
+        self._decode = msgspec.json.Decoder(shape).decode
+        if len(attributes) > 1:
+            self._take = attrgetter(*attributes)
+        elif attributes:
+            self._take = lambda row: (row.c0,)
 
-    def take(self, decoded: Any) -> list[msgspec.Raw | None]:
+    def __call__(self, text: str | None) -> Sequence[Json | None]:
         """Return the members in the order of their names, None for one that is not there."""
-        return [getattr(decoded, attribute) for attribute in self._attributes]
+        if self._take is not None and text is not None:
+            try:
+                found: Sequence[Json | None] = self._take(self._decode(text))
+            except UNREADABLE:
+                pass
+            else:
+                return found
+        return list(self._members(text).values())
 
 
 class _Places:
     """The references into one of the message's objects."""
 
     def __init__(self, references: Iterable[tuple[int, Reference | None]]) -> None:
-        self._of: dict[str, list[tuple[int, tuple[str | int, ...]]]] = {}
+        self._of: dict[str, list[tuple[int, Walk | None]]] = {}
         for at, reference in references:
             if reference is not None:
-                self._of.setdefault(reference.column, []).append((at, reference.path))
+                walk = Walk(reference.path) if reference.path else None
+                self._of.setdefault(reference.column, []).append((at, walk))
         self._columns = _Columns(self._of)
-        self._steps = {
-            step: _Columns([step])
-            for of in self._of.values()
-            for _, path in of
-            for step in path
-            if isinstance(step, str)
-        }
 
     def values(
-        self, texts: Sequence[str | None], failed: dict[int, str]
+        self, texts: Sequence[str | None], unread: dict[int, str]
     ) -> Iterable[tuple[int, list[str]]]:
-        """Yield each item's number and its JSON in every message; rows that can't be read failed."""
-        decode = self._columns.decode
-        rows: list[Any] = []
-        for row, text in enumerate(texts):
-            try:
-                rows.append(decode(text or "{}"))
-            except _UNREADABLE as error:
-                rows.append(decode("{}"))
-                failed[row] = f"the message can't be read: {error}"
-        for number, of in enumerate(self._of.values()):
-            attribute = f"c{number}"
-            raws = [getattr(row, attribute) for row in rows]
-            for at, path in of:
-                values = raws if not path else [self._walk(raw, path) for raw in raws]
-                yield at, ["null" if raw is None else bytes(raw).decode() for raw in values]
-
-    def _walk(self, raw: msgspec.Raw | None, path: tuple[str | int, ...]) -> msgspec.Raw | None:
-        for step in path:
-            if raw is None:
-                return None
-            try:
-                if isinstance(step, int):
-                    values = _LIST.decode(raw)
-                    raw = values[step] if step < len(values) else None
-                else:
-                    (raw,) = self._steps[step].take(self._steps[step].decode(raw))  # type: ignore[arg-type]
-            except _UNREADABLE:
-                return None
-        return raw
+        """Yield each item's number and its JSON in every message; why there is none, in `unread`."""
+        rows = list(map(self._columns, texts))
+        for number, (name, of) in enumerate(self._of.items()):
+            raws = [row[number] for row in rows]
+            for at, walk in of:
+                found = raws
+                if walk is not None:
+                    found = []
+                    for row, raw in enumerate(raws):
+                        try:
+                            found.append(None if raw is None else walk(raw))
+                        except UNREADABLE as error:
+                            found.append(None)
+                            unread[row] = f"{name} can't be read: {error}"
+                yield at, ["null" if raw is None else bytes(raw).decode() for raw in found]

@@ -164,8 +164,8 @@ class Steps:
         why: dict[int, tuple[str, str]] = {}
         if self._select is not None:
             assert results is not None  # noqa: S101 - the plan has asked for them
-            messages, failed = self._select(messages, results)
-            why = {row: (TRANSFORM_FAILED, reason) for row, reason in failed.items()}
+            messages, unread = self._select(messages, results)
+            why = {row: (TRANSFORM_FAILED, reason) for row, reason in unread.items()}
             why |= self._uncomputed(captured, results, plan)
         elif self._code is not None:
             transformed = self._code(messages)
