@@ -37,7 +37,7 @@ _MOMENT: Final = re.compile(
 )
 _CLOCK: Final = re.compile(r"(\d\d?):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
 _PART: Final = re.compile(
-    r"\s*(?:([+-]?)(\d+)(?:\.(\d+))?\s*([a-z]+)|([+-]?)(\d+):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)",
+    r"\s*(?:([+-]?)(\d+)(?:\.(\d+))?\s*([a-z]*)(?![\d:.])|([+-]?)(\d+):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)",
     re.ASCII | re.IGNORECASE,
 )
 _ISO_PART: Final = re.compile(r"([+-]?\d+)(?:\.(\d+))?([YMWDHS])", re.ASCII)
@@ -251,7 +251,7 @@ def _parts(text: str) -> list[tuple[int, int, int]]:
             parts.append((0, 0, -clock if match[5] == "-" else clock))
             continue
         unit = match[4].lower()
-        unit = _SHORT.get(unit) or unit.removesuffix("s")
+        unit = (_SHORT.get(unit) or unit.removesuffix("s")) if unit else "second"
         parts.append(_amount(match[1] == "-", match[2], match[3] or "", unit))
     if not parts or len(parts) > 20:
         raise ValueError(_WANTED)

@@ -136,7 +136,7 @@ def _on_times(op: str, left: Node, right: Node, at: int, right_at: int) -> Node:
                 return Node("literal", INTERVAL, value=Span(*[a + sign * b for a, b in parts]))
             return Node(op, INTERVAL, (left, right), fails=True)
         case "-", (Kind.DATE, Kind.DATE):
-            return Node("days", INT, (left, right))
+            return Node("days", INT, (left, right), fails=True)
         case "-", _ if left.kind in _TIMES and right.kind in _TIMES:
             type_ = TIMESTAMPTZ if Kind.TIMESTAMPTZ in kinds else TIMESTAMP
             args = convert(left, type_, at), convert(right, type_, right_at)

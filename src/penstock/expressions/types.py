@@ -40,6 +40,9 @@ TIMESTAMP_INFINITY: Final = DATE_INFINITY * 86_400_000_000
 TIMESTAMP_MINUS_INFINITY: Final = DATE_MINUS_INFINITY * 86_400_000_000
 """`-infinity` as a timestamp or timestamptz, in microseconds since 1970."""
 
+INTERVAL_INFINITY: Final = (1 << 63) - 1
+"""`infinity` as an interval, in microseconds; `-infinity` is the same below zero."""
+
 
 class Kind(enum.StrEnum):
     """What sort of value it is; see the table at the top of this file."""

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Node
 from penstock.expressions.types import Kind, Type
-from penstock.spark.expression_values import is_infinite, let, literal
+from penstock.spark.expression_values import copies, is_infinite, let, literal
 
 _BLANK: Final = r"[ \t\n\x0b\f\r]*"
 _INT: Final = rf"^{_BLANK}[+-]?[0-9]+{_BLANK}\z"
@@ -51,7 +51,7 @@ def cast_value(node: Node, operand: Column, size: int) -> tuple[Column, int]:
         Kind.TIMESTAMP: _to_time,
         Kind.TIMESTAMPTZ: _to_time,
     }[node.kind](node, have)
-    return let(operand, size, use), 3 * size + 12
+    return let(operand, size, use), copies(size, 3) * size + 16
 
 
 def _is_text(type_: Type) -> bool:
@@ -187,7 +187,11 @@ def _float_to_numeric(node: Node, have: Type) -> Callable[[Column], Column]:
         if node.value != "round":
             # A smaller one could have more digits after the point than there is room for.
             finite = finite & ((F.abs(x) >= least) | (x == 0.0))
-        return F.when(finite, F.format_string(form, x)).try_cast(node.type.spark)
+        # It is rounded away, and Spark reads no such exponents.
+        told = F.when(F.abs(x) < F.lit(10.0 ** -(node.type.scale + 2)), "0").otherwise(
+            F.format_string(form, x)
+        )
+        return F.when(finite, told).try_cast(node.type.spark)
 
     return from_float
 

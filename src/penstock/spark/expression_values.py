@@ -17,16 +17,24 @@ from penstock.expressions.nodes import Constant, Node, Span
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
+    INTERVAL_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Kind,
     Type,
 )
+from penstock.spark.like import like
 
 _SMALL: Final = 8
 """Up to how many nodes an operand is written out twice rather than bound to a name."""
 _MAX_DAYS: Final = 4_000_000
 _MIN_INT: Final = -(1 << 63)
+
+
+def copies(size: int, uses: int) -> int:
+    """Return how many times `let` writes out an operand that is used so often."""
+    return uses if size <= _SMALL else 1
+
 
 Call = Callable[[Node, list[Column], list[int]], tuple[Column, int, int]]
 """Gives a node's column from its operands' columns and sizes: and how many times it has each
@@ -78,7 +86,7 @@ def _float(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
         case "*":
             raw = x * y
         case _:
-            raw = F.when(y != F.lit(0.0), F.try_divide(x, y)).when(F.isnan(x), x)
+            raw = F.when(y != F.lit(0.0), F.try_divide(x, y)).when((y == 0.0) & F.isnan(x), x)
     if node.type.single:
         raw = raw.cast("float").cast("double")
 
@@ -141,7 +149,7 @@ def _abs(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, 
     def absolute(x: Column) -> Column:
         return F.when(x < 0, F.try_subtract(F.lit(0).cast("bigint"), x)).otherwise(x)
 
-    return let(operands[0], sizes[0], absolute), 3, 8
+    return let(operands[0], sizes[0], absolute), copies(sizes[0], 3), 8
 
 
 def _round(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
@@ -154,7 +162,7 @@ def _like(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column
     # LIKE is the one operator that sees a char(n)'s blanks.
     width = node.args[0].type.width
     text = F.rpad(operands[0], width, " ") if width else operands[0]
-    return (text.like if node.op == "like" else text.ilike)(node.value), 1, 3
+    return like(text, node.value, folded=node.op == "ilike"), 1, 3
 
 
 def is_infinite(time: Column, type_: Type) -> Column:
@@ -180,7 +188,7 @@ def _date_trunc(node: Node, operands: list[Column], sizes: list[int]) -> tuple[C
         cut = F.date_trunc(unit, time.cast("timestamp")).cast(node.type.spark)
         return F.when(is_infinite(time, node.type), time).otherwise(cut)
 
-    return let(operands[0], sizes[0], truncated), 3, 10
+    return let(operands[0], sizes[0], truncated), copies(sizes[0], 3), 14
 
 
 def _shift(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
@@ -199,19 +207,28 @@ def _shift(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
             )
         return result
 
-    def shifted(time: Column) -> Column:
-        inside = F.when(_in_range(moved(time), node.type), moved(time))
-        return F.when(is_infinite(time, node.type), time).otherwise(inside)
+    def inside(result: Column) -> Column:
+        return F.when(_in_range(result, node.type), result)
 
-    return let(operands[0], sizes[0], shifted), 4, 30
+    def shifted(time: Column) -> Column:
+        result = let(moved(time), 2 * _SMALL, inside)
+        return F.when(is_infinite(time, node.type), time).otherwise(result)
+
+    return let(operands[0], sizes[0], shifted), copies(sizes[0], 3), 30
 
 
 def _since(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
     x, y = operands
     type_ = node.args[0].type
+    plus, minus = literal(TIMESTAMP_INFINITY, type_), literal(TIMESTAMP_MINUS_INFINITY, type_)
     micros = [F.unix_micros(c.cast("timestamp")) for c in operands]
-    finite = ~is_infinite(x, type_) & ~is_infinite(y, type_)
-    return F.when(finite, micros[0] - micros[1]), 2, 16
+    endless = F.when((x == plus) & (y == minus), F.lit(INTERVAL_INFINITY))
+    endless = endless.when((x == minus) & (y == plus), F.lit(-INTERVAL_INFINITY))
+    endless = endless.when(is_infinite(x, type_) & is_infinite(y, type_), None)
+    endless = endless.when((x == plus) | (y == minus), F.lit(INTERVAL_INFINITY))
+    endless = endless.when((x == minus) | (y == plus), F.lit(-INTERVAL_INFINITY))
+    told = endless.otherwise(micros[0] - micros[1])
+    return F.when(x.isNotNull() & y.isNotNull(), told), 12, 32
 
 
 def _days(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
@@ -222,16 +239,20 @@ def _days(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column
 
 def _add_days(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
     date, days = operands
-    near = F.when(days.between(-_MAX_DAYS, _MAX_DAYS), days).try_cast("int")
 
-    def moved(day: Column) -> Column:
-        result = F.date_add(day, near)
+    def moved(result: Column) -> Column:
+        return F.when(_in_range(result, node.type), result)
+
+    def added(near: Column) -> Column:
         # Infinity stays what it is, if there is a number to add at all.
-        endless = F.when(days.isNotNull(), day)
-        inside = F.when(_in_range(result, node.type), result)
-        return F.when(is_infinite(day, node.type), endless).otherwise(inside)
+        endless = is_infinite(date, node.type) & near.isNotNull()
+        inside = let(F.date_add(date, near), 2 * _SMALL, moved)
+        return F.when(endless, date).when(~is_infinite(date, node.type), inside)
 
-    return let(date, sizes[0], moved), 4, 30
+    near = let(
+        days, sizes[1], lambda n: F.when(n.between(-_MAX_DAYS, _MAX_DAYS), n).try_cast("int")
+    )
+    return let(near, 2 * _SMALL, added), copies(max(sizes), 4), 40
 
 
 STRICT: Final[dict[str, Callable[..., Column]]] = {

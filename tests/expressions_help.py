@@ -1,0 +1,507 @@
+"""Random conditions over random rows, told in the language of filters and in Postgres' own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+from penstock.expressions import Columns, Field, Kind, load_columns, parse_condition, typed
+from penstock.expressions.literals import read
+from penstock.expressions.nodes import Typed
+from penstock.expressions.types import Type
+from penstock.spark.expressions import compile as to_columns
+
+TABLE = """
+CREATE TABLE things (
+    id int PRIMARY KEY, i bigint, k bigint, n numeric, m numeric(12,2), f float8, r float4,
+    t text COLLATE "C", v varchar(20) COLLATE "C", c char(6) COLLATE "C", b bool, d date,
+    ts timestamp, tz timestamptz, tm time, iv interval, u uuid, j jsonb, a int[])
+"""
+OUTCOMES = """
+CREATE FUNCTION outcomes(condition text) RETURNS TABLE (id int, outcome text)
+LANGUAGE plpgsql SET timezone = 'UTC' SET intervalstyle = 'postgres' AS $$
+BEGIN
+    FOR id IN SELECT t.id FROM things AS t ORDER BY 1 LOOP
+        BEGIN
+            EXECUTE 'SELECT (' || condition || ')::text FROM things AS record WHERE record.id = $1'
+                INTO outcome USING id;
+        EXCEPTION WHEN others THEN
+            outcome := 'error ' || sqlstate || ' ' || sqlerrm;
+        END;
+        RETURN NEXT;
+    END LOOP;
+END $$
+"""
+TEXTS = [
+    "", "a", "A", "ab", "abc", "aB%", "a_c", "a\\b", "x", "zz", " pad ", "日本", "😀", "😀b", "\uffff",
+    "it's", "1", "-7", "2.50", "true", "2024-02-29", "line\nbreak", "50% off", "ÿ",
+]  # fmt: skip
+INTS = [0, 1, -1, 2, 3, 7, 10, -10, 100, 2**31, -(2**31), 2**63 - 1, -(2**63)]
+NUMERICS = [
+    "0",
+    "1",
+    "-1",
+    "1.5",
+    "2.50",
+    "0.005",
+    "-0.5",
+    "99.995",
+    "12345678.1234",
+    "1e3",
+    "3.14159",
+]
+FLOATS = [
+    "0", "-0", "1", "-1", "0.1", "1.5", "2.5", "-2.5", "1e300", "-1e300", "1e-300", "NaN", "Infinity",
+    "-Infinity", "3.3333333333333335", "123456.789",
+]  # fmt: skip
+REALS = ["0", "1", "0.1", "1.5", "-2.5", "1e30", "1e-30", "NaN", "Infinity", "-Infinity"]
+DAYS = ["2024-01-31", "2024-02-29", "2023-12-31", "1970-01-01", "1582-10-10", "0044-03-15"]
+CLOCKS = ["00:00:00", "23:59:59.999999", "12:30:00", "01:02:03.5"]
+SPANS = [
+    "0", "1 day", "24 hours", "1 mon", "30 days", "-1 days", "1 year 2 mons 3 days 04:05:06.789",
+    "-1 mons +5 days -02:00:00", "00:00:00.000001", "2 weeks",
+]  # fmt: skip
+UUIDS = ["123e4567-e89b-12d3-a456-426614174000", "00000000-0000-0000-0000-000000000000"]
+DOCUMENTS: list[Any] = [
+    {"s": "a", "x": 1, "ok": True, "l": [1, "b", None], "o": {"deep": "z"}},
+    {"s": "", "x": 1.50, "ok": False, "l": []},
+    {"s": "ab", "x": -3, "l": [2.5]},
+    {"s": None, "x": None, "ok": None},
+    {}, [], "text", 5,
+]  # fmt: skip
+
+
+def random_rows(rng: random.Random, count: int) -> list[list[Any]]:
+    """Return rows for `things`; values as text that Postgres reads."""
+
+    def of(values: Sequence[Any], nulls: float = 0.15) -> Any:
+        return None if rng.random() < nulls else rng.choice(values)
+
+    def moment() -> str:
+        if rng.random() < 0.08:
+            return rng.choice(["infinity", "-infinity"])
+        return f"{rng.choice(DAYS)} {rng.choice(CLOCKS)}"
+
+    rows = []
+    for number in range(count):
+        day = of(["infinity", "-infinity"], 0) if rng.random() < 0.08 else of(DAYS)
+        cents = None if rng.random() < 0.1 else f"{rng.randint(-(10**6), 10**6) / 100:.2f}"
+        small = None if rng.random() < 0.1 else rng.randint(-20, 20)
+        document = of(DOCUMENTS)
+        array = of([[1, 2, 3], [], [None, 5]])
+        rows.append(
+            [number, of(INTS), small, of(NUMERICS), cents, of(FLOATS), of(REALS), of(TEXTS), of(TEXTS),
+             of([t[:6] for t in TEXTS]), of([True, False]), day, of([moment()]), of([moment()]),
+             of(CLOCKS), of(SPANS), of(UUIDS), None if document is None else json.dumps(document), array]
+        )  # fmt: skip
+    return rows
+
+
+class Pair(NamedTuple):
+    """An expression in the language of filters, and the same in Postgres'."""
+
+    ours: str
+    theirs: str
+
+
+class Generator:
+    """Makes conditions."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def same(self, text: str) -> Pair:
+        return Pair(text, text)
+
+    def pick(self, *choices: Callable[[], Pair]) -> Pair:
+        return self.rng.choice(choices)()
+
+    def join(self, form: str, *parts: Pair) -> Pair:
+        return Pair(form.format(*[p.ours for p in parts]), form.format(*[p.theirs for p in parts]))
+
+    def quoted(self, text: str) -> str:
+        return "'" + text.replace("'", "''") + "'"
+
+    # Values by kind
+
+    def integer(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [
+            lambda: self.same(rng.choice(["record.i", "record.k", "record.k"])),
+            lambda: self.same(str(rng.choice([0, 1, 2, 3, 7, 100, 2**31, 2**40]))),
+            lambda: Pair("record.a[0]", "record.a[1]"),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-*/%')} {{1}})",
+                self.integer(depth - 1),
+                self.integer(depth - 1),
+            ),
+            lambda: self.join("(- {0})", self.integer(depth - 1)),
+            lambda: self.join("abs({0})", self.integer(depth - 1)),
+            lambda: self.join("length({0})", self.text(depth - 1)),
+            lambda: self.join("({0})::bigint", self.numeric(depth - 1)),
+            lambda: self.join("({0})::bigint", self.floating(depth - 1)),
+            lambda: self.join("({0})::smallint", self.numeric(depth - 1)),
+            lambda: self.join("(({0})::text)::int", self.text(0)),
+            lambda: self.join("({0} - {1})", self.date(0), self.date(0)),
+            lambda: self.join(
+                "coalesce({0}, {1})", self.integer(depth - 1), self.integer(depth - 1)
+            ),
+            lambda: self.case(depth, self.integer),
+        )
+
+    def numeric(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [
+            lambda: self.same(rng.choice(["record.n", "record.m", "record.m"])),
+            lambda: self.same(rng.choice(["1.5", "0.01", "100.00", "-2.5", "0.0"])),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-*%')} {{1}})",
+                self.numeric(depth - 1),
+                self.numeric(depth - 1),
+            ),
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-*')} {{1}})", self.numeric(depth - 1), self.small()
+            ),
+            lambda: self.join("abs({0})", self.numeric(depth - 1)),
+            lambda: self.join("round({0})", self.numeric(depth - 1)),
+            lambda: self.join(
+                f"round({{0}}, {rng.choice([-2, -1, 0, 1, 2, 5])})", self.numeric(depth - 1)
+            ),
+            lambda: self.join("({0})::numeric(10,1)", self.numeric(depth - 1)),
+            lambda: self.join("({0})::numeric(10,2)", self.text(0)),
+            lambda: self.join("({0})::numeric", self.small()),
+            lambda: self.same("(case when record.f <> 'NaN' then record.f end)::numeric(8,3)"),
+            lambda: self.case(depth, self.numeric),
+        )
+
+    def small(self) -> Pair:
+        return self.same(self.rng.choice(["record.k", "2", "10"]))
+
+    def floating(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [lambda: self.same(rng.choice(["record.f", "record.f", "record.r"]))]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-*/')} {{1}})",
+                self.floating(depth - 1),
+                self.floating(depth - 1),
+            ),
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-*/')} {{1}})", self.floating(depth - 1), self.small()
+            ),
+            lambda: self.join("abs({0})", self.floating(depth - 1)),
+            lambda: self.join("round({0})", self.floating(depth - 1)),
+            lambda: self.join("(- {0})", self.floating(depth - 1)),
+            lambda: self.join("({0})::float8", self.numeric(depth - 1)),
+            lambda: self.join("({0})::real", self.floating(depth - 1)),
+            lambda: self.join("({0})::float8", self.text(0)),
+        )
+
+    def text(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [
+            lambda: self.same(rng.choice(["record.t", "record.v", "record.c"])),
+            lambda: Pair("record.j.s::text", "(record.j ->> 's')"),
+            lambda: Pair("record.j.l[1]::text", "(record.j #>> '{l,1}')"),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join("lower({0})", self.text(depth - 1)),
+            lambda: self.join("upper({0})", self.text(depth - 1)),
+            lambda: self.join("({0} || {1})", self.text(depth - 1), self.text(depth - 1)),
+            lambda: self.join("({0} || '-' || {1})", self.text(depth - 1), self.same("record.k")),
+            lambda: self.join("({0})::varchar(2)", self.text(depth - 1)),
+            lambda: self.join("({0})::text", self.integer(depth - 1)),
+            lambda: self.same("record.m::text"),
+            lambda: self.join("(round({0}, 2))::text", self.same("record.m")),
+            lambda: self.same("record.b::text"),
+            lambda: self.same("record.d::text"),
+            lambda: self.join("coalesce({0}, 'none')", self.text(depth - 1)),
+            lambda: self.case(depth, self.text),
+        )
+
+    def date(self, depth: int) -> Pair:
+        leaf = [lambda: self.same("record.d"), lambda: self.same(f"date '{self.rng.choice(DAYS)}'")]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.same(f"(record.d + {self.rng.choice([0, 1, 30, -31, 366])})"),
+            lambda: self.same("(record.d - record.k::int)"),
+            lambda: self.join("({0})::date", self.timestamp(depth - 1)),
+        )
+
+    def timestamp(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [
+            lambda: self.same("record.ts"),
+            lambda: self.same(f"timestamp '{rng.choice(DAYS)} {rng.choice(CLOCKS)}'"),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-')} interval '{rng.choice(SPANS)}')", self.timestamp(0)
+            ),
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-')} interval '{rng.choice(SPANS)}')", self.date(0)
+            ),
+            lambda: self.join(f"date_trunc('{self.unit()}', {{0}})", self.timestamp(depth - 1)),
+            lambda: self.join("({0})::timestamp", self.date(depth - 1)),
+        )
+
+    def unit(self) -> str:
+        return self.rng.choice(
+            ["second", "minute", "hour", "day", "week", "month", "quarter", "year"]
+        )
+
+    def zoned(self, depth: int) -> Pair:
+        rng = self.rng
+        leaf = [
+            lambda: self.same("record.tz"),
+            lambda: self.same(
+                f"timestamptz '{rng.choice(DAYS)} {rng.choice(CLOCKS)}{rng.choice(['Z', '+02', ''])}'"
+            ),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.same("now()"),
+            lambda: self.join(
+                f"({{0}} {rng.choice('+-')} interval '{rng.choice(SPANS)}')", self.zoned(0)
+            ),
+            lambda: self.join(f"date_trunc('{self.unit()}', {{0}})", self.zoned(depth - 1)),
+            lambda: self.join(f"date_trunc('{self.unit()}', {{0}})", self.date(0)),
+            lambda: self.join("({0})::timestamptz", self.timestamp(depth - 1)),
+        )
+
+    def interval(self, depth: int) -> Pair:
+        return self.pick(
+            lambda: self.same("record.iv"),
+            lambda: self.same(f"interval '{self.rng.choice(SPANS)}'"),
+            lambda: self.join("({0} - {1})", self.timestamp(0), self.timestamp(0)),
+            lambda: self.join("({0} - {1})", self.zoned(0), self.timestamp(0)),
+        )
+
+    def case(self, depth: int, of: Callable[[int], Pair]) -> Pair:
+        form = self.rng.choice(
+            ["case when {0} then {1} else {2} end", "case when {0} then {1} when {3} then {2} end"]
+        )
+        return self.join(
+            form, self.condition(depth - 1), of(depth - 1), of(depth - 1), self.condition(depth - 1)
+        )
+
+    # Conditions
+
+    def comparison(self, depth: int) -> Pair:
+        op = self.rng.choice(["=", "<>", "<", "<=", ">", ">=", "!="])
+        kinds: list[tuple[Callable[[int], Pair], Callable[[int], Pair]]] = [
+            (self.integer, self.integer), (self.integer, self.numeric), (self.numeric, self.numeric),
+            (self.floating, self.floating), (self.floating, self.integer), (self.numeric, self.floating),
+            (self.text, self.text), (self.date, self.date), (self.timestamp, self.timestamp),
+            (self.date, self.timestamp), (self.zoned, self.zoned), (self.timestamp, self.zoned),
+            (self.interval, self.interval),
+        ]  # fmt: skip
+        left, right = self.rng.choice(kinds)
+        if self.rng.random() < 0.15:
+            op = self.rng.choice(["is distinct from", "is not distinct from"])
+        return self.join(f"{{0}} {op} {{1}}", left(depth - 1), right(depth - 1))
+
+    def literal(self) -> Pair:
+        rng = self.rng
+        op = rng.choice(["=", "<>", "<", ">="])
+        return self.pick(
+            lambda: self.same(f"record.i {op} '{rng.choice(INTS)}'"),
+            lambda: self.same(f"record.n {op} '{rng.choice(NUMERICS)}'"),
+            lambda: self.same(f"record.m {op} {rng.choice(NUMERICS)}"),
+            lambda: self.same(f"record.f {op} '{rng.choice(FLOATS)}'"),
+            lambda: self.same(f"record.r {op} {rng.choice(['0.1', '1.5', '3', '1e30'])}"),
+            lambda: self.same(f"record.t {op} {self.quoted(rng.choice(TEXTS))}"),
+            lambda: self.same(f"record.c {op} {self.quoted(rng.choice(TEXTS)[:6])}"),
+            lambda: self.same(f"record.d {op} '{rng.choice([*DAYS, 'infinity', '-infinity'])}'"),
+            lambda: self.same(f"record.ts {op} '{rng.choice(DAYS)}T{rng.choice(CLOCKS)}'"),
+            lambda: self.same(f"record.tz {op} '{rng.choice(DAYS)} {rng.choice(CLOCKS)}-05:30'"),
+            lambda: self.same(f"record.tm {op} '{rng.choice(CLOCKS)}'"),
+            lambda: self.same(f"record.iv {op} '{rng.choice(SPANS)}'"),
+            lambda: self.same(f"record.u {rng.choice(['=', '<>'])} '{rng.choice(UUIDS).upper()}'"),
+            lambda: self.same("record.b = 'yes'"),
+            lambda: Pair(f"record.j.s {op} 'a'", f"(record.j ->> 's') {op} 'a'"),
+            lambda: Pair(f"record.j.x {op} 1", f"(record.j ->> 'x')::numeric {op} 1"),
+            lambda: Pair(f"record.j.o.deep {op} 'z'", f"(record.j #>> '{{o,deep}}') {op} 'z'"),
+            lambda: Pair(f"record.j.l[0] {op} 1.5", f"(record.j #>> '{{l,0}}')::numeric {op} 1.5"),
+            lambda: Pair("record.j.ok", "(record.j ->> 'ok')::boolean"),
+            lambda: Pair("record.j.ok is not true", "((record.j ->> 'ok')::boolean) is not true"),
+        )
+
+    def like(self, depth: int) -> Pair:
+        rng = self.rng
+        pattern = rng.choice(
+            ["%", "a%", "%b", "%a%", "_", "__", "a\\%", "aB\\%", "a\\_c", "a\\\\b", "\\a%", "%\\\\%", "",
+             "😀_", "_b", "% %", "%\n%", "ab!%", "50!% %"]
+        )  # fmt: skip
+        op = rng.choice(["like", "ilike", "not like", "not ilike"])
+        escape = rng.choice(["", "", " escape '!'", " escape ''"])
+        if escape == " escape '!'" and pattern.endswith("!"):
+            escape = ""
+        return self.join(f"{{0}} {op} {self.quoted(pattern)}{escape}", self.text(min(depth - 1, 1)))
+
+    def condition(self, depth: int) -> Pair:
+        if depth <= 0:
+            return self.pick(
+                self.literal, lambda: self.same("record.b"), lambda: self.comparison(1)
+            )
+        sub = depth - 1
+        return self.pick(
+            self.literal,
+            lambda: self.comparison(depth),
+            lambda: self.comparison(depth),
+            lambda: self.like(depth),
+            lambda: self.join("({0} and {1})", self.condition(sub), self.condition(sub)),
+            lambda: self.join("({0} or {1} or {2})", self.condition(sub), self.condition(sub), self.condition(sub)),
+            lambda: self.join("not ({0})", self.condition(sub)),
+            lambda: self.join("({0}) is null", self.anything(sub)),
+            lambda: self.join("({0}) is not null", self.anything(sub)),
+            lambda: self.join(f"({{0}}) is {self.rng.choice(['true', 'not true', 'false', 'not false'])}", self.condition(sub)),
+            lambda: self.join("{0} in ({1}, {2}, null)", self.integer(0), self.integer(sub), self.integer(0)),
+            lambda: self.join("{0} not in ({1}, 'x', 'ab')", self.text(0), self.text(sub)),
+            lambda: self.join("{0} in (1, 2.50, {1})", self.numeric(0), self.numeric(sub)),
+            lambda: self.join("{0} between {1} and {2}", self.numeric(0), self.integer(0), self.numeric(sub)),
+            lambda: self.join("{0} not between {1} and {2}", self.date(sub), self.date(0), self.timestamp(0)),
+            lambda: self.join("coalesce({0}, {1})", self.condition(sub), self.condition(sub)),
+            lambda: self.case(depth, self.condition),
+        )  # fmt: skip
+
+    def anything(self, depth: int) -> Pair:
+        return self.pick(
+            lambda: self.integer(depth), lambda: self.numeric(depth), lambda: self.floating(depth),
+            lambda: self.text(depth), lambda: self.date(depth), lambda: self.zoned(depth),
+            lambda: self.condition(depth),
+        )  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """What Spark says of a condition and a row."""
+
+    value: bool | None
+    bad: bool
+
+
+def theirs_of(field: Field) -> str:
+    """Return the SQL that gives a field's text in `things`."""
+    reference = field.reference
+    column = f"record.{reference.column}"
+    if not reference.path:
+        return f"{column}::text"
+    if reference.column == "a":
+        (index,) = reference.path
+        assert isinstance(index, int)
+        return f"{column}[{index + 1}]::text"
+    return f"{column} #>> '{{{','.join(str(p) for p in reference.path)}}}'"
+
+
+def arrow_type(type_: Type) -> pa.DataType:
+    """Return the Arrow type of a field's values."""
+    if type_.kind is Kind.NUMERIC:
+        return pa.decimal128(type_.precision, type_.scale)
+    return {
+        Kind.BOOL: pa.bool_(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64(), Kind.DATE: pa.date32(),
+        Kind.TIMESTAMP: pa.timestamp("us"), Kind.TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+        Kind.INTERVAL: pa.int64(),
+    }.get(type_.kind, pa.string())  # fmt: skip
+
+
+def leaf_value(text: str | None, type_: Type) -> Any:
+    """Return a value from its text as Postgres prints it."""
+    if text is None or type_.kind in (Kind.TEXT, Kind.JSON, Kind.TIME):
+        return text
+    value = read(text, type_)
+    return value.comparable if type_.kind is Kind.INTERVAL else value  # type: ignore[union-attr]
+
+
+def arrow_column(texts: Sequence[str | None], type_: Type) -> pa.Array:
+    """Return a field's values of all rows."""
+    values = [leaf_value(t, type_) for t in texts]
+    wanted = arrow_type(type_)
+    if type_.kind is Kind.DATE:
+        return pa.array(values, pa.int32()).cast(wanted)
+    if type_.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        return pa.array(values, pa.int64()).cast(wanted)
+    return pa.array(values, wanted)
+
+
+class Bed:
+    """Evaluates conditions over the rows of `things`, by Postgres and by Spark."""
+
+    def __init__(self, connection: psycopg.Connection[Any], spark: SparkSession) -> None:
+        self.connection = connection
+        self.spark = spark
+        connection.execute("SET timezone = 'UTC'")
+        connection.execute(TABLE)
+        connection.execute(OUTCOMES)
+        self.columns: Columns = load_columns(connection, [("public", "things")])
+
+    def fill(self, rows: Sequence[Sequence[Any]]) -> None:
+        self.connection.execute("TRUNCATE things")
+        marks = ", ".join(["%s"] * len(rows[0]))
+        with self.connection.cursor() as cursor:
+            cursor.executemany(f"INSERT INTO things VALUES ({marks})", rows)
+
+    def typed(self, condition: str) -> Typed:
+        return typed(parse_condition(condition), self.columns)
+
+    def postgres(self, condition: str) -> list[str | None]:
+        found = self.connection.execute("SELECT outcome FROM outcomes(%s)", [condition]).fetchall()
+        return [row[0] for row in found]
+
+    def spark_outcomes(self, all_typed: Sequence[Typed]) -> list[list[Outcome]]:
+        """Return each expression's outcome on each row, by one job."""
+        fields = list(dict.fromkeys(f for t in all_typed for f in t.fields))
+        names = [f"f{number}" for number in range(len(fields))]
+        select = ", ".join(theirs_of(f) for f in fields) or "1"
+        rows = self.connection.execute(
+            f"SELECT {select} FROM things AS record ORDER BY id"
+        ).fetchall()
+        texts = list(zip(*rows, strict=True))
+        arrays = [arrow_column(t, f.type) for t, f in zip(texts, fields, strict=False)]
+        structs = pa.StructArray.from_arrays(arrays, names=names)
+        offsets = pa.array([0, len(structs)], pa.int32())
+        table = pa.table({"fields": pa.ListArray.from_arrays(offsets, structs)})
+        numbers = {field: number for number, field in enumerate(fields)}
+
+        def of(message: Column) -> Column:
+            def leaf(field: Field) -> tuple[Column, Column]:
+                return message[f"f{numbers[field]}"], F.lit(False)
+
+            made = [to_columns(t, leaf) for t in all_typed]
+            return F.array(*[F.struct(m.value.alias("v"), m.bad.alias("b")) for m in made])
+
+        frame = self.spark.createDataFrame(table).select(F.transform("fields", of).alias("r"))
+        (result,) = frame.collect()
+        return [
+            [Outcome(row[at].v, row[at].v is None and row[at].b) for row in result.r]
+            for at in range(len(all_typed))
+        ]
