@@ -23,6 +23,7 @@ class Failure:
 
 
 class _Chunk(NamedTuple):
+    attempt: int
     number: int
     ranges: int
     cursor: Cursor
@@ -30,7 +31,11 @@ class _Chunk(NamedTuple):
 
 
 class Progress:
-    """One start of a backfill at `cursor`, where `rows` were done. Times are `time.monotonic`'s."""
+    """One start of a backfill at `cursor`, where `rows` were done. Times are `time.monotonic`'s.
+
+    The reader may go back by itself, to the last chunk that it told of: then its chunks have a higher
+    `attempt`, and are counted from 0 again.
+    """
 
     def __init__(self, cursor: Cursor, rows: int) -> None:
         self.cursor = cursor
@@ -41,33 +46,28 @@ class Progress:
         """What keeps it up now, though it tries again by itself."""
         self.moved = False
         """Whether a chunk has counted."""
-        self._read: dict[int, dict[int, int]] = {}
+        self._read: dict[tuple[int, int], dict[int, int]] = {}
         self._delivered: deque[_Chunk] = deque()
-        self._next = 0
-        self._chunks: int | None = None
+        self._last = 0, -1
+        self._done = False
 
     def take_range(self, report: dict[str, Any]) -> None:
         """Take in what a task tells of a range, after which it is silent."""
         if "error" in report:
             self._fail(report["code"], report["error"], bool(report["transient"]))
             return
-        if report["chunk"] >= self._next:
-            self._read.setdefault(report["chunk"], {})[report["range"]] = report["rows"]
+        chunk = report["attempt"], report["chunk"]
+        if chunk > self._last or any(c[:2] == chunk for c in self._delivered):
+            self._read.setdefault(chunk, {})[report["range"]] = report["rows"]
             self._count()
 
     def take_event(self, report: dict[str, Any], now: float) -> None:
         """Take in what the reader tells."""
         event = report["event"]
         if event == "delivered":
-            cursor = report["cursor"]
-            self._delivered.append(
-                _Chunk(
-                    report["chunk"], report["ranges"],
-                    None if cursor is None else tuple(cursor), now,
-                )
-            )  # fmt: skip
+            self._take_chunk(report, now)
         elif event == "done":
-            self._chunks = report["chunks"]
+            self._done = self._follows(report["attempt"], report["chunks"])
         elif event == "troubled":
             self.note = report["message"]
         elif event == "failed":
@@ -80,6 +80,22 @@ class Progress:
         if self._delivered and now - self._delivered[0].at > patience:
             self._fail("range_lost", "A task that read a range has told nothing of it.", True)
 
+    def _take_chunk(self, report: dict[str, Any], now: float) -> None:
+        attempt, number, cursor = report["attempt"], report["chunk"], report["cursor"]
+        if not self._follows(attempt, number):
+            return
+        self._last = attempt, number
+        cursor = None if cursor is None else tuple(cursor)
+        self._delivered.append(_Chunk(attempt, number, report["ranges"], cursor, now))
+
+    def _follows(self, attempt: int, number: int) -> bool:
+        """Tell whether nothing is missing before a chunk; if something is, nothing counts any more."""
+        last_attempt, last = self._last
+        follows: bool = number == (last + 1 if attempt == last_attempt else 0)
+        if not follows:
+            self._fail("event_lost", "What the reader told of a chunk has not come.", True)
+        return follows
+
     def _fail(self, code: str, message: str, transient: bool) -> None:
         # What comes first tells most; but what can't be mended is not to be tried again.
         if self.failure is None or (self.failure.transient and not transient):
@@ -88,14 +104,12 @@ class Progress:
     def _count(self) -> None:
         while self._delivered:
             chunk = self._delivered[0]
-            read = self._read.get(chunk.number, {})
-            if chunk.number != self._next or len(read) < chunk.ranges:
+            read = self._read.get(chunk[:2], {})
+            if len(read) < chunk.ranges:
                 break
             self._delivered.popleft()
-            self._read.pop(chunk.number, None)
-            self._next += 1
+            self._read = {key: rows for key, rows in self._read.items() if key > chunk[:2]}
             self.cursor = chunk.cursor
             self.rows += sum(read.values())
             self.moved = True
-        if self._chunks is not None and self._next >= self._chunks and self.failure is None:
-            self.finished = True
+        self.finished = self._done and not self._delivered and self.failure is None

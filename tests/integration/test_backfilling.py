@@ -62,13 +62,20 @@ class Reader:
 
     def tell(self, token: int, event: str, **fields: Any) -> None:
         assert self.run is not None
-        self.run.handle({"capture": "shop", "backfill": {"event": event, "token": token, **fields}})
+        self.run.handle(
+            {
+                "capture": "shop",
+                "backfill": {"event": event, "token": token, "attempt": token, **fields},
+            }
+        )
 
     def delivers(self, token: int, chunk: int, *, error: str = "", transient: bool = True) -> None:
         """Tell of a chunk of two ranges; with `error` that its second one failed."""
         assert self.run is not None
         for number in range(2):
-            told: dict[str, Any] = {"chunk": chunk, "range": number, "token": token, "rows": 10}
+            told: dict[str, Any] = {
+                "attempt": token, "chunk": chunk, "range": number, "token": token, "rows": 10
+            }  # fmt: skip
             if error and number:
                 told |= {"error": error, "code": "x", "transient": transient}
             self.run.handle({"backfill_range": told})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +13,19 @@ from penstock.backfill_progress import Progress
 Report = dict[str, Any]
 
 
-def delivered(chunk: int, ranges: int) -> Report:
-    return {"event": "delivered", "chunk": chunk, "ranges": ranges, "cursor": [str(chunk)]}
+def delivered(chunk: int, ranges: int, attempt: int = 1) -> Report:
+    return {
+        "event": "delivered", "attempt": attempt, "chunk": chunk, "ranges": ranges,
+        "cursor": [str(chunk)],
+    }  # fmt: skip
 
 
-def read(chunk: int, index: int, rows: int = 10) -> Report:
-    return {"chunk": chunk, "range": index, "rows": rows}
+def done(chunks: int, attempt: int = 1) -> Report:
+    return {"event": "done", "attempt": attempt, "chunks": chunks}
+
+
+def read(chunk: int, index: int, rows: int = 10, attempt: int = 1) -> Report:
+    return {"attempt": attempt, "chunk": chunk, "range": index, "rows": rows}
 
 
 def failed(chunk: int, index: int, *, transient: bool = True) -> Report:
@@ -42,14 +50,14 @@ def test_a_chunk_counts_when_all_of_it_is_told() -> None:
     take(progress, read(0, 0, 7))
     assert (progress.cursor, progress.rows) == (("1",), 5 + 10 + 7 + 10)
     assert not progress.finished
-    take(progress, {"event": "done", "chunks": 2})
+    take(progress, done(2))
     assert progress.finished
 
 
 def test_done_is_told_before_the_last_range() -> None:
     progress = Progress(None, 0)
     take(progress, delivered(0, 1))
-    take(progress, {"event": "done", "chunks": 1})
+    take(progress, done(1))
     assert not progress.finished
     take(progress, read(0, 0))
     assert progress.finished
@@ -57,7 +65,7 @@ def test_done_is_told_before_the_last_range() -> None:
 
 def test_a_table_without_rows() -> None:
     progress = Progress(None, 0)
-    take(progress, {"event": "done", "chunks": 0})
+    take(progress, done(0))
     assert progress.finished
     assert (progress.cursor, progress.rows) == (None, 0)
 
@@ -65,7 +73,7 @@ def test_a_table_without_rows() -> None:
 def test_nothing_counts_behind_a_range_that_failed() -> None:
     progress = Progress(None, 0)
     reports = [read(0, 0), delivered(0, 1), failed(1, 0), read(1, 1), delivered(1, 2), read(2, 0),
-               delivered(2, 1), {"event": "done", "chunks": 3}]  # fmt: skip
+               delivered(2, 1), done(3)]  # fmt: skip
     for report in reports:
         take(progress, report)
     assert (progress.cursor, progress.rows) == (("0",), 10)
@@ -93,6 +101,27 @@ def test_a_range_that_nobody_tells_of() -> None:
     assert progress.failure.transient
 
 
+def test_a_reader_that_goes_back_by_itself() -> None:
+    progress = Progress(None, 0)
+    for report in (read(0, 0), delivered(0, 1), read(1, 0), delivered(0, 1, 4)):
+        take(progress, report)
+    assert (progress.cursor, progress.rows) == (("0",), 10)
+    for report in (read(0, 0, 7, 4), read(1, 0, 7, 4), delivered(1, 1, 4), done(2, 4)):
+        take(progress, report)
+    assert (progress.cursor, progress.rows, progress.finished) == (("1",), 24, True)
+
+
+@pytest.mark.parametrize("after", [delivered(2, 1), delivered(1, 1, 2), done(2), done(1, 2)])
+def test_an_event_that_was_lost(after: Report) -> None:
+    """Nothing counts behind it."""
+    progress = Progress(None, 0)
+    for report in (read(0, 0), delivered(0, 1), read(2, 0), read(1, 0, 10, 2), after, done(3)):
+        take(progress, report)
+    assert (progress.cursor, progress.rows, progress.finished) == (("0",), 10, False)
+    assert progress.failure is not None
+    assert (progress.failure.code, progress.failure.transient) == ("event_lost", True)
+
+
 def test_trouble_comes_and_goes() -> None:
     progress = Progress(None, 0)
     take(progress, {"event": "troubled", "code": "x", "message": "Busy."})
@@ -118,7 +147,7 @@ def test_in_any_order(data: st.DataObject) -> None:
     ]
     tasks = data.draw(st.permutations(tasks))
     reader: list[Report] = [delivered(chunk, count) for chunk, count in enumerate(ranges)]
-    reader.append({"event": "done", "chunks": len(ranges)})
+    reader.append(done(len(ranges)))
     progress = Progress(None, 0)
     while tasks or reader:
         of_reader = reader and (not tasks or data.draw(st.booleans()))

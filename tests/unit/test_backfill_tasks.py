@@ -59,7 +59,7 @@ def test_a_range_that_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(backfill, "read_range", lambda *_: iter([ROWS, ROWS]))
     batches = list(task(run).batches())
     assert sum(batch.num_rows for batch in batches) == 8
-    assert run.told() == {"chunk": 5, "range": 1, "token": 77, "rows": 8}
+    assert run.told() == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 8}
     monkeypatch.setattr(backfill, "read_range", lambda *_: iter([]))
     (batch,) = task(run).batches()
     assert batch.num_rows == 0, "its part of the micro-batch is there all the same"
@@ -89,7 +89,7 @@ def test_a_range_that_fails_ends_no_query(
     monkeypatch.setattr(backfill, "read_range", fails)
     assert sum(batch.num_rows for batch in task(run).batches()) == 4
     found = run.told()
-    assert found == {"chunk": 5, "range": 1, "token": 77, "rows": 4, **told}
+    assert found == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 4, **told}
 
 
 def test_a_run_that_is_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +181,8 @@ def test_what_an_earlier_start_tells_is_not_told(
     assert commands.token(Reads()) == 0  # type: ignore[arg-type]
     made.on_event(Done(3, 2, 4))
     assert sent[1]["backfill"]["token"] == 9
+    made.on_event(Done(3, 5, 4))
+    assert sent[2]["backfill"]["token"] == 9, "it has gone back by itself"
 
 
 def test_a_task_travels() -> None:

@@ -48,11 +48,15 @@ class ReadRange(InputPartition):
         back to its cursor.
         """
         rows = 0
-        told: Report = {"chunk": self.reads.chunk, "range": self.index, "token": self.token}
+        reads = self.reads
+        told: Report = {
+            "token": self.token, "attempt": reads.attempt, "chunk": reads.chunk,
+            "range": self.index,
+        }  # fmt: skip
         # Each part of a batch is noted where it is written, so that there must be a message or none.
         yield _EMPTY
         try:
-            for batch in read_range(self.reads, self.index):
+            for batch in read_range(reads, self.index):
                 rows += batch.num_rows
                 yield batch
         except CaptureError as error:
@@ -83,7 +87,7 @@ class ReaderBackfills:
         self._send = send
         self._lock = threading.Lock()
         self._token: int | None = None
-        self._tokens: dict[int, int] = {}
+        self._attempt = 0
         self._backfiller = Backfiller(capture, self._told)
 
     def command(self, wanted: dict[str, Any] | None) -> None:
@@ -96,9 +100,8 @@ class ReaderBackfills:
                 return
             if wanted["token"] != self._token:
                 spec = BackfillSpec.from_json(wanted["spec"])
-                attempt = self._backfiller.start(spec, cursor_from_json(wanted["cursor"]))
+                self._attempt = self._backfiller.start(spec, cursor_from_json(wanted["cursor"]))
                 self._token = wanted["token"]
-                self._tokens = {attempt: wanted["token"]}
             if wanted["paused"]:
                 self._backfiller.pause()
             else:
@@ -111,7 +114,11 @@ class ReaderBackfills:
     def token(self, reads: Reads) -> int:
         """Return the token of the start that a chunk is of, 0 if it is of an earlier one."""
         with self._lock:
-            return self._tokens.get(reads.attempt, 0)
+            return self._token_of(reads.attempt) or 0
+
+    def _token_of(self, attempt: int) -> int | None:
+        # Where the backfiller goes back by itself, its attempts have higher numbers.
+        return self._token if attempt >= self._attempt else None
 
     def close(self) -> None:
         """End whatever is under way."""
@@ -119,7 +126,7 @@ class ReaderBackfills:
 
     def _told(self, event: Event) -> None:
         with self._lock:  # a start is known by its token before anything is told of it
-            token = self._tokens.get(event.attempt)
+            token = self._token_of(event.attempt)
         if token is not None:
             name = type(event).__name__.lower()
             self._send({"backfill": {**dataclasses.asdict(event), "event": name, "token": token}})
