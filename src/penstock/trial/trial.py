@@ -16,13 +16,14 @@ import pyarrow as pa
 
 from penstock.blocks import Block, pack, unpack, with_fields
 from penstock.config import Config
-from penstock.expressions import Columns, load_columns
+from penstock.expressions import Columns
 from penstock.expressions.fields import Extractor
 from penstock.message import READ
 from penstock.postgres.admin import open_catalog
 from penstock.settings import NatsSinkSettings, Sink, SinkSettings
 from penstock.sinks.nats_frames import Encoder
 from penstock.spark.plan import Plan, plan
+from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route
 from penstock.spark.steps import DROP, SinkPlan, Steps
 from penstock.transforms import inspect
@@ -118,8 +119,7 @@ class Trial:
             return {}
         source = self._config.sources[self._sink.source]
         with open_catalog(source) as catalog:
-            tables = [(r.schema, r.name) for r in catalog.wanted(catalog.relations())]
-            return load_columns(catalog.connection, tables)
+            return source_columns(catalog)
 
     def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
         """Return the messages with what Spark makes of them."""
@@ -128,6 +128,9 @@ class Trial:
             from penstock.spark import session  # noqa: PLC0415 - seconds, and for expressions alone
 
             self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")
+            # As the pipeline has them: they decide what expressions mean.
+            self._spark.conf.set("spark.sql.ansi.enabled", "true")
+            self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         rows = with_fields(pack(batch), Extractor(plan.fields))
         frame = self._spark.createDataFrame(pa.Table.from_batches([rows]))
         return unpack(iter(plan.results(frame).toArrow().to_batches()))

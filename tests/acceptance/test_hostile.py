@@ -1,0 +1,353 @@
+"""Hostile filters, routes and Lua: each refused or stopped within its limits, the pipeline alive.
+
+What an expression may hold is settled when the file is read, what its names and types are by `penstock
+check`. Lua is stopped where it runs: here in a pipeline over real servers, whose other messages, of the
+same sink and of the others, arrive meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+
+from ..cli import fails, listed, write
+from ..pipeline import Penstock, left_of, penstock, started
+
+TABLE = (
+    "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10, 2), name text, tags jsonb,"
+    " placed timestamptz)"
+)
+NESTED = 500
+
+# What no expression may hold, with what is said of it.
+REFUSED_WHEN_READ = {
+    # A second statement, or a way out of the expression.
+    "record.id = 1; drop table orders": "one expression alone",
+    "record.id = 1 -- and false": "comments are not allowed",
+    "record.id /* */ = 1": "comments are not allowed",
+    "record.name = 'a' union select 1": "union",
+    "record.name = E'\\x'": "strings with a prefix",
+    "record.name = 'a": "a quote that is opened here is not closed",
+    "record.name = $$a$$": "strings with a prefix",
+    "record.id = $1": "'$' is not allowed",
+    "record.id = ?": "'?' is not allowed",
+    "record.id = :x": "':' is not allowed",
+    "`record`.`id` = 1": "'`' is not allowed",
+    "record.id = 1\u0000": "U+0000",
+    # Other tables.
+    "(select 1) = 1": "no subqueries",
+    "record.id in (select id from users)": "no subqueries",
+    "exists (select 1)": "no subqueries",
+    "with x as (select 1) select 1": "no subqueries",
+    # Postgres' and Spark's functions that reach files, the JVM, time or memory.
+    "pg_read_file('/etc/passwd') is null": "unknown function pg_read_file",
+    "pg_sleep(1000) is null": "unknown function pg_sleep",
+    "dblink('host=elsewhere') is null": "unknown function dblink",
+    "java_method('java.lang.System', 'exit', 1) is null": "unknown function java_method",
+    "reflect('java.lang.Runtime', 'getRuntime') is null": "unknown function reflect",
+    "try_reflect('java.lang.System', 'getenv') is null": "unknown function try_reflect",
+    "input_file_name() is null": "unknown function input_file_name",
+    "read_files('/etc/passwd') is null": "unknown function read_files",
+    "current_setting('x') = ''": "unknown function current_setting",
+    "repeat('x', 1000000000) = ''": "unknown function repeat",
+    "lpad('x', 1000000000) = ''": "unknown function lpad",
+    "transform(record.tags, x -> x) is null": "unknown function transform",
+    "pg_catalog.lower(record.name) = 'a'": "plain names",
+    # Patterns whose time nobody can tell.
+    "record.name ~ '(a+)+$'": "'~' is not allowed",
+    "record.name similar to '(a+)+'": "'similar to' is not allowed",
+    # Names and types of something else.
+    "current_user = 'a'": "unknown name current_user",
+    "env.HOME = 'x'": "unknown name env.HOME",
+    "metadata.password = 'x'": "unknown field metadata.password",
+    "_spark_metadata is null": "unknown name _spark_metadata",
+    "record.id::regclass is null": "unknown type regclass",
+    # Depth and size.
+    "(" * NESTED + "true" + ")" * NESTED: "nested more than",
+    "not " * NESTED + "true": "nested more than",
+    "case when " * NESTED + "true" + " then true end" * NESTED: "at most 4,000",
+    "case when " * 100 + "true" + " then true end" * 100: "nested more than",
+    "-" * NESTED + "1 = 1": "comments are not allowed",
+    "- " * NESTED + "1 = 1": "nested more than",
+    "record.id = 1 and " * NESTED + "true": "at most 4,000",
+    "'" + "x" * 5_000 + "' = ''": "at most 4,000",
+    "": "it is empty",
+}
+
+# What the catalog's types leave no place for.
+REFUSED_BY_CHECK = {
+    "record.nmae = 'a'": "unknown column record.nmae",
+    "record.name like record.name": "the pattern of like must be",
+    "record.id = 1e999999999": "a number like 12.50 is expected",
+    "record.id = " + "9" * 100: "more digits",
+    "round(record.amount, 999999999) = 1": "the places to round to",
+    "record.placed > interval '1e999 years'": "'1e999 years'",
+    "record.id + record.name = 1": "+ takes numbers",
+    "record.amount": "a condition is expected",
+}
+
+SINK = "{type: nats, source: shop, url: 'nats://127.0.0.1:1', "
+
+
+def sinks(key: str, texts: list[str]) -> list[str]:
+    """Return a sink for each text, in JSON, which is YAML too."""
+    return [f"  s{n}: {SINK}{key}: {json.dumps(text)}}}" for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("key", ["filter", "route"])
+def test_expressions_that_are_refused_when_the_file_is_read(tmp_path: Path, key: str) -> None:
+    write(
+        tmp_path,
+        "sources: {shop: {type: postgres, url: 'postgresql://a@127.0.0.1:1/b', tables: [public.t]}}",
+        "sinks:",
+        *sinks(key, list(REFUSED_WHEN_READ)),
+    )
+    started = time.monotonic()
+    done = penstock("check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert time.monotonic() - started < 20
+    assert "Traceback" not in done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for number, (text, said) in enumerate(REFUSED_WHEN_READ.items()):
+        (line,) = [line for line in lines if f"sinks.s{number}.{key}:" in line]
+        # The line of the file, and the position in the text.
+        assert f"penstock.yaml:{number + 3}:" in line, line
+        assert "position" in line, line
+        assert said in line, (text, line)
+
+
+def test_select_lists_and_templates_that_are_refused(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "sources: {shop: {type: postgres, url: 'postgresql://a@127.0.0.1:1/b', tables: [public.t]}}",
+        "sinks:",
+        f"  a: {SINK}transform: {{sql: 'record.id as id from users'}}}}",
+        f"  b: {SINK}transform: {{sql: 'reflect(1) as id'}}}}",
+        f"  c: {SINK}transform: {{sql: 'record.*'}}}}",
+        f"  d: {SINK}route: [{{to: 'orders.>'}}]}}",
+        f"  e: {SINK}route: [{{to: '$JS.API.STREAM.DELETE.x'}}]}}",
+        f"  f: {SINK}route: [{{when: 'pg_sleep(1) is null', to: x}}]}}",
+        "  g: {type: stream, source: shop, route: [{to: '../admin'}]}",
+        "  h: {type: stream, source: shop, route: [{to: 'http://elsewhere/{record.id}'}]}",
+        f"  i: {SINK}transform: {{lua: {{file: /etc}}}}}}",
+        f"  j: {SINK}transform: {{python: 'os.system(1)'}}}}",
+    )
+    said = penstock("check", cwd=tmp_path)
+    assert said.returncode == 1
+    assert "Traceback" not in said.stdout + said.stderr
+    for name in "abcdefghij":
+        assert f": sinks.{name}." in said.stdout, (name, said.stdout)
+
+
+def test_expressions_that_are_refused_by_the_catalog(
+    tmp_path: Path, database: Database, nats_server: EmbeddedNats
+) -> None:
+    database.execute(TABLE)
+    write(
+        tmp_path,
+        f"sources: {{shop: {{type: postgres, url: '{database.url}', tables: [public.orders]}}}}",
+        "sinks:",
+        *sinks("filter", list(REFUSED_BY_CHECK)),
+    )
+    done = penstock("check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    for number, (text, said) in enumerate(REFUSED_BY_CHECK.items()):
+        lines = [line for line in done.stdout.splitlines() if f"sink s{number}: filter:" in line]
+        assert len(lines) == 1, (text, done.stdout)
+        assert "position" in lines[0]
+        assert said in lines[0], (text, lines)
+    assert "record.nmae" in fails(tmp_path, 1, "run", "--once")
+
+
+# What a message's `name` makes the program do; the text is in the dead letter's reason.
+MISDEEDS = {
+    "loop": ("while true do end", "stopped after 100 ms of CPU time"),
+    "goto": ("::again:: goto again", "stopped after 100 ms of CPU time"),
+    "pcall": ("while true do pcall(function() while true do end end) end", "100 ms"),
+    "pcalls": ("local function f() pcall(f) while true do end end f()", "100 ms"),
+    "handler": ("xpcall(error, function() while true do end end)", "100 ms"),
+    "closing": (
+        "local x <close> = setmetatable({}, {__close = function() while true do end end}) error()",
+        "100 ms",
+    ),
+    "finalizer": ("setmetatable({}, {__gc = function() while true do end end})", "__gc is refused"),
+    "coroutine": ("coroutine.wrap(function() while true do end end)()", "global 'coroutine'"),
+    "pattern": ("return (('a'):rep(100000)):find('.-.-.-.-b')", "inside one call"),
+    "patterns": ("while true do pcall(string.find, ('a'):rep(3000), '.-.-.-b') end", "100 ms"),
+    "captures": ("return (('a'):rep(1000000)):match('(.*)(.*)(.*)(.*)b')", "inside one call"),
+    "gigabyte": ("local s = ('x'):rep(1 << 30)", "64 MiB"),
+    "overflow": ("local s = ('x'):rep(math.maxinteger)", "too large"),
+    "doubling": ("local s = 'x' while true do s = s .. s end", "64 MiB"),
+    "caught": ("local t = {} while true do pcall(function() t[#t + 1] = ('x'):rep(1 << 20) end) end",
+               ""),
+    "table": ("local t = {} for i = 1, 1e9 do t[i] = {} end", "64 MiB"),
+    "replaced": ("local s = ('x'):rep(1 << 20):gsub('.', ('y'):rep(1000))", "64 MiB"),
+    "answer": ("local s = ('x'):rep(1 << 20) r.a = {} for i = 1, 1000 do r.a[i] = s end return m",
+               ""),
+    "many": ("local l = {} for i = 1, 1e6 do l[i] = m end return l", "at most 1000 are taken"),
+    "endless": ("r.a = r return m", "nested more than"),
+    "recursion": ("local function f() return 1 + f() end f()", ""),
+    "c stack": ("local function f(s) return (s:gsub('.', f)) end f('x')", "C stack overflow"),
+    "sort": ("local t = {} for i = 1, 1e6 do t[i] = i end "
+             "table.sort(t, function() while true do end end)", "100 ms"),
+    "os": ("os.execute('touch /tmp/x')", "global 'os'"),
+    "io": ("io.open('/etc/passwd')", "global 'io'"),
+    "require": ("require('os')", "global 'require'"),
+    "debug": ("debug.sethook()", "global 'debug'"),
+    "package": ("package.loadlib('libc.so.6', '*')", "global 'package'"),
+    "load": ("load('return 1')()", "global 'load'"),
+    "loadstring": ("loadstring('return 1')()", "global 'loadstring'"),
+    "dofile": ("dofile('/etc/passwd')", "global 'dofile'"),
+    "dump": ("string.dump(transform)", "field 'dump'"),
+    "ffi": ("ffi.cdef('')", "global 'ffi'"),
+    "python": ("python.eval('1')", "global 'python'"),
+    "globals": ("return _G._G._ENV.os.exit()", "attempt to index a nil value"),
+    "texts": ("getmetatable('').__index.upper = nil", "attempt to index a boolean value"),
+    "null": ("null:close()", "attempt to index a null value"),
+    "null's": ("getmetatable(null).__index = _G", "attempt to index a boolean value"),
+    "collect": ("collectgarbage('stop')", "global 'collectgarbage'"),
+    "error": ("error(setmetatable({}, {__tostring = function() while true do end end}))",
+              "an error was raised that is a table"),
+    "length": ("return setmetatable({}, {__index = function() while true do end end})", "100 ms"),
+    "bytes": ("r.name = '\\xff\\xfe' return m", "not valid UTF-8"),
+    "nan": ("r.a = 0 / 0 return m", "nan, which JSON has not"),
+    "function": ("r.a = {transform} return m", "is a function"),
+    "action": ("m.action = 'x\\r\\nPUB y' return m", "expected one of insert"),
+}  # fmt: skip
+
+PROGRAM = """\
+local misdeeds = {{
+{misdeeds}
+}}
+function transform(m)
+  local r = m.record
+  local misdeed = misdeeds[r.name]
+  if misdeed then return misdeed(m, r) end
+  return m
+end
+"""
+
+
+def config(folder: Path, database: Database, nats: EmbeddedNats) -> None:
+    code = "\n".join(
+        f"  [{json.dumps(name)}] = function(m, r) {code} end,"
+        for name, (code, _) in MISDEEDS.items()
+    )
+    program = PROGRAM.format(misdeeds=code)
+    (folder / "hostile.lua").write_text(program)
+    subject = database.name
+    write(
+        folder,
+        "sources:",
+        "  shop:",
+        "    type: postgres",
+        f"    url: {database.url}",
+        "    tables: [public.orders]",
+        "sinks:",
+        f"  hostile: {{type: nats, source: shop, url: '{nats.url}', subject: '{subject}.lua',",
+        "    transform: {lua: {file: hostile.lua}}}",
+        f"  liked: {{type: nats, source: shop, url: '{nats.url}',",
+        "    filter: \"not coalesce(record.name like '%x%x%x%x%x%x%y', false)\",",
+        f"    route: \"'{subject}.to.' || coalesce(record.name, 'none')\"}}",
+        "  whole: {type: stream, source: shop}",
+        f"store: {database.url}",
+        "spark: {master: 'local[2]'}",
+    )
+
+
+def test_lua_that_misbehaves_for_some_messages(
+    tmp_path: Path, database: Database, nats_server: EmbeddedNats, nats: JetStream
+) -> None:
+    database.execute(TABLE)
+    config(tmp_path, database, nats_server)
+    stream = database.name.upper()
+    nats.add_stream(stream, [f"{database.name}.lua"])
+    nats.add_stream(f"{stream}_TO", [f"{database.name}.to.>"])
+    try:
+        with started(tmp_path) as pipeline:
+            kept = workers(pipeline)
+            names = list(MISDEEDS)
+            # Before, between and behind the misdeeds stands a good message.
+            values = [name for misdeed in names for name in ("good", misdeed)] + ["good"]
+            insert(database, 0, values)
+            good = [number for number, name in enumerate(values) if name == "good"]
+            wait(pipeline, nats, stream, len(good))
+            assert ids(nats, stream) == good
+            dead = letters(pipeline, tmp_path, len(names))
+            for number, name in enumerate(names):
+                code, reason = dead[2 * number + 1]
+                assert code == "transform_failed"
+                assert reason.startswith("hostile.lua, ") or name not in ("loop", "os"), reason
+                assert MISDEEDS[name][1] in reason, (name, reason)
+            # The other sinks took them all: no value adds a token, and no text takes long.
+            wait(pipeline, nats, f"{stream}_TO", len(values))
+            tokens = {m.subject.count(".") for m in nats.messages(f"{stream}_TO")}
+            assert tokens == {2}
+            routes = ["a.b", "*", ">", "a b", "", "$JS", "\r\nPUB x", "x" * 3_000]
+            insert(database, len(values), routes)
+            count = len(values) + len(routes)
+            wait(pipeline, nats, f"{stream}_TO", count)
+            assert {m.subject.count(".") for m in nats.messages(f"{stream}_TO")} == {2}
+            wait(pipeline, nats, stream, len(good) + len(routes))
+            status = pipeline.status()
+            assert {n: sink["dead_lettered"] for n, sink in status["sinks"].items()} == {
+                "hostile": len(names), "liked": 0, "whole": 0,
+            }  # fmt: skip
+            assert status["sinks"]["whole"]["delivered"] == count
+            # Spark's workers are those of the start; only processes of Lua were started anew.
+            assert status["sources"]["shop"]["restarts"] == 0
+            assert workers(pipeline) >= kept
+            family = pipeline.tree()
+            assert pipeline.stop() == 0
+            assert left_of(family) == []
+            assert pipeline.stray() == []
+    finally:
+        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        database.execute(f"{drop} WHERE database = current_database() AND NOT active")
+
+
+def workers(pipeline: Penstock) -> set[int]:
+    """Return Spark's processes and our own: all but those that run Lua."""
+    return {p.pid for p in pipeline.tree() if "lua_helper" not in " ".join(p.cmdline())}
+
+
+def insert(database: Database, first: int, names: list[str]) -> None:
+    database.execute(
+        "INSERT INTO orders (id, name) SELECT n - 1 + %s, v"
+        " FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n) ORDER BY n",
+        [first, names],
+    )
+
+
+def wait(pipeline: Penstock, nats: JetStream, stream: str, count: int) -> None:
+    pipeline.wait_for(
+        lambda: nats.info(stream).state.messages >= count, 120, f"at {count} messages in {stream}"
+    )
+
+
+def ids(nats: JetStream, stream: str) -> list[int]:
+    return sorted(json.loads(m.data)["record"]["id"] for m in nats.messages(stream))
+
+
+def letters(pipeline: Penstock, folder: Path, count: int) -> dict[int, tuple[str, str]]:
+    """Wait for the dead letters, and return the code and reason of each by its record's id."""
+    found: list[dict[str, Any]] = []
+
+    def are_there() -> bool:
+        found[:] = listed(folder, "dead-letters list --limit 1000")
+        return len(found) >= count
+
+    pipeline.wait_for(are_there, 60, f"at {count} dead letters")
+    assert len(found) == count
+    return {
+        int(letter["idempotency_key"].rsplit("-", 1)[1]): (letter["code"], letter["reason"])
+        for letter in found
+    }
