@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import sql
 from structlog.testing import capture_logs
 from tests.consumers_help import ids, run, serving, tokens, workers
-from tests.streams_help import Change, deleted, inserted, make_stream, publish
+from tests.streams_help import (
+    START,
+    Change,
+    deleted,
+    inserted,
+    make_stream,
+    publish,
+    wire,
+    write_part,
+)
 
 from penstock.embedded.handles import Database
 from penstock.message import Position
+from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
 from penstock.streams.consuming import Consumer
@@ -157,7 +169,7 @@ def test_a_dead_letter_from_a_merged_segment(store: Store) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("key", ["a", "long" * 300])
+@pytest.mark.parametrize("key", ["a", "long" * 300, 'q"\\/\n\ue000é\\'])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_delete_is_replayed_unless_the_row_is_there_again(
     store: Store, again: bool, key: str
@@ -166,7 +178,10 @@ def test_a_delete_is_replayed_unless_the_row_is_there_again(
 
     async def work() -> None:
         async with workers(store, max_deliver=1) as consumer:
-            publish(store, stream, [inserted(key), deleted(key)])
+            table = 'odd "name\\'
+            publish(
+                store, stream, [replace(change(key), table=table) for change in (inserted, deleted)]
+            )
             async with serving(store) as consumers:
                 own = await consumers.own("events")
                 (letter,) = await bury(consumer)
@@ -177,11 +192,41 @@ def test_a_delete_is_replayed_unless_the_row_is_there_again(
                         each.head_moved()
                         await take_all(each)
                 maintenance.run_once(store)
-                publish(store, stream, [inserted(key if again else "d")])
+                publish(store, stream, [replace(inserted(key if again else "d"), table=table)])
                 consumer.head_moved()
                 await take_all(consumer)
                 await consumer.replay(letter)
                 assert await take_all(consumer) == ([] if again else [key])
+
+    run(work)
+
+
+@pytest.mark.parametrize("kind", ["changes", "rows"])
+@pytest.mark.parametrize("hard", [r'"\ud800"', r'"\u0000"', "1e999", "[" * 2000 + "]" * 2000])
+def test_json_that_postgres_reads_in_no_other_form(store: Store, hard: str, kind: str) -> None:
+    """A column of type json may hold it: dead letters, replays and rewinds to a time go on."""
+
+    async def work() -> None:
+        stream = make_stream(store, kind=kind)
+        batch = wire([inserted(1), inserted(2)])
+        records = [f'{{"id":1,"j":{hard}}}', '{"id":2}']
+        at = batch.schema.get_field_index("record")
+        batch = batch.set_column(at, batch.schema.field(at), pa.array(records))
+        write_part(store, stream, batch, BatchPart(START, Position(101, 1), 0, 1))
+        async with workers(store, max_deliver=1) as consumer:
+            first, second = (await consumer.receive(2, 0.0)).deliveries
+            await consumer.nack([first.token])
+            await consumer.ack([second.token])
+            (letter,) = await consumer.dead_letters(10)
+            (stored,) = store.dead_letters(consumer="workers")
+            assert stored.idempotency_key == "tag-101-0"
+            await consumer.replay(letter.id)
+            assert [d.message for d in (await consumer.receive(2, 0.0)).deliveries] == [
+                first.message
+            ]
+            for year, count in ((2025, 2), (2027, 0)):
+                await consumer.rewind(datetime(year, 1, 1, tzinfo=UTC))
+                assert len((await consumer.receive(2, 0.0)).deliveries) == count
 
     run(work)
 

@@ -111,8 +111,10 @@ SELECT lsn, idx, count(*) FILTER (WHERE {matches}) OVER (), count(*) OVER () FRO
 ) m ORDER BY lsn DESC, idx DESC LIMIT 1
 
 -- name: at_time
--- The first message of a segment at or behind an LSN, and when it was committed.
-SELECT lsn, message::json -> 'metadata' ->> 'commit_timestamp' FROM {segment}
+-- The first message of a segment at or behind an LSN, and when it was committed. Here and below json
+-- is read without its escapes: it refuses a text that has \u0000, or half a surrogate pair, anywhere.
+SELECT lsn, regexp_replace(message, '\\.', '_', 'g')::json -> 'metadata' ->> 'commit_timestamp'
+FROM {segment}
 WHERE lsn >= %s ORDER BY lsn, idx LIMIT 1
 
 -- name: last_lsn
@@ -123,7 +125,8 @@ SELECT lsn FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1
 -- segment any more is not returned.
 INSERT INTO penstock.dead_letters
     (consumer_id, lsn, idx, idempotency_key, code, reason, message, deliver_count)
-SELECT %(consumer)s, m.lsn, m.idx, m.message::json -> 'metadata' ->> 'idempotency_key',
+SELECT %(consumer)s, m.lsn, m.idx,
+       regexp_replace(m.message, '\\.', '_', 'g')::json -> 'metadata' ->> 'idempotency_key',
        'max_deliver', %(reason)s, m.message, p.count
 FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
 JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx)
@@ -149,9 +152,10 @@ SELECT lsn, idx FROM penstock.dead_letters WHERE consumer_id = %s AND id = %s
 UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s
 
 -- name: replayed
--- Messages of replayed dead letters by their positions, with what a segment has beside each.
+-- Messages of replayed dead letters by their positions, with what a segment has beside each. What is
+-- taken out of one has its escapes again at the end.
 SELECT m.lsn, m.idx, m.message FROM (
-    SELECT d.lsn, d.idx, d.message, d.message::json ->> 'action' AS action,
+    SELECT d.lsn, d.idx, d.message, j.message ->> 'action' AS action,
            CASE WHEN octet_length(k.key) > 1000 -- as in copy.py
                 THEN 'sha256:' || encode(sha256(convert_to(k.key, 'UTF8')), 'hex')
                 ELSE k.key END AS key
@@ -159,9 +163,19 @@ SELECT m.lsn, m.idx, m.message FROM (
     JOIN penstock.dead_letters d
       ON d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx)
     CROSS JOIN LATERAL (
-        SELECT concat(d.message::json #>> '{{metadata,table_schema}}', '.',
-                      d.message::json #>> '{{metadata,table_name}}', ':',
-                      d.message::json #> '{{metadata,record_pks}}') AS key
+        SELECT replace(replace(replace(d.message,
+            '\\', U&'\FDD0'), '\"', U&'\FDD1'), '\', U&'\FDD2')::json AS message
+    ) j
+    CROSS JOIN LATERAL (
+        SELECT concat('"', j.message #>> '{{metadata,table_schema}}', '.',
+                      j.message #>> '{{metadata,table_name}}', ':"') AS name,
+               j.message #>> '{{metadata,record_pks}}' AS pks
+    ) w
+    CROSS JOIN LATERAL (
+        SELECT (replace(replace(replace(w.name,
+                    U&'\FDD2', '\'), U&'\FDD1', '\"'), U&'\FDD0', '\\')::json #>> '{{}}')
+               || replace(replace(replace(w.pks,
+                    U&'\FDD2', '\'), U&'\FDD1', '\"'), U&'\FDD0', '\\') AS key
     ) k
 ) m WHERE {wanted}
 
