@@ -8,24 +8,17 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import pyarrow as pa
+from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
 
 from penstock.embedded.handles import Database
 from penstock.message import Position
 from penstock.postgres.backfill.backfiller import Backfiller
 from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
 from penstock.postgres.backfill.read import read_range
-from penstock.postgres.backfill.spec import BackfillSpec, Cursor, Reads
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads
 from penstock.postgres.chunk import Chunk, partition
-from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
 
 Key = tuple[Any, ...]
-
-
-def batches(chunk: Chunk) -> list[pa.RecordBatch]:
-    """Return a chunk's messages, read by its tasks where it is one of a backfill."""
-    if chunk.reads is None:
-        return partition([chunk], 1)
-    return [b for i in range(len(chunk.reads.ranges)) for b in read_range(chunk.reads, i)]
 
 
 class Backfilling:
@@ -36,13 +29,16 @@ class Backfilling:
         self.events: list[Event] = []
         self.received: list[Message] = []
         self.chunks: list[Reads] = []
+        self.spec: BackfillSpec | None = None
+        self.failures: list[BackfillError] = []
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.backfiller = Backfiller(self.reader.capture, self._queue.put)
 
     def start(self, table: str = "public.t", cursor: Cursor = None, **spec: Any) -> int:
         """Start a backfill of a table, number 1, for the sink `sink`."""
         schema, _, name = table.partition(".")
-        return self.backfiller.start(BackfillSpec(1, "sink", schema, name, **spec), cursor)
+        self.spec = BackfillSpec(1, "sink", schema, name, **spec)
+        return self.backfiller.start(self.spec, cursor)
 
     def heard(self) -> list[Event]:
         """Return the events that have come since the last call."""
@@ -67,14 +63,36 @@ class Backfilling:
         end = reader.capture.available(reader.position, 10_000, wait)
         if end == reader.position:
             return []
-        chunks = reader.capture.take(reader.position, end)
-        found = messages([b for chunk in chunks for b in batches(chunk)])
-        self.chunks += [chunk.reads for chunk in chunks if chunk.reads is not None]
-        assert len(chunks) == 1 or all(chunk.reads is None for chunk in chunks)
+        found = self.take(reader.position, end)
         reader.position = end
         reader.capture.confirm(end)
+        if self.failures and self.spec is not None:
+            self.heard()
+            self.failures.clear()
+            self.backfiller.start(self.spec, self.cursor)
+        return found
+
+    def take(self, start: Position, end: Position) -> list[Message]:
+        """Deliver the batch (start, end], without confirming it."""
+        chunks = self.reader.capture.take(start, end)
+        self.chunks += [chunk.reads for chunk in chunks if chunk.reads is not None]
+        assert len(chunks) == 1 or all(chunk.reads is None for chunk in chunks)
+        found = messages([b for chunk in chunks for b in self._batches(chunk)])
         self.received += found
         return found
+
+    def _batches(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """Yield a chunk's messages, read by its tasks where it is one of a backfill."""
+        if chunk.reads is None:
+            yield from partition([chunk], 1)
+            return
+        for index in range(len(chunk.reads.ranges)):
+            try:
+                yield from read_range(chunk.reads, index)
+            except BackfillError as error:
+                if not error.transient:
+                    raise
+                self.failures.append(error)
 
     def run(self, until: Callable[[], bool] | None = None) -> list[Message]:
         """Deliver batches until the backfill is done (or `until` holds); return all messages."""

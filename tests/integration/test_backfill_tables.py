@@ -161,19 +161,23 @@ TYPES = (
     'CREATE DOMAIN grade AS text COLLATE "C" CHECK (length(VALUE) = 2)',
     "CREATE SCHEMA odd",
     "CREATE TYPE odd.folded",
-    "CREATE FUNCTION odd.folded_in(cstring) RETURNS odd.folded IMMUTABLE STRICT LANGUAGE internal AS 'textin'",
-    "CREATE FUNCTION odd.folded_out(odd.folded) RETURNS cstring IMMUTABLE STRICT LANGUAGE internal AS 'textout'",
-    "CREATE TYPE odd.folded (INPUT = odd.folded_in, OUTPUT = odd.folded_out, LIKE = text, CATEGORY = 'S')",
+    "CREATE FUNCTION odd.folded_in(cstring) RETURNS odd.folded IMMUTABLE STRICT"
+    " LANGUAGE internal AS 'textin'",
+    "CREATE FUNCTION odd.folded_out(odd.folded) RETURNS cstring IMMUTABLE STRICT"
+    " LANGUAGE internal AS 'textout'",
+    "CREATE TYPE odd.folded (INPUT = odd.folded_in, OUTPUT = odd.folded_out, LIKE = text,"
+    " CATEGORY = 'S')",
     # Printed through other casts, its text would be another; in another order, rows would be missed.
     "CREATE FUNCTION odd.shown(odd.folded) RETURNS text IMMUTABLE STRICT LANGUAGE sql"
     " AS $$ SELECT 'x' $$",
     "CREATE CAST (odd.folded AS text) WITH FUNCTION odd.shown(odd.folded) AS IMPLICIT",
-    "CREATE FUNCTION odd.compare(a odd.folded, b odd.folded) RETURNS int IMMUTABLE STRICT LANGUAGE plpgsql"
+    "CREATE FUNCTION odd.compare(a odd.folded, b odd.folded) RETURNS int IMMUTABLE STRICT"
+    " LANGUAGE plpgsql"
     " AS $$ BEGIN RETURN bttextcmp(lower(textin(odd.folded_out(a))) COLLATE \"C\","
     " lower(textin(odd.folded_out(b))) COLLATE \"C\"); END $$",
     *(
-        f"CREATE FUNCTION odd.f{n}(a odd.folded, b odd.folded) RETURNS bool IMMUTABLE STRICT LANGUAGE sql"
-        f" AS $$ SELECT odd.compare(a, b) {op} 0 $$;"
+        f"CREATE FUNCTION odd.f{n}(a odd.folded, b odd.folded) RETURNS bool IMMUTABLE STRICT"
+        f" LANGUAGE sql AS $$ SELECT odd.compare(a, b) {op} 0 $$;"
         f" CREATE OPERATOR odd.{op} (LEFTARG = odd.folded, RIGHTARG = odd.folded, FUNCTION = odd.f{n})"
         for n, op in enumerate(("<", "<=", "=", ">=", ">"), 1)
     ),

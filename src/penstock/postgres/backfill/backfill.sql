@@ -118,6 +118,21 @@ SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_cat
 -- Makes another session's snapshot this transaction's.
 SET TRANSACTION SNAPSHOT {snapshot}
 
+-- name: waiting
+-- Transactions whose commit record was written, and that a standby has not confirmed yet: their ids,
+-- and whether there may be others, as the role may not see, or who commits is not who began. No row:
+-- commits wait for no standby.
+SELECT COALESCE(pg_catalog.array_agg(a.backend_xid::pg_catalog.text::pg_catalog.int8)
+                FILTER (WHERE a.backend_xid IS NOT NULL), '{}'),
+       COALESCE(pg_catalog.bool_or(a.backend_xid IS NULL), false)
+FROM pg_catalog.pg_stat_activity AS a
+WHERE pg_catalog.current_setting('synchronous_standby_names') <> ''
+  AND (a.wait_event = 'SyncRep' OR a.query = '<insufficient privilege>')
+
+-- name: newest
+-- The newest transaction id that was given out.
+SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text::pg_catalog.int8
+
 -- name: watermark
 -- Writes a message into the WAL, in a transaction of its own. %(content)s: bytes.
 SELECT pg_catalog.pg_logical_emit_message(true, 'penstock', %(content)s::pg_catalog.bytea)

@@ -101,6 +101,9 @@ class _Run:
     flights: deque[_Flight] = field(default_factory=deque)
     planned: _Flight | None = None
     """Its watermark is not written yet."""
+    taking: SnapshotHolder | None = None
+    """It is to take the next chunk's snapshot, from `retry_at` on."""
+    retry_at: float = 0.0
     chunks: int = 0
     untold: deque[tuple[int, Cursor]] = field(default_factory=deque)
     """Cursors of chunks that are delivered, but not whole."""
@@ -262,7 +265,9 @@ class Backfiller:
         run = self._run
         if run is None:
             return 60.0
-        return 0.0 if self._may_plan(run) or self._is_done(run) else 5.0
+        if self._is_done(run):
+            return 0.0
+        return max(run.retry_at - time.monotonic(), 0.0) if self._may_plan(run) else 5.0
 
     def _step(self) -> None:
         """Do the next thing: begin, plan, or end."""
@@ -275,7 +280,7 @@ class Backfiller:
             self._send(Done(run.spec.id, run.attempt, run.chunks))
             self._give_up()
             self._disconnect()
-        elif self._may_plan(run):
+        elif self._may_plan(run) and time.monotonic() >= run.retry_at:
             self._plan(run)
         else:
             self._expire(run)
@@ -311,19 +316,19 @@ class Backfiller:
 
     def _plan(self, run: _Run) -> None:
         """Plan the next chunk, and write its watermark unless live changes go first."""
-        holder = self._holder()
-        try:
-            holder.take(
-                self._capture, run.watch, ranges.table(run.source), self._seen,
-                self._commanded.is_set,
-            )  # fmt: skip
-            keys, owed = self._owed(run)
-            plan = run.planner.next(
-                holder.connection, self._sizing.rows, keys, self._commanded.is_set
-            )
-        except BaseException:
-            holder.close()
-            raise
+        if run.taking is None:
+            run.taking = self._holder()
+            run.taking.note(self._capture, run.watch, self._seen)
+        holder = run.taking
+        wait = holder.take(self._capture, ranges.table(run.source), self._seen)
+        run.retry_at = time.monotonic() + wait
+        if wait:
+            return
+        keys, owed = self._owed(run)
+        plan = run.planner.next(
+            holder.connection, self._sizing.rows, keys, self._commanded.is_set
+        )  # fmt: skip
+        run.taking = None
         if self._troubled:
             self._troubled, self._delay = False, 0.0
             self._send(Troubled(run.spec.id, run.attempt, None, None))
@@ -461,6 +466,8 @@ class Backfiller:
         for flight in (*run.flights, *filter(None, [run.planned])):
             if flight.holder is not None:
                 self._release(flight.holder)
+        if run.taking is not None:
+            self._release(run.taking)
 
     def _holder(self) -> SnapshotHolder:
         """Return a holder of snapshots that is free."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from penstock.postgres.capture import Capture
 KEYS: Final = 1_000
 """Rows that one chunk reads by their keys."""
 _SCANS: Final = (20_000, 300_000)
-_PAUSES: Final = (0.005, 0.5)
+_PAUSES: Final = (0.0025, 0.5)
+_PATIENCE_SECONDS: Final = 10.0
 
 log = structlog.get_logger("penstock.backfill")
 
@@ -49,43 +51,60 @@ class SnapshotHolder:
         self._connection = open_session(url, statement="120s")
         self.snapshot = ""
         self.noting = Noting()
+        self._missing: set[int] = set()
+        self._upto = self._floor = self._tries = 0
+        self._since = 0.0
 
     @property
     def connection(self) -> Connection:
         """The connection, inside the transaction."""
         return self._connection
 
-    def take(
-        self, capture: Capture, watch: Watch, table: sql.Composable, seen: Seen,
-        interrupted: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        """Begin the transaction, with a snapshot that sees all that was decoded before `noting`.
-
-        Raises `Interrupted`, or `psycopg.Error`.
-        """
-        self.noting = noting = Noting()
+    def note(self, capture: Capture, watch: Watch, seen: Seen) -> None:
+        """Begin to note what changes; raises `psycopg.Error`."""
+        self.noting, self._tries, self._since = Noting(), 0, time.monotonic()
         with capture.decoder() as decoder:
-            watch.notings.append(noting)
-            decoded, upto = decoder.recent.since(seen.upto), decoder.recent.count
-        pause, waited = _PAUSES[0], 0.0
-        while True:
-            self.snapshot, snapshot = self._begin(table)
-            missing = unseen(snapshot, decoded)
-            if not missing:
-                break
-            # Their commit records are in the WAL, but they wait: for a standby, or for a core.
+            watch.notings.append(self.noting)
+            self._missing = set(decoder.recent.since(seen.upto))
+            self._upto = decoder.recent.count
+        self._floor = 0
+        if not seen.settled:
+            xids, self._floor = self._waiting()
+            self._missing.update(xids)
+
+    def take(self, capture: Capture, table: sql.Composable, seen: Seen) -> float:
+        """Begin the transaction, with a snapshot that sees all that was decoded before `note`.
+
+        Returns 0, or after how many seconds to try again: what was decoded may wait for a standby, or
+        for a core, before it becomes visible. Raises `psycopg.Error`.
+        """
+        self.snapshot, snapshot = self._begin(table)
+        missing = self._missing = unseen(snapshot, self._missing)
+        if missing or snapshot.xmin < self._floor:
             self._connection.execute("ROLLBACK")
-            if interrupted():
-                raise Interrupted
-            if waited < 10 <= waited + pause:
+            if time.monotonic() - self._since > _PATIENCE_SECONDS:
                 log.warning(
                     "backfill waits for transactions to become visible", xids=[*missing][:9]
                 )
-            time.sleep(pause)
-            waited, pause = waited + pause, min(pause * 2, _PAUSES[1])
-        seen.upto = upto
+                self._since = math.inf
+            self._tries += 1
+            return min(math.ldexp(_PAUSES[0], self._tries), _PAUSES[1])
+        seen.upto, seen.settled = self._upto, True
         with capture.decoder() as decoder:
-            noting.taken(snapshot, decoder.xid)
+            self.noting.taken(snapshot, decoder.xid)
+        return 0.0
+
+    def _waiting(self) -> tuple[list[int], int]:
+        """Return what no capture will tell: transactions that an earlier one may have decoded.
+
+        They wait for a standby. Where they can't be told from others, all that are older than the id
+        that comes second may.
+        """
+        xids, unclear = self._connection.execute(SQL["waiting"]).fetchone() or ([], False)
+        if not unclear:
+            return xids, 0
+        (newest,) = self._connection.execute(SQL["newest"]).fetchone() or (0,)
+        return xids, newest
 
     def _begin(self, table: sql.Composable) -> tuple[str, Snapshot]:
         connection = self._connection
@@ -115,9 +134,13 @@ class SnapshotHolder:
 
 @dataclass
 class Seen:
-    """Up to which of the decoded transactions a snapshot has seen: later ones see them too."""
+    """Up to which of the decoded transactions a snapshot has seen: later ones see them too.
+
+    `settled`: and all that were decoded by whoever read the slot before this capture.
+    """
 
     upto: int = 0
+    settled: bool = False
 
 
 class Planner:
