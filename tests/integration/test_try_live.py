@@ -37,6 +37,10 @@ def read(
     return [] if batch is None else batch.to_pylist()
 
 
+def insert(database: Database) -> None:
+    database.execute("INSERT INTO orders VALUES (1, 'x')")
+
+
 def test_the_next_changes(database: Database) -> None:
     database.execute(TABLE)
     database.execute("INSERT INTO orders VALUES (0, 'before')")
@@ -71,9 +75,7 @@ def test_fewer_than_asked_for(database: Database) -> None:
     database.execute(TABLE)
     database.execute(PUBLICATION)
     assert read(database, 5, 0.5) == []
-    found = read(
-        database, 5, 1.5, lambda: database.execute("INSERT INTO orders VALUES (1, 'x')") and None
-    )
+    found = read(database, 5, 1.5, lambda: insert(database))
     assert len(found) == 1
     until_gone(database)
 
@@ -84,9 +86,7 @@ def test_the_pipelines_slot_stays_where_it_is(database: Database) -> None:
     database.execute("SELECT pg_create_logical_replication_slot('penstock', 'pgoutput')")
     position = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'penstock'"
     before = database.execute(position)
-    found = read(
-        database, 1, ready=lambda: database.execute("INSERT INTO orders VALUES (1, 'x')") and None
-    )
+    found = read(database, 1, ready=lambda: insert(database))
     assert len(found) == 1
     assert database.execute(position) == before
     until_gone(database, [("penstock",)])
@@ -105,7 +105,7 @@ def test_the_slot_goes_whatever_happens(database: Database, error: type[BaseExce
     with pytest.raises(error):
         read(
             database, 1, wanted=interrupted,
-            ready=lambda: database.execute("INSERT INTO orders VALUES (1, 'x')") and None,
+            ready=lambda: insert(database),
         )  # fmt: skip
     until_gone(database)
 

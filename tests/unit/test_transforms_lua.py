@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,7 +224,13 @@ def test_the_limits_are_the_settings() -> None:
 
 
 def test_null_and_empty_arrays_stay_what_they_are() -> None:
-    record = {"id": 1, "n": None, "a": [], "o": {}, "deep": {"x": [None, [], {}], "y": None}}
+    record: dict[str, Any] = {
+        "id": 1,
+        "n": None,
+        "a": [],
+        "o": {},
+        "deep": {"x": [None, [], {}], "y": None},
+    }
     done = body(
         """
         local r = message.record
@@ -363,6 +370,33 @@ def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert reasons(done)[0].startswith("did not end in")
     assert done.origin.to_pylist() == [1]
     transform.close()
+
+
+def test_the_limit_is_lowered_while_all_are_stopped() -> None:
+    code = """
+    function transform(message)
+      if message.record.id < 40 then while true do end end
+      if message.record.id < 43 then return ("a"):rep(100000):find(".-.-.-.-b") end
+      return message
+    end
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    transform = LuaTransform(code)
+    done = transform(wire([inserted(number) for number in range(46)]))
+    lowered = " (of 100 ms: lowered while message after message is stopped)"
+    call = "stopped after 10 ms of CPU time, inside one call of a library function"
+    told = reasons(done)
+    assert told[:20] == ["line 3: stopped after 100 ms of CPU time"] * 20
+    assert told[20:40] == [f"line 3: stopped after 10 ms of CPU time{lowered}"] * 20
+    assert [reason.startswith(call) and reason.endswith(lowered) for reason in told[40:]] == [
+        True
+    ] * 3
+    assert done.origin.to_pylist() == [43, 44, 45]
+    # One that ends in time brings the limit back.
+    assert reasons(transform(wire([inserted(1)]))) == told[:1]
+    transform.close()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 4
 
 
 def test_the_environment_does_not_reach_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

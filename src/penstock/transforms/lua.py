@@ -39,7 +39,15 @@ from penstock.transforms.base import (
     captured,
     known_action,
 )
-from penstock.transforms.lua_helper import EndedError, Progress, Start, read_frame, write_frame
+from penstock.transforms.lua_helper import (
+    TIME,
+    EndedError,
+    Limits,
+    Progress,
+    Start,
+    read_frame,
+    write_frame,
+)
 
 _COMMAND: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -48,8 +56,6 @@ _COMMAND: Final = (
 # What an interpreter needs to start; nothing else of the environment reaches the program's process.
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
 _AT: Final = re.compile(r"transform:(\d+): ?(.*)", re.S)
-# Where one call of a library function takes the whole time, the kernel ends the process a little later.
-_GRACE: Final = 0.05
 # Seconds in which a message must end by the clock, whatever its CPU time: the process may be stopped.
 _PATIENCE: Final = 30.0
 _TRIES: Final = 3
@@ -85,8 +91,8 @@ class LuaTransform:
         self._file = "" if name is None else f"{Path(name).name}, "
         self._time = time_limit
         self._memory = memory_limit
-        hard = time_limit + max(time_limit / 2, _GRACE)
-        self._start = Start(code, time_limit, hard, memory_limit, RESERVED)
+        self._start = Start(code, time_limit, memory_limit, RESERVED)
+        self._limits = Limits(time_limit)
         self._helper = self._begin()
 
     def __call__(self, batch: pa.RecordBatch) -> Transformed:
@@ -131,7 +137,7 @@ class LuaTransform:
     def _answers(self, rows: list[Row]) -> list[Answer]:
         """Return what came of each row; one that ends the process is failed, and the rest go on."""
         answers: list[Answer] = []
-        fatal: tuple[int, str] | None = None
+        fatal: tuple[int, int] | None = None
         doubted = -1
         while (done := len(answers)) < len(rows):
             # What was answered before the process ended may have been lost on the way: up to the row
@@ -140,14 +146,14 @@ class LuaTransform:
             answers += self._request(rows[done:stop])
             if len(answers) == stop:
                 if fatal is not None:
-                    answers.append(fatal[1])
+                    answers.append(self._death(fatal[1]))
                     fatal = None
                 continue
             ended = done + max(self._helper.row, 0)
             status = self._helper.end()
             self._helper = self._begin()
             if status in _OWN_DEATHS or doubted == ended:
-                fatal = (ended, self._death(status))
+                fatal = (ended, status)
             else:
                 # Somebody else has ended it: the message is tried once more.
                 doubted = ended
@@ -157,15 +163,18 @@ class LuaTransform:
         """Return the answers to `rows`, fewer where the process has ended."""
         if not rows:
             return []
-        pieces = self._helper.ask(rows, _PATIENCE + 2 * self._start.hard)
+        pieces = self._helper.ask(self._limits.stopped, rows, _PATIENCE + 2 * self._limits.hard)
         # While these are looked at, the process is at work on the next.
         return [self._answer(result) for results in pieces for result in results]
 
     def _answer(self, result: list[Any] | None) -> Answer:
+        failed = result is not None and bool(result) and isinstance(result[0], str)
+        reason = self._reason(*result) if result is not None and failed else ""
+        self._limits.count(stopped=result is not None and failed and result[0] == TIME)
         if result is None:
             return SAME
-        if result and isinstance(result[0], str):
-            return self._reason(*result)
+        if failed:
+            return reason
         outputs = [Output(*fields) for fields in result]
         for i, output in enumerate(outputs):
             if output.action is not None and (problem := known_action(output.action)):
@@ -174,10 +183,12 @@ class LuaTransform:
 
     def _death(self, status: int) -> str:
         if status == -signal.SIGPROF:
-            return (
-                f"{self._file}stopped after {self._milliseconds} ms of CPU time, inside one call of "
-                "a library function: a pattern over a long text, or a very large text?"
+            reason = (
+                f"{self._file}{self._stopped}, inside one call of a library function: a pattern over "
+                f"a long text, or a very large text?{self._lowered}"
             )
+            self._limits.count(stopped=True)
+            return reason
         if status == -signal.SIGSTOP:
             return f"{self._file}did not end in {_PATIENCE:.0f} seconds"
         return (
@@ -188,7 +199,7 @@ class LuaTransform:
     def _reason(self, kind: str, text: str) -> str:
         if kind == "time":
             at = f"line {text}: " if text else ""
-            return f"{self._file}{at}stopped after {self._milliseconds} ms of CPU time"
+            return f"{self._file}{at}{self._stopped}{self._lowered}"
         if kind == "memory":
             return f"{self._file}took more than {self._mebibytes} MiB of memory"
         if kind == "large":
@@ -207,6 +218,16 @@ class LuaTransform:
     @property
     def _milliseconds(self) -> int:
         return round(self._time * 1_000)
+
+    @property
+    def _stopped(self) -> str:
+        return f"stopped after {1_000 * self._limits.seconds:g} ms of CPU time"
+
+    @property
+    def _lowered(self) -> str:
+        if not self._limits.is_lowered:
+            return ""
+        return f" (of {self._milliseconds} ms: lowered while message after message is stopped)"
 
     @property
     def _mebibytes(self) -> int:
@@ -255,12 +276,15 @@ class _Helper:
         problem = _decode(self._receive(_PATIENCE))
         return None if problem is None else tuple(problem)
 
-    def ask(self, rows: list[Row], patience: float) -> Iterator[list[Any]]:
-        """Yield the results of `rows` as they come, fewer where the process ends or is stuck."""
+    def ask(self, stopped: int, rows: list[Row], patience: float) -> Iterator[list[Any]]:
+        """Yield the results of `rows` as they come, fewer where the process ends or is stuck.
+
+        Before these, so many messages in a row were `stopped`.
+        """
         left = len(rows)
         self._progress.set(-1)
         with contextlib.suppress(EndedError):
-            self._send(_encode(rows))
+            self._send(_encode((stopped, rows)))
             while left:
                 results = _decode(self._receive(patience))
                 left -= len(results)

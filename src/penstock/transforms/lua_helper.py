@@ -17,6 +17,7 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +32,7 @@ _LENGTH: Final = struct.Struct("<I")
 _COUNTER: Final = struct.Struct("<q")
 # The answer goes out in pieces, so that little is done again where a message ends the process.
 _PIECE: Final = 256
+_PIECE_SECONDS: Final = 0.02
 # Beside the program's own memory: what Python needs for the messages' text.
 _SLACK: Final = 512 << 20
 _NOTHING: Final = (None, None, None, None)
@@ -46,22 +48,63 @@ class EndedError(Exception):
     """The other side is gone."""
 
 
+LOWERED_AFTER: Final = 20
+"""How many messages in a row must have been stopped before the others get less time."""
+_LOWERED: Final = 10
+_GRACE: Final = 0.05
+
+
+class Limits:
+    """The time that a message gets.
+
+    A program that does not end for any message would hold all sinks of its source back by the whole
+    limit each time. After `LOWERED_AFTER` of them it gets a tenth, until a message ends in time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.stopped = 0
+        """How many messages in a row were stopped."""
+        self._seconds = seconds
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether messages get less time than the setting says."""
+        return self.stopped >= LOWERED_AFTER
+
+    @property
+    def seconds(self) -> float:
+        """The CPU time after which the hook stops a message."""
+        return self._seconds / _LOWERED if self.is_lowered else self._seconds
+
+    @property
+    def hard(self) -> float:
+        """The CPU time after which the kernel does, where one call of a library takes it all."""
+        return self.seconds + max(self.seconds / 2, _GRACE)
+
+    def count(self, *, stopped: bool) -> None:
+        """Note how a message has ended."""
+        self.stopped = self.stopped + 1 if stopped else 0
+
+
 class Start(msgspec.Struct, array_like=True):
     """What a helper is started with.
 
-    `seconds` of CPU time and bytes of `memory` are each message's limits; `hard` seconds are those of
-    the timer that kills. `reserved` names the metadata that is not the program's.
+    `seconds` of CPU time and bytes of `memory` are each message's limits. `reserved` names the metadata
+    that is not the program's.
     """
 
     program: str
     seconds: float
-    hard: float
     memory: int
     reserved: tuple[str, ...]
 
 
 Row = tuple[str, str | None, str, str]
 """Record, changes, action and metadata."""
+Request = tuple[int, list[Row]]
+"""How many messages were stopped in a row before these."""
+TIME: Final = "time"
+"""The kind of failure of a message that was stopped."""
 Fields = tuple[str | None, str | None, str | None, str | None]
 Result = list[Fields] | tuple[str, str] | None
 """The messages made of one, as `penstock.transforms.base.Output`; what failed, and its text; or None
@@ -142,15 +185,15 @@ class Sandbox:
             return
         self._run, self._take, self._array, self._null = made
 
-    def run(self, row: Row) -> Result:
-        """Return what becomes of a message."""
+    def run(self, row: Row, seconds: float) -> Result:
+        """Return what becomes of a message that may take so many seconds."""
         record, changes, action, metadata = row
         if _BYTES * (len(record) + len(changes or "")) > self._start.memory:
             return ("large", str(len(record) + len(changes or "")))
         try:
             old = None if changes is None else self._fields(changes)
             meta = self._fields(metadata) if self._metadata else None
-            answer = self._run(self._fields(record), old, action, meta)
+            answer = self._run(self._fields(record), old, action, meta, seconds)
             if isinstance(answer, int):
                 return [self._output(row, self._take(i)) for i in range(1, answer + 1)]
             count, *out = answer
@@ -241,10 +284,11 @@ def main() -> None:
     progress = Progress(int(sys.argv[2]))
     with contextlib.suppress(EndedError, BrokenPipeError):
         start = msgspec.msgpack.decode(read_frame(0), type=Start)
-        rows = msgspec.msgpack.Decoder(list[Row])
+        limits = Limits(start.seconds)
+        requests = msgspec.msgpack.Decoder(Request)
         encode = msgspec.msgpack.Encoder().encode
         timer, kind = signal.setitimer, signal.ITIMER_PROF
-        timer(kind, start.hard)
+        timer(kind, limits.hard)
         sandbox = Sandbox(start)
         timer(kind, 0)
         write_frame(1, encode(sandbox.problem))
@@ -252,15 +296,20 @@ def main() -> None:
             return
         confine(start.memory)
         while True:
+            limits.stopped, rows = requests.decode(read_frame(0))
             results: list[Result] = []
-            for number, row in enumerate(rows.decode(read_frame(0))):
+            told = time.monotonic()
+            for number, row in enumerate(rows):
                 progress.set(number)
-                timer(kind, start.hard)
-                results.append(sandbox.run(row))
-                if len(results) == _PIECE:
+                timer(kind, limits.hard)
+                result = sandbox.run(row, limits.seconds)
+                results.append(result)
+                stopped = type(result) is tuple and result[0] == TIME
+                limits.count(stopped=stopped)
+                if len(results) == _PIECE or stopped or time.monotonic() - told > _PIECE_SECONDS:
                     timer(kind, 0)
                     write_frame(1, encode(results))
-                    results = []
+                    results, told = [], time.monotonic()
             timer(kind, 0)
             if results:
                 write_frame(1, encode(results))

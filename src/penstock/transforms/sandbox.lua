@@ -420,10 +420,10 @@ local function ended(ok, ...)
   return -1, sort, what
 end
 
--- Transform a message; returns how many came of it, then what `output` says of the only one, or -1, the
--- kind of failure and its text.
-local function run(record, changes, action, metadata)
-  deadline = clock() + seconds
+-- Transform a message in so many seconds of CPU time; returns how many came of it, then what `output` says
+-- of the only one, or -1, the kind of failure and its text.
+local function run(record, changes, action, metadata, limit)
+  deadline = clock() + limit
   return ended(pcall(work, record, changes, action, metadata))
 end
 
