@@ -1,0 +1,45 @@
+"""Each hostile program alone: stopped, refused or harmless, and the runtime as good as before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.hostile_lua import MISDEEDS, program
+from tests.streams_help import inserted, wire
+
+from penstock.transforms.lua import LuaTransform
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[LuaTransform]:
+    transform = LuaTransform(program())
+    yield transform
+    transform.close()
+
+
+@pytest.mark.parametrize("name", MISDEEDS)
+def test_a_misdeed(hostile: LuaTransform, name: str) -> None:
+    batch = wire([inserted(1, name="good"), inserted(2, name=name), inserted(3, name="good")])
+    done = hostile(batch)
+    assert done.origin.to_pylist() == [0, 2]
+    (failed,) = done.failed
+    assert failed.row == 1
+    assert MISDEEDS[name][1] in failed.reason
+    assert "sandbox" not in failed.reason
+
+
+def test_the_process_keeps_nothing_that_it_does_not_need(hostile: LuaTransform) -> None:
+    process = Path(f"/proc/{hostile._helper._process.pid}")
+    limits = {
+        line[:26].strip(): line[26:].split()[:2]
+        for line in (process / "limits").read_text().splitlines()
+    }
+    for what in ("Max open files", "Max file size", "Max core file size", "Max processes"):
+        assert limits[what] == ["0", "0"], what
+    assert limits["Max address space"] != ["unlimited", "unlimited"]
+    files = {os.readlink(file) for file in (process / "fd").iterdir()}  # noqa: PTH115
+    assert [file for file in files if not file.startswith(("pipe:", "/dev/null", "/tmp/"))] == []
+    assert b"PATH=" not in (process / "environ").read_bytes()
