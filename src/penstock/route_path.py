@@ -22,7 +22,7 @@ PATH_RULES: Final = (
     "character, '?', '#' or a backslash"
 )
 _PATH: Final = r"^/?[^\x00-\x20\x7f?#\\/]+(?:/[^\x00-\x20\x7f?#\\/]+)*$"
-_DOTS: Final = r"(?:^|/)(?:\.|%2[Ee]){1,2}(?:/|$)"
+_DOTS: Final = r"(?:^|/)\.{1,2}(?:/|$)"
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f%/\\?#;]")
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
 _ONLY_DOTS: Final = re.compile(r"\.+\Z")

@@ -77,7 +77,7 @@ class Select:
         for root, places in self._places.items():
             texts = messages.column(root).to_pylist()
             for at, values in places.values(texts, unread):
-                columns[at] = pa.array(values, pa.string())
+                columns[at] = pa.array(values, pa.binary()).cast(pa.string())
         for at, item in enumerate(self._items):
             if item.type is not None:
                 columns[at] = json_texts(item.type, results.field(item.column))
@@ -197,7 +197,7 @@ class _Places:
 
     def values(
         self, texts: Sequence[str | None], unread: dict[int, str]
-    ) -> Iterable[tuple[int, list[str]]]:
+    ) -> Iterable[tuple[int, list[bytes]]]:
         """Yield each item's number and its JSON in every message; why there is none, in `unread`."""
         rows = list(map(self._columns, texts))
         for number, (name, of) in enumerate(self._of.items()):
@@ -212,4 +212,4 @@ class _Places:
                         except UNREADABLE as error:
                             found.append(None)
                             unread[row] = f"{name} can't be read: {error}"
-                yield at, ["null" if raw is None else bytes(raw).decode() for raw in found]
+                yield at, [b"null" if raw is None else bytes(raw) for raw in found]
