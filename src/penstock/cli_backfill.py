@@ -113,7 +113,7 @@ def _translate(connection: Connection, where: str, relation: Relation) -> str:
     name = relation.schema, relation.name
     columns = load_columns(connection, [name])
     try:
-        return parse_where(where, columns[name])
+        return parse_where(where, columns[name], name)
     except ExpressionError as error:
         raise fail(f"--where: {error}") from None
 

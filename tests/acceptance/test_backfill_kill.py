@@ -23,7 +23,7 @@ from penstock.streams.store import Store
 from ..backfill_help import KINDS, Got, fold, from_nats, from_stream, writing
 from ..pipeline import Penstock, penstock
 
-ROWS = 60_000
+ROWS = 4_000
 KILLS = 2
 CONFIG = """\
 store: {store}
@@ -50,6 +50,7 @@ spark:
 """
 
 
+@pytest.mark.timeout(600)  # on a machine that has other work, too
 @pytest.mark.parametrize("seed", [1])
 def test_killed_paused_and_resumed(
     postgres: EmbeddedPostgres, nats_server: EmbeddedNats, tmp_path: Path, seed: int
