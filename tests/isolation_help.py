@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,9 +26,10 @@ from penstock.settings import NatsSinkSettings, StreamSinkSettings
 from penstock.sinks.base import DeadLetter
 from penstock.sinks.nats import NatsSink
 from penstock.spark.routes import Route
+from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
 from penstock.streams.drainer import Drainer
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.store import SourceRecord, Store, StoreError
 
 GROUPS = 37
 PER_TRANSACTION = 5
@@ -54,7 +55,9 @@ def messages(first: int, end: int, size: int = 0) -> pa.RecordBatch:
     """Return messages first to end, without end."""
     return wire(
         [
-            Change({"id": n, "pad": "x" * size}, group=n % GROUPS, position=position(n))
+            Change(
+                {"id": n, "pad": "x" * size, "half": n % 2}, group=n % GROUPS, position=position(n)
+            )
             for n in range(first, end)
         ]
     )
@@ -64,8 +67,14 @@ class Source:
     """One source, its sinks, and the processes of its run: `restart` makes all of these anew."""
 
     def __init__(
-        self, url: str, sinks: dict[str, NatsSinkSettings | StreamSinkSettings], *, tasks: int = 2
+        self,
+        url: str,
+        sinks: dict[str, NatsSinkSettings | StreamSinkSettings],
+        *,
+        tasks: int = 2,
+        plans: Mapping[str, SinkPlan] | None = None,
     ) -> None:
+        self._plans = plans
         self.store = Store.open(url)
         self.reports: list[Report] = []
         self.refuse_letters: str | None = None
@@ -89,7 +98,7 @@ class Source:
         monitor = Monitor(self._handle)
         self._stack.callback(monitor.close)
         target = StoreTarget(self.store.url, self.source.id, self.source.base)
-        fan_out = FanOut("shop", routes, target, monitor.address)
+        fan_out = FanOut("shop", routes, target, monitor.address, self._plans)
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
         self.drainers = {}
@@ -113,7 +122,10 @@ class Source:
             if self.refuse_letters is not None:
                 return {"error": self.refuse_letters}
             letters = [DeadLetter(**letter) for letter in report["dead"]]
-            self.store.add_dead_letters(report["sink"], letters)
+            try:
+                self.store.add_dead_letters(report["sink"], letters)
+            except StoreError as error:
+                return {"error": str(error)}
         if report.get("behind"):
             self.drainers[report["sink"]].wake()
         return None
