@@ -381,19 +381,28 @@ class Generator:
             lambda: self.comparison(depth),
             lambda: self.like(depth),
             lambda: self.join("({0} and {1})", self.condition(sub), self.condition(sub)),
-            lambda: self.join("({0} or {1} or {2})", self.condition(sub), self.condition(sub), self.condition(sub)),
+            lambda: self.join("({0} or {1} or {2})", *[self.condition(sub) for _ in range(3)]),
             lambda: self.join("not ({0})", self.condition(sub)),
             lambda: self.join("({0}) is null", self.anything(sub)),
             lambda: self.join("({0}) is not null", self.anything(sub)),
-            lambda: self.join(f"({{0}}) is {self.rng.choice(['true', 'not true', 'false', 'not false'])}", self.condition(sub)),
-            lambda: self.join("{0} in ({1}, {2}, null)", self.integer(0), self.integer(sub), self.integer(0)),
+            lambda: self.join(f"({{0}}) is {self.truth()}", self.condition(sub)),
+            lambda: self.join(
+                "{0} in ({1}, {2}, null)", self.integer(0), self.integer(sub), self.integer(0)
+            ),
             lambda: self.join("{0} not in ({1}, 'x', 'ab')", self.text(0), self.text(sub)),
             lambda: self.join("{0} in (1, 2.50, {1})", self.numeric(0), self.numeric(sub)),
-            lambda: self.join("{0} between {1} and {2}", self.numeric(0), self.integer(0), self.numeric(sub)),
-            lambda: self.join("{0} not between {1} and {2}", self.date(sub), self.date(0), self.timestamp(0)),
+            lambda: self.join(
+                "{0} between {1} and {2}", self.numeric(0), self.integer(0), self.numeric(sub)
+            ),
+            lambda: self.join(
+                "{0} not between {1} and {2}", self.date(sub), self.date(0), self.timestamp(0)
+            ),
             lambda: self.join("coalesce({0}, {1})", self.condition(sub), self.condition(sub)),
             lambda: self.case(depth, self.condition),
         )  # fmt: skip
+
+    def truth(self) -> str:
+        return self.rng.choice(["true", "not true", "false", "not false"])
 
     def anything(self, depth: int) -> Pair:
         return self.pick(

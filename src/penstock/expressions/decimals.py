@@ -44,37 +44,29 @@ def sum_types(a: Type, b: Type) -> tuple[Type, Type, Type]:
     return operand_a, operand_b, numeric(before + 1, scale, fixed=a.fixed and b.fixed)
 
 
-def product_types(a: Type, b: Type) -> tuple[Type, Type, Type]:
-    """Return the types of both factors, and of the product."""
-    scale_a, scale_b = a.scale, b.scale
+def product_types(
+    a: Type, b: Type, *, keep_a: bool = False, keep_b: bool = False
+) -> tuple[Type, Type, Type]:
+    """Return the types of both factors, and of the product; `keep`: that factor is a literal."""
+    scale_a, scale_b, whole_a, whole_b = a.scale, b.scale, whole(a), whole(b)
     if a.precision + b.precision + 1 > _MAX and scale_a + scale_b > 2 * _KEPT_SCALE:
         # The longer fraction is given up first: a type without a declared scale has one of 18.
-        scale_a, scale_b = _shorten(scale_a, scale_b)
-    whole_a, whole_b = whole(a), whole(b)
-    over = whole_a + scale_a + whole_b + scale_b + 1 - _MAX
-    while over > 0:
-        if whole_a >= whole_b:
-            whole_a -= 1
+        if keep_b or (scale_a >= scale_b and not keep_a):
+            scale_a = min(scale_a, max(_KEPT_SCALE, 2 * _KEPT_SCALE - scale_b))
+        if keep_a or (scale_b >= scale_a and not keep_b):
+            scale_b = min(scale_b, max(_KEPT_SCALE, 2 * _KEPT_SCALE - scale_a))
+    for _ in range(2 * _MAX):
+        if whole_a + scale_a + whole_b + scale_b < _MAX:
+            break
+        if whole_b == 0 or keep_b or (whole_a >= whole_b and not keep_a):
+            whole_a = max(0, whole_a - 1)
         else:
             whole_b -= 1
-        over -= 1
     factor_a = numeric(whole_a, scale_a, fixed=a.fixed and scale_a == a.scale)
     factor_b = numeric(whole_b, scale_b, fixed=b.fixed and scale_b == b.scale)
-    result = Type(
-        Kind.NUMERIC,
-        factor_a.precision + factor_b.precision + 1,
-        scale_a + scale_b,
-        fixed=factor_a.fixed and factor_b.fixed,
-    )
-    return factor_a, factor_b, result
-
-
-def _shorten(scale_a: int, scale_b: int) -> tuple[int, int]:
-    if scale_a < scale_b:
-        scale_b, scale_a = _shorten(scale_b, scale_a)
-        return scale_a, scale_b
-    scale_a = max(_KEPT_SCALE, 2 * _KEPT_SCALE - scale_b)
-    return scale_a, min(scale_b, 2 * _KEPT_SCALE - scale_a)
+    precision = min(_MAX, factor_a.precision + factor_b.precision + 1)
+    fixed = factor_a.fixed and factor_b.fixed
+    return factor_a, factor_b, Type(Kind.NUMERIC, precision, scale_a + scale_b, fixed=fixed)
 
 
 def quotient_types(a: Type, b: Type) -> tuple[Type, Type, Type]:

@@ -54,8 +54,9 @@ class Names:
             near = "; there are " + ", ".join(quote_name(c) for c in list(known)[:10])
             near += " and others" if len(known) > 10 else ""
         if len(self._columns) == 1:
-            table = qualified_name(*next(iter(self._columns)))
-            return f"unknown column {name} of {table}{near}"
+            table = next(iter(self._columns))
+            of = f" of {qualified_name(*table)}" if table[1] else ""
+            return f"unknown column {name}{of}{near}"
         return f"unknown column {name}: none of the {len(self._columns)} tables has it{near}"
 
     def _joined(

@@ -27,7 +27,6 @@ _TIMES: Final = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _DECIMAL_TYPES: Final = {
     "+": decimals.sum_types,
     "-": decimals.sum_types,
-    "*": decimals.product_types,
     "/": decimals.quotient_types,
     "%": decimals.remainder_types,
 }
@@ -62,7 +61,12 @@ def _numeric(node: Node, position: int) -> Node:
 
 
 def _on_numerics(op: str, left: Node, right: Node, at: int, right_at: int) -> Node:
-    operand, other, result = _DECIMAL_TYPES[op](left.type, right.type)
+    if op == "*":
+        operand, other, result = decimals.product_types(
+            left.type, right.type, keep_a=left.op == "literal", keep_b=right.op == "literal"
+        )
+    else:
+        operand, other, result = _DECIMAL_TYPES[op](left.type, right.type)
     a, b = convert(left, operand, at), convert(right, other, right_at)
     return Node(op, result, (a, b), fails=True)
 

@@ -82,7 +82,7 @@ class Reader:
             self._step()
         words = self._words
         self._drop_prefixes("")
-        if words.tokens[-1].text in OPERATORS - {")"} or self._frames:
+        if self._source(self._tokens[-1]) in OPERATORS - {")"} or self._frames:
             end = self._tokens[-1].end + 1
             missing = self._frames[-1] if self._frames else None
             wanted = {"case": "`end`", None: "a value"}.get(missing, "`)`")
