@@ -52,6 +52,7 @@ def folder(tmp_path: Path, database: Database) -> Path:
         "sinks": {
             "all": base,
             "public": {**base, "tables": ["public.*"]},
+            "gone": {**base, "tables": ["public.*"], "actions": ["insert", "delete"]},
             "sorted": {**rows, "tables": ["public.orders", "public.lines"], "sort_by": "made"},
             "shapes": {**rows, "tables": ["public.lines"], "sort_by": "shape"},
         },
@@ -110,6 +111,15 @@ def test_one_table(folder: Path, backfills: Backfills) -> None:
     )
 
 
+def test_a_sink_that_leaves_changes_out(folder: Path) -> None:
+    done = call(folder, "start", "--sink", "gone", "--table", "orders")
+    assert done.exit_code == 0
+    assert done.stderr.splitlines()[0] == (
+        "Note: sink gone takes no update: a row that changes while it is read comes as that change"
+        " alone, and so not at all"
+    )
+
+
 def test_each_table_of_the_sink(folder: Path) -> None:
     done = call(folder, "start", "--sink", "public")
     assert done.exit_code == 0
@@ -123,7 +133,7 @@ def test_each_table_of_the_sink(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--sink", "publik"), "there is no sink 'publik': expected one of all, public, sorted,"
+        (("--sink", "publik"), "there is no sink 'publik': expected one of all, public, gone, sorted,"
          " shapes; did you mean public?"),
         (("--sink", "public", "--table", "ordres"), "Sink public has no table 'ordres': it has"
          " public.bare, public.lines, public.orders; did you mean orders? A backfill goes to"),

@@ -64,7 +64,8 @@ def look(wish: Wish, translate: Translate = _as_it_is) -> tuple[list[TableRead],
         tables = _of_sink(wish, catalog)
         named = tables if wish.table is None else [_named(wish, catalog, tables)]
         named = [table for table in named if (table.schema, table.name) not in wish.skip]
-        reads, warnings = [], []
+        reads: list[TableRead] = []
+        warnings = [*_partial(wish)]
         for relation in named:
             try:
                 read, warned = _read(wish, catalog, relation, translate)
@@ -80,6 +81,14 @@ def look(wish: Wish, translate: Translate = _as_it_is) -> tuple[list[TableRead],
                 remedy=" ".join(warnings) or "Make one, or correct the sink's `tables`.",
             )  # fmt: skip
         return reads, warnings
+
+
+def _partial(wish: Wish) -> Iterator[str]:
+    if missed := [action for action in ("insert", "update") if action not in wish.sink.actions]:
+        yield (
+            f"sink {wish.sink_name} takes no {' and no '.join(missed)}: a row that changes while it"
+            " is read comes as that change alone, and so not at all"
+        )
 
 
 class _TableError(SetupError):
