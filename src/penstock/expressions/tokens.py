@@ -31,9 +31,10 @@ def tokenize(text: str) -> list[Token]:
     try:
         tokens = list(Postgres().tokenize(text))
     except SqlglotError:
-        raise ExpressionError(
-            _unclosed(text) + 1, "a quote that is opened here is not closed"
-        ) from None
+        at = _unclosed(text)
+        if at == len(text):
+            raise ExpressionError(1, "it can't be read: comments are not allowed") from None
+        raise ExpressionError(at + 1, "a quote that is opened here is not closed") from None
     for token in tokens:
         if token.comments:
             raise ExpressionError(_comment(text, token) + 1, "comments are not allowed")

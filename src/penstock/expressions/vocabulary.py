@@ -86,6 +86,10 @@ WORD: Final = re.compile(r"[^\W\d][\w$]*\Z")
 NUMBER: Final = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
 
 
+SUBQUERY: Final = frozenset({
+    "select", "exists", "any", "all", "some", "array", "with", "values", "table", "union",
+})  # fmt: skip
+"""Words that begin what no expression may have."""
 BEFORE_VALUE: Final = frozenset(
     [
         "and",

@@ -30,6 +30,7 @@ from penstock.expressions.vocabulary import (
     PARAMETERS,
     ROOTS,
     ROOTS_HINT,
+    SUBQUERY,
     TYPES,
     WORD,
     WORD_HINTS,
@@ -72,7 +73,7 @@ class Reader:
         self._tokens = tokens
         self._at = 0
         self._bare = bare
-        self._columns = columns
+        self._columns = frozenset(columns)
         self._frames: list[Frame] = []
         self._cast: list[str] = []
 
@@ -107,7 +108,9 @@ class Reader:
         elif WORD.match(source):
             self._word(token, fold(source))
         else:
-            self._refuse(token, f"{source[:20]!r} is not allowed{HINTS.get(source, '')}")
+            # sqlglot makes one token of some words that go together, such as `similar to`.
+            hint = HINTS.get(source) or WORD_HINTS.get(fold(source.split()[0]), "")
+            self._refuse(token, f"{source[:20]!r} is not allowed{hint}")
 
     # The kinds of tokens
 
@@ -175,7 +178,9 @@ class Reader:
             self._keyword(token, word)
         elif (literal := self._typed_literal()) is not None:
             self._place(literal, token, self._tokens[self._at - 1])
-        elif self._bare and after != "(":
+        elif self._bare and after == "." and word in ROOTS and word not in self._columns:
+            self._refuse(token, f"write the column alone here, without `{word}.`")
+        elif self._bare and after != "(" and word not in SUBQUERY:
             self._reference("", self._at)
         else:
             self._unknown(token, word)
@@ -261,15 +266,15 @@ class Reader:
 
     def _unknown(self, token: Token, word: str) -> NoReturn:
         source = self._source(token)[:60]
-        if word in ("select", "exists", "any", "all", "some", "array", "with", "values", "table"):
+        if word in SUBQUERY:
             self._refuse(token, f"{source} is not allowed: no subqueries, no arrays")
+        if word in WORD_HINTS:
+            self._refuse(token, f"{source} is not allowed{WORD_HINTS[word]}")
         if self._source_at(self._at + 1) == "(":
             known = nearest(word, [*FUNCTIONS, "cast"]) or (
                 f"; there are {', '.join(FUNCTIONS)} and cast"
             )
             self._refuse(token, f"unknown function {source}{known}")
-        if word in WORD_HINTS:
-            self._refuse(token, f"{source} is not allowed{WORD_HINTS[word]}")
         if word in FUNCTIONS or word == "cast":
             self._refuse(token, f"{source} is a function: `(` is expected after it")
         names = [*KEYWORDS, "action"]
