@@ -13,10 +13,10 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.json_members import Members
 from penstock.message import DELETE
 from penstock.streams.records import PLACES, stream_idx
 
@@ -67,6 +67,7 @@ _END: Final = _constant(b"}")
 _AROUND: Final = pa.scalar(len(b'{"record":,"changes":,"action":"","metadata":}'), pa.int32())
 _ROW_AROUND: Final = pa.scalar(len(b'{"record":}'), pa.int32())
 # In a JSON string a quote has a backslash before it, so these are names of members and no values.
+_RECORD_PKS: Final = Members(["record_pks"])
 _PKS: Final = r'"record_pks":(?P<pks>\[.*?\]),"unavailable":\['
 
 
@@ -226,7 +227,7 @@ def _pks(metadata: str | None) -> str | None:
     found = re.search(_PKS, metadata or "")
     if found:
         return found["pks"]
-    return orjson.dumps(orjson.loads(metadata or "{}").get("record_pks") or []).decode()
+    return (_RECORD_PKS(metadata)["record_pks"] or b"[]").decode()
 
 
 def _short(key: str | None) -> str | None:
