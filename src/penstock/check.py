@@ -80,7 +80,6 @@ def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
 def inspect_config(config: Config) -> Iterator[Finding]:
     """Look at each source and its sinks, then at the store."""
     from penstock.postgres import inspection  # noqa: PLC0415 - its imports take a while
-    from penstock.sinks import nats_check  # noqa: PLC0415
 
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
@@ -92,20 +91,38 @@ def inspect_config(config: Config) -> Iterator[Finding]:
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
-            samples = subjects(name, sink, tables)
-            for finding in nats_check.inspect(sink, samples, source=name):
-                yield Finding(
-                    finding.level,
-                    f"sink {sink_name}: {finding.subject}",
-                    finding.message,
-                    finding.fix,
-                )
+            for finding in _inspect_nats(name, sink, tables):
+                what = f"sink {sink_name}: {finding.subject}"
+                yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, sinks)
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
             from penstock import check_expressions  # noqa: PLC0415 - with Spark's modules
 
             yield from check_expressions.inspect(source, sinks)
     yield from inspect_store(config)
+
+
+def _inspect_nats(
+    source: str, sink: NatsSinkSettings, tables: list[_TableName]
+) -> Iterator[Finding]:
+    """Look at a cluster, and at the subjects that a sink's template and the rules of its route give."""
+    from penstock.sinks import nats_check  # noqa: PLC0415
+
+    rules = [] if sink.route is None or isinstance(sink.route, str) else list(sink.route)
+    always = any(rule.when is None for rule in rules)
+    templates = [rule.to for rule in rules] + ([] if always else [sink.subject])
+    for number, template in enumerate(dict.fromkeys(templates)):
+        target = sink.model_copy(update={"subject": template})
+        samples = subjects(source, target, tables)
+        for finding in nats_check.inspect(target, samples, source=source):
+            of_subject = finding.subject.startswith("subject ")
+            if number and not of_subject:
+                continue  # told already
+            if of_subject and finding.level == "error" and isinstance(sink.route, str):
+                message = f"{finding.message} (it is used where `route` gives nothing)"
+                yield Finding("warning", finding.subject, message, finding.fix)
+            else:
+                yield finding
 
 
 def inspect_store(config: Config) -> list[Finding]:
@@ -151,7 +168,10 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
 
 
 def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
-    """Find NATS sinks that put the same messages into one stream, which takes each once."""
+    """Find NATS sinks that put the same messages into one stream, which takes each once.
+
+    It is a warning where filters may tell the sinks' messages apart.
+    """
     from penstock.sinks import nats_check  # noqa: PLC0415
     from penstock.sinks.base import SinkError  # noqa: PLC0415
 
@@ -168,8 +188,9 @@ def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[F
             if other_stream != stream or not servers & other_servers:
                 continue
             if _overlap(sink, sinks[other]):
+                filtered = sink.filter is not None or sinks[other].filter is not None
                 yield Finding(
-                    "error",
+                    "warning" if filtered else "error",
                     f"sink {name}",
                     f"it and sink {other} put the same messages of source {source} into stream "
                     f"{stream}, which drops the second of each as a duplicate (both carry the same "

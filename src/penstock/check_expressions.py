@@ -9,10 +9,11 @@ from penstock.expressions import Columns, Reference
 from penstock.finding import Finding
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
 from penstock.postgres.errors import CaptureError
-from penstock.postgres.table_inspection import identity_sql
-from penstock.settings import PostgresSource, Sink
+from penstock.postgres.table_inspection import identity_sql, rule_columns
+from penstock.settings import NatsSinkSettings, PostgresSource, Sink, nearest
 from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import is_planned, source_columns
+from penstock.spark.select import Item
 from penstock.tables import matches_any
 from penstock.transforms.base import TransformError
 
@@ -35,20 +36,23 @@ def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
 
 def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Iterator[Finding]:
     what = f"sink {name}"
+    findings: list[Finding] = []
     if sink.transform is not None:
         try:
             transforms.inspect(sink.transform)
         except TransformError as error:
-            yield Finding("error", what, f"transform: {error}", "correct the transform")
+            findings.append(Finding("error", what, f"transform: {error}", "correct the transform"))
     try:
         made = plan({name: sink}, columns)
     except PlanError as error:
         key = error.key.removeprefix(f"sinks.{name}.")
-        yield Finding("error", what, f"{key}: position {error.position}: {error.reason}",
-                      f"correct `{key}`, or the sink's `tables`")  # fmt: skip
-        return
-    assert made is not None  # noqa: S101 - the sink is one that is planned
-    findings = [*_lacking(what, made), *_untold(what, sink, made, catalog)]
+        message = f"{key}: position {error.position}: {error.reason}"
+        findings.append(Finding("error", what, message, f"correct `{key}`, or the sink's `tables`"))
+    else:
+        assert made is not None  # noqa: S101 - the sink is one that is planned
+        findings += _lacking(what, made)
+        findings += _untold(what, sink, made, catalog)
+        findings += _templates(what, sink, made.sinks[name].items)
     yield from findings
     if not findings:
         keys = [k for k in ("filter", "transform", "route") if getattr(sink, k) is not None]
@@ -70,6 +74,20 @@ def _lacking(what: str, made: Plan) -> Iterator[Finding]:
                 f"{key}: {reference} is null in messages of {names}, which lack the column",
                 "name the tables that have it as the sink's `tables`",
             )
+
+
+def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[Finding]:
+    """Find columns in templates that a transform in SQL does not make."""
+    if items is None:
+        return
+    names = [item.name for item in items]
+    subject = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else ()
+    for key, columns in (("subject", subject), ("route", rule_columns(sink))):
+        for column in columns:
+            if column not in names:
+                message = f"{key} names record.{column}, which the transform does not make"
+                fix = f"correct `{key}`, or add the column to the transform"
+                yield Finding("error", what, message + nearest(column, names), fix)
 
 
 def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ value of dots alone too; an empty string is `%empty`, null (or a column that the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,6 +74,11 @@ class PathTemplate:
         literals = re.split(r"\{[^}]*\}", text)
         return cls(text, tuple(literals), parts.variables)
 
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns that `{record.<column>}` names, each once."""
+        return record_columns(self.variables)
+
     def render(self, batch: pa.RecordBatch, *, source: str, database: str | None) -> list[str]:
         """Return the path of each message of a batch of `WIRE_SCHEMA`."""
         values: dict[str, list[str]] = {}
@@ -91,6 +97,12 @@ class PathTemplate:
             return [self.text] * batch.num_rows
         template = "%s".join(literal.replace("%", "%%") for literal in self.literals)
         return [template % row for row in zip(*columns, strict=True)]
+
+
+def record_columns(variables: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that a template's variables name, each once."""
+    named = (v.removeprefix("record.") for v in variables if v.startswith("record."))
+    return tuple(dict.fromkeys(named))
 
 
 def _braces_only(text: str) -> str:

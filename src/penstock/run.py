@@ -196,6 +196,8 @@ class Run:
         for name in self._sources:
             sinks = self._config.sinks_of(name)
             for finding in shared_streams(name, sinks) if len(sinks) > 1 else ():
+                if finding.level != "error":
+                    continue
                 self._fail(
                     f"{finding.subject}: {finding.message}; {finding.fix}.", code="shared_stream"
                 )

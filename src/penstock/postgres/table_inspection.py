@@ -9,7 +9,9 @@ from psycopg import sql
 
 from penstock.finding import Finding
 from penstock.postgres.admin import Catalog, Identity, Publication, Relation
+from penstock.route_path import PathTemplate
 from penstock.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings, nearest
+from penstock.subject import SubjectTemplate
 from penstock.tables import matches_any
 
 
@@ -77,26 +79,36 @@ def _columns(
             fix = f"give it one, leave {table} out of the sink's `tables`, or use kind changes"
             yield Finding("warning", what, message, fix)
         grouped = sink.group_by or []
-        routed = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else []
-        for key, columns in (("group_by", grouped), ("subject", routed)):
+        subject = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else ()
+        rules = rule_columns(sink)
+        if sink.transform is not None:  # then templates name columns of what it makes
+            subject, rules = (), []
+        for key, columns in (("group_by", grouped), ("subject", subject), ("route", rules)):
             for column in columns:
                 if column not in table.columns:
                     message = f"has no column {column}, which `{key}` of sink {name} names"
                     fix = f"correct `{key}`, or leave {table} out of the sink's `tables`"
                     yield Finding("error", what, message + nearest(column, table.columns), fix)
-        for columns, harm in (
-            (grouped, "cannot be put in its old group"),
-            (routed, "has no value there, and its subject gets %null"),
+        for columns, verb, harm in (
+            (grouped, "groups by", "cannot be put in its old group"),
+            (subject, "puts into its subject", "has no value there, and its subject gets %null"),
+            (rules, "puts into its route", "has no value there, and its route gets %null"),
         ):
             blind = [i for i in identities if i.identity != "f" and set(columns) - set(i.columns)]
             if blind and set(columns) <= set(table.columns):
-                verb = "groups by" if columns is grouped else "puts into its subject"
                 moves = ", and an UPDATE that moves a row," if columns is grouped else ""
                 message = (
                     f"sink {name} {verb} {', '.join(columns)}, whose old values are not in "
                     f"the WAL: a DELETE{moves} {harm}"
                 )
                 yield Finding("warning", what, message, identity_sql(catalog, blind, "FULL"))
+
+
+def rule_columns(sink: SinkSettings) -> list[str]:
+    """Return the columns that the templates of a route's rules name."""
+    parse = SubjectTemplate.parse if isinstance(sink, NatsSinkSettings) else PathTemplate.parse
+    texts = [rule.to for rule in sink.route or () if not isinstance(rule, str)]
+    return list(dict.fromkeys(name for text in texts for name in parse(text).record_columns))
 
 
 def _identity(

@@ -1,0 +1,173 @@
+"""What `penstock check` says of filters, transforms and routes, and what `penstock run` refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import check
+from penstock.config import load
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.finding import Finding
+from penstock.postgres.errors import SetupError
+from penstock.spark import planning
+
+Look = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def file(tmp_path: Path, database: Database, nats_server: EmbeddedNats) -> Callable[..., Path]:
+    database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric, name text, tags text[]);"
+        "CREATE TABLE notes (id bigint PRIMARY KEY, body text);"
+        "ALTER TABLE notes REPLICA IDENTITY FULL"
+    )
+
+    def file(**sink: Any) -> Path:
+        source = {"type": "postgres", "url": database.url}
+        base = {"type": "nats", "source": "shop", "url": nats_server.url}
+        config = {"sources": {"shop": source}, "sinks": {"out": base | sink}}
+        path = tmp_path / "penstock.yaml"
+        path.write_text(json.dumps(config))
+        return path
+
+    return file
+
+
+@pytest.fixture
+def look(file: Callable[..., Path]) -> Look:
+    """Return what is found about a sink's filter, transform and route."""
+
+    def look(**sink: Any) -> list[Finding]:
+        found = check.inspect(file(**sink)).findings
+        return [f for f in found if f.subject == "sink out"]
+
+    return look
+
+
+def test_all_well(look: Look) -> None:
+    (finding,) = look(
+        tables=["public.notes"], filter="record.body like 'x%'", route="'n.' || record.body"
+    )
+    assert (finding.level, finding.message) == (
+        "ok", "filter, route: understood, every column is there"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ({"filter": "record.amuont > 1", "tables": ["public.orders"]},
+         "filter: position 1: unknown column record.amuont of public.orders;"
+         " did you mean record.amount?"),
+        ({"filter": "record.name > 5", "tables": ["public.orders"]}, "filter: position "),
+        ({"transform": {"sql": "record.nome"}, "tables": ["public.orders"]},
+         "transform.sql: position 1: unknown column record.nome"),
+        ({"route": [{"when": "record.x = 1", "to": "a"}], "tables": ["public.orders"]},
+         "route[0].when: position 1: unknown column record.x"),
+        ({"transform": {"lua": "function transform(m) retrn m end"}}, "transform: "),
+        ({"transform": {"python": "no.such.module:f"}}, "transform: "),
+    ],
+)  # fmt: skip
+def test_what_is_refused(
+    look: Look, file: Callable[..., Path], sink: dict[str, Any], message: str
+) -> None:
+    (finding,) = look(**sink)
+    assert finding.level == "error"
+    assert finding.message.startswith(message)
+    assert finding.fix
+    config = load(file(**sink), {})
+    with pytest.raises(SetupError) as caught:
+        planning.refuse(config.sources["shop"], config.sinks)
+    assert str(caught.value).startswith(f"sinks.out.{message.split(':', maxsplit=1)[0]}")
+    assert caught.value.code in ("expression", "transform")
+
+
+def test_a_column_that_a_table_lacks(look: Look) -> None:
+    found = look(filter="action = 'delete' or record.amount > 1")
+    assert [f.level for f in found] == ["warning"]
+    assert found[0].message == (
+        "filter: record.amount is null in messages of public.notes, which lack the column"
+    )
+
+
+def test_columns_that_deletes_do_not_tell(look: Look) -> None:
+    (finding,) = look(tables=["public.orders"], filter="record.amount > 1 and record.id > 0")
+    assert finding.level == "warning"
+    assert finding.message == (
+        "filter, public.orders: a DELETE does not tell amount: where that decides, it becomes a"
+        " dead letter"
+    )
+    assert finding.fix.splitlines() == [
+        'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL;',
+        "or say what becomes of deletes: action = 'delete' or …",
+    ]
+    for sink in (
+        {"actions": ["insert", "update"], "filter": "record.amount > 1"},
+        {"filter": "action <> 'delete' and record.amount > 1"},
+        {"transform": {"sql": "record.id, record.amount"}},  # what passes through is left out
+    ):
+        assert [f.level for f in look(tables=["public.orders"], **sink)] == ["ok"], sink
+    (finding,) = look(tables=["public.orders"], transform={"sql": "record.amount * 2 as a"})
+    assert "transform.sql, public.orders: a DELETE does not tell amount" in finding.message
+
+
+def test_old_values_that_the_wal_does_not_have(look: Look) -> None:
+    (finding,) = look(tables=["public.orders"], filter="changes.amount is not null")
+    assert finding.level == "warning"
+    assert "the WAL has no old values of amount: `changes` never holds them" in finding.message
+
+
+def test_templates_name_columns_of_what_the_transform_makes(look: Look) -> None:
+    sink: dict[str, Any] = {
+        "tables": ["public.notes"], "transform": {"sql": "record.id, upper(record.body) as text"},
+        "route": [{"when": "record.body = 'a'", "to": "n.{record.body}"}],
+        "subject": "n.{record.txt}",
+    }  # fmt: skip
+    found = look(**sink)
+    assert [f.message for f in found] == [
+        "subject names record.txt, which the transform does not make; did you mean text?",
+        "route names record.body, which the transform does not make",
+    ]
+
+
+def test_subjects_of_rules_need_a_stream(file: Callable[..., Path], nats: JetStream) -> None:
+    nats.add_stream("ROUTED_RULES", ["routed.a.>"])
+    rules = [{"when": "record.id > 1", "to": "routed.a.{record.id}"}, {"to": "routed.b"}]
+    found = check.inspect(file(tables=["public.notes"], route=rules)).findings
+    of_subjects = {f.subject: f.level for f in found if "subject" in f.subject}
+    assert of_subjects == {
+        "sink out: subject routed.a.*": "ok", "sink out: subject routed.b": "error"
+    }  # fmt: skip
+    found = check.inspect(
+        file(tables=["public.notes"], route="'routed.a.' || record.body")
+    ).findings
+    (finding,) = [f for f in found if "subject" in f.subject]
+    assert finding.level == "warning"
+    assert "it is used where `route` gives nothing" in finding.message
+
+
+def test_filters_may_tell_two_sinks_of_one_stream_apart(
+    tmp_path: Path, database: Database, nats: JetStream
+) -> None:
+    nats.add_stream("APART", ["apart.>"])
+    base = {"type": "nats", "source": "shop", "url": nats.url, "subject": "apart.x"}
+    database.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
+    for filters, level in (
+        (("record.id > 1", "record.id <= 1"), "warning"),
+        ((None, None), "error"),
+    ):
+        sinks = {f"s{n}": {**base, "filter": f} for n, f in enumerate(filters)}
+        path = tmp_path / "penstock.yaml"
+        path.write_text(
+            json.dumps({"sources": {"shop": {"type": "postgres", "url": database.url}},
+                        "sinks": sinks})
+        )  # fmt: skip
+        found = check.inspect(path).findings
+        (finding,) = [f for f in found if "put the same messages" in f.message]
+        assert finding.level == level
