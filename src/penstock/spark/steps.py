@@ -114,10 +114,14 @@ class Steps:
         transform = self.route.settings.transform
         return None if transform is None or transform.sql is not None else make(transform)
 
+    def start(self) -> None:
+        """Load the operator's code now rather than at the first message; raises `TransformError`."""
+        _ = self._code
+
     def close(self) -> None:
         """End the operator's code."""
-        if self._code is not None:
-            self._code.close()
+        if self.__dict__.get("_code") is not None:
+            self.__dict__["_code"].close()
 
     def __call__(self, block: Block) -> Prepared:
         """Return what the sink gets of a block."""

@@ -123,6 +123,8 @@ class Worker:
         self.pool.shutdown(wait=False)
 
     def _connect(self) -> None:
+        for steps in (*self.streams, *(lane.steps for lane in self.lanes.values())):
+            steps.start()
         behind = self.patiently(self._behind)
         tries = {
             name: self.pool.submit(lane.connect)
