@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -141,7 +141,7 @@ def backfilling(database: Database, *statements: str, **options: Any) -> Iterato
         yield driver
 
 
-def fold(received: Sequence[Message], key: Sequence[str] = ("id",)) -> dict[Key, Mapping[str, Any]]:
+def fold(received: Sequence[Message], key: Sequence[str] = ("id",)) -> dict[Key, dict[str, Any]]:
     """Return the table that the messages tell of; a read after a newer change of its row fails."""
     rows: dict[Key, dict[str, Any]] = {}
     for message in received:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.backfilling import Backfilling, backfilling
-from tests.integration.capturing import PUBLICATION, Message, prepare
+from tests.integration.capturing import Message, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import sizing
+from penstock.postgres.backfill import planner, sizing
+from penstock.postgres.backfill.events import Delivered, Started
+from penstock.postgres.backfill.spec import BackfillSpec, cursor_from_json
 
 TEXTS = [
     "b",
@@ -231,3 +234,302 @@ def test_any_primary_key(database: Database) -> None:
     inserts = {(m.table, m.raw): m.group for m in driver.received if m.action == "insert"}
     reads_found = {(m.table, m.raw): m.group for m in driver.reads()}
     assert reads_found == inserts
+
+
+def test_rows_of_a_partitioned_table(database: Database) -> None:
+    with backfilling(
+        database,
+        "CREATE TABLE t (id int, at date, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
+        # Other columns in another order, as it was attached later.
+        "CREATE TABLE t2 (v text, gone int, at date NOT NULL, id int NOT NULL)",
+        "ALTER TABLE t2 DROP gone",
+        "ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM ('2025-01-01') TO ('2026-01-01')",
+    ) as driver:
+        for year in (2024, 2025):
+            database.execute(
+                f"INSERT INTO t SELECT n, '{year}-03-01', n FROM generate_series(1, 9) n"
+            )
+        assert len(assert_as_inserted(driver)) == 18
+        driver.start("public.t1")
+        assert driver.failed().code == "not_published"
+
+
+def test_partitions_that_are_published_by_themselves(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    with Backfilling(database.url) as driver:
+        database.execute("INSERT INTO t SELECT n, n FROM generate_series(1, 9) n")
+        assert len(assert_as_inserted(driver, "public.t1")) == 9
+        driver.start("public.t")
+        failed = driver.failed()
+        assert failed.code == "not_published"
+        assert "publish_via_partition_root" in failed.remedy
+
+
+def test_odd_names_and_a_table_that_others_inherit(database: Database) -> None:
+    with backfilling(
+        database,
+        'CREATE TABLE "T %s.{x} ""q""" ("Key %(a)s" int, "order" text, "{}" int, PRIMARY KEY ("order",'
+        ' "Key %(a)s"))',
+        'CREATE TABLE child () INHERITS ("T %s.{x} ""q""")',
+    ) as driver:
+        name = '"T %s.{x} ""q"""'
+        for n in range(9):
+            database.execute(f"INSERT INTO {name} VALUES ({n}, 'o''{n % 3}', {n})")
+        database.execute("INSERT INTO child VALUES (1, 'of the child', 1)")
+        assert len(assert_as_inserted(driver, 'public.T %s.{x} "q"')) == 9
+
+
+def test_columns_and_rows_that_are_published(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, secret text, v int, twice int GENERATED ALWAYS AS (v * 2)"
+        " STORED, late text)"
+    )
+    database.execute("ALTER TABLE t DROP late")
+    database.execute("CREATE PUBLICATION p FOR TABLE t (v, id, twice) WHERE (id % 2 = 0)")
+    database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    database.execute("INSERT INTO t (id, secret, v) SELECT n, 's', n FROM generate_series(-9, 9) n")
+    with Backfilling(database.url) as driver:
+        reads = assert_as_inserted(driver)
+        assert [m.record["id"] for m in reads] == list(range(-8, 9, 2))
+        assert reads[0].record == {"id": -8, "v": -8, "twice": -16}
+
+
+def test_generated_columns_that_are_not_published(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED,"
+        " thrice int GENERATED ALWAYS AS (v * 3) VIRTUAL)"
+    )
+    database.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    database.execute("INSERT INTO t SELECT n, n FROM generate_series(1, 9) n")
+    with Backfilling(database.url) as driver:
+        reads = assert_as_inserted(driver)
+        assert reads[0].record == {"id": 1, "v": 1}
+
+
+def test_rows_that_a_condition_holds_for(database: Database) -> None:
+    with backfilling(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT n, CASE WHEN n % 100 < 3 THEN 'a%b' ELSE '{c}' END"
+        " FROM generate_series(1, 2000) n",
+    ) as driver:
+        wanted = [n for n in range(1, 2001) if n % 100 < 3]
+        driver.start(where="\"v\" LIKE 'a\\%%' OR \"v\" = '{d}'")
+        driver.run()
+        assert [m.record["id"] for m in driver.reads()] == wanted
+        before = len(driver.reads())
+        driver.start(where="id / (id - 7) = 1 AND id > 3", cursor=("2", "?"))
+        assert driver.failed().code == "cursor"
+        driver.start(where="id / (id - 7) > 1")
+        failed = driver.failed()
+        assert "zero" in failed.message
+        driver.start(where="false")
+        driver.run()
+        assert len(driver.reads()) == before
+
+
+@pytest.mark.parametrize("scans", [(1, 1), (3, 10)])
+def test_few_rows_of_many_that_are_looked_through(
+    database: Database, monkeypatch: pytest.MonkeyPatch, scans: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(planner, "_SCANS", scans)
+    monkeypatch.setattr(sizing, "FEWEST", 1)
+    prepare(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT n FROM generate_series(1, 60) n",
+    )
+    conditions = {
+        "id % 7 = 0": range(7, 61, 7), "id > 55": range(56, 61), "id < 4": range(1, 4),
+        "id = 60": [60], "true": range(1, 61),
+    }  # fmt: skip
+    for splits in (1, 2, 3):
+        with Backfilling(database.url, splits=splits) as driver:
+            for where, wanted in conditions.items():
+                before = len(driver.reads())
+                driver.start(where=where)
+                driver.run()
+                assert [m.record["id"] for m in driver.reads()[before:]] == list(wanted), where
+
+
+SORTED = (
+    "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, v int)",
+    "INSERT INTO t SELECT n, CASE WHEN n % 3 > 0 THEN timestamptz '2024-01-01+00' + (n * 37 % 11) *"
+    " interval '1 day' END, n FROM generate_series(1, 30) n",
+)
+
+
+def test_rows_in_the_order_of_a_column_nulls_last(database: Database) -> None:
+    with backfilling(database, *SORTED) as driver:
+        driver.start(sort_by="at")
+        driver.run()
+        order = database.execute("SELECT id FROM t ORDER BY at NULLS LAST, id")
+        assert [m.record["id"] for m in driver.reads()] == [row[0] for row in order]
+        cursors = [e.cursor for e in driver.events if isinstance(e, Delivered)]
+    for cursor in cursors:
+        assert cursor is not None
+        with Backfilling(database.url) as again:
+            again.start(sort_by="at", cursor=cursor)
+            again.run()
+            key = [cursor[0], cursor[0], int(cursor[1] or "")]
+            left = database.execute(
+                "SELECT id FROM t WHERE CASE WHEN %s::timestamptz IS NULL THEN at IS NULL AND id > %s"
+                " ELSE at IS NULL OR (at, id) > (%s, %s) END ORDER BY at NULLS LAST, id",
+                [key[0], key[2], key[1], key[2]],
+            )
+            assert [m.record["id"] for m in again.reads()] == [row[0] for row in left]
+
+
+def test_a_value_to_start_at_leaves_nulls_out(database: Database) -> None:
+    with backfilling(database, *SORTED) as driver:
+        driver.start(sort_by="at", start="2024-01-05 00:00:00+00", where="v <> 7")
+        driver.run()
+        order = database.execute(
+            "SELECT id FROM t WHERE at >= '2024-01-05+00' AND v <> 7 ORDER BY at, id"
+        )
+        assert [m.record["id"] for m in driver.reads()] == [row[0] for row in order]
+        driver.start(sort_by="at", start="'; DROP TABLE t")
+        assert driver.failed().code == "postgres"
+
+
+def test_sorting_by_a_part_of_the_key(database: Database) -> None:
+    with backfilling(
+        database,
+        "CREATE TABLE t (a int, b text, PRIMARY KEY (a, b))",
+        "INSERT INTO t SELECT n % 4, n FROM generate_series(1, 30) n",
+    ) as driver:
+        for where in (None, "a <> 9"):
+            before = len(driver.reads())
+            driver.start(sort_by="b", where=where)
+            driver.run()
+            order = database.execute("SELECT a, b FROM t ORDER BY b, a")
+            assert [(m.record["a"], m.record["b"]) for m in driver.reads()[before:]] == order
+
+
+GROUPED = ("CREATE TABLE t (id int PRIMARY KEY, customer text, v int)",)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_groups_are_those_of_the_wal(database: Database, full: bool) -> None:
+    """Also where a delete does not tell its group, so that the row's key ties its messages."""
+    grouping = {"grouping": lambda *_: (["customer"], None)}
+    identity = ["ALTER TABLE t REPLICA IDENTITY FULL"] if full else []
+    with backfilling(database, *GROUPED, *identity, **grouping) as driver:
+        database.execute(
+            "INSERT INTO t SELECT n, CASE WHEN n % 4 > 0 THEN 'c' || n % 3 END, n"
+            " FROM generate_series(1, 20) n"
+        )
+        assert_as_inserted(driver)
+
+
+def test_a_row_that_moved_is_tied_to_its_first_key(database: Database) -> None:
+    grouping = {"grouping": lambda *_: (["customer"], None)}
+    with backfilling(database, *GROUPED, **grouping) as driver:
+        database.execute("INSERT INTO t VALUES (1, 'c', 1)")
+        database.execute("UPDATE t SET id = 2")
+        driver.start()
+        driver.run()
+        (read,) = driver.reads()
+        assert {m.old_group for m in driver.received} == {read.old_group}
+
+
+@pytest.mark.parametrize(
+    ("statements", "table", "code"),
+    [
+        ((), "public.nowhere", "table_missing"),
+        (("CREATE VIEW v AS SELECT 1 AS id",), "public.v", "table_missing"),
+        (("CREATE TABLE t (id int)",), "public.t", "no_primary_key"),
+        (("CREATE SCHEMA o", "CREATE TABLE o.t (id int PRIMARY KEY)"), "o.t", "not_published"),
+        (
+            (
+                "CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+                "CREATE TABLE t1 (id int NOT NULL)",
+                "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (0) TO (9)",
+                "CREATE UNIQUE INDEX i ON t1 (id)",
+                "ALTER TABLE t1 REPLICA IDENTITY USING INDEX i",
+            ),
+            "public.t",
+            "replica_identity",
+        ),
+    ],
+)
+def test_tables_that_are_refused(
+    database: Database, statements: tuple[str, ...], table: str, code: str
+) -> None:
+    with backfilling(database, *statements) as driver:
+        driver.start(table)
+        failed = driver.failed()
+        assert failed.code == code
+        assert failed.remedy or table.endswith((".nowhere", ".v"))
+
+
+def test_columns_that_are_refused(database: Database) -> None:
+    with backfilling(
+        database, "CREATE TABLE t (id int PRIMARY KEY, p point, updated int)"
+    ) as driver:
+        driver.start(sort_by="p")
+        assert driver.failed().code == "not_ordered"
+        driver.start(sort_by="update")
+        failed = driver.failed()
+        assert failed.code == "column_missing"
+        assert "updated" in failed.message
+        driver.start(start="3")
+        assert driver.failed().code == "no_sort_by"
+
+
+def test_what_a_role_may_not_see_is_refused(database: Database) -> None:
+    role = f"r{database.name}"
+    prepare(
+        database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE POLICY few ON t USING (id > 3)"
+    )
+    database.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+    url = database.url.replace("postgres@", f"{role}@")
+    try:
+        with Backfilling(url) as driver:
+            driver.start()
+            failed = driver.failed()
+            assert failed.code == "permission_denied"
+            assert "GRANT" in failed.remedy
+            database.execute(f"GRANT SELECT ON t TO {role}")
+            database.execute("INSERT INTO t VALUES (1)")
+            driver.start()
+            driver.run()
+            assert len(driver.reads()) == 1
+            database.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+            driver.start()
+            assert driver.failed().code == "row_security"
+    finally:
+        database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_estimates(database: Database) -> None:
+    with backfilling(database, *SORTED) as driver:
+        for spec, expected in (
+            ({}, 30), ({"where": "v < 11"}, 10), ({"sort_by": "at"}, 30),
+            ({"sort_by": "at", "start": "2024-01-10+00"}, 4),
+        ):  # fmt: skip
+            driver.start(**spec)  # type: ignore[arg-type]
+            started = driver.await_event(Started)
+            assert isinstance(started, Started)
+            assert started.rows_total == expected
+        database.execute("ANALYZE t")
+        driver.start()
+        started = driver.await_event(Started)
+        assert isinstance(started, Started)
+        assert started.rows_total == 30
+
+
+def test_the_url_is_shown_nowhere(database: Database) -> None:
+    with backfilling(database, *SORTED) as driver:
+        driver.start()
+        driver.run()
+        assert database.url not in repr(driver.chunks)
+        assert pickle.loads(pickle.dumps(driver.chunks)) == driver.chunks
+        assert BackfillSpec.from_json(orjson.loads(orjson.dumps(driver.spec))) == driver.spec
+        assert orjson.dumps(driver.events)
+        assert [cursor_from_json(orjson.loads(orjson.dumps(driver.cursor)))] == [driver.cursor]
