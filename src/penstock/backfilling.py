@@ -45,7 +45,7 @@ class _Current:
 
     def __init__(self, backfill: Backfill) -> None:
         self.backfill = backfill
-        self.paused = False
+        self.paused = self.held = False
         cursor = None if backfill.cursor is None else tuple(backfill.cursor)
         self.saved: tuple[Cursor, int] = cursor, backfill.rows_done
         self.saved_note = backfill.error
@@ -87,8 +87,9 @@ class _Source:
 class Backfilling:
     """The backfills of `sources`, while a run lasts.
 
-    `command(source, report)` reaches a source's reader. `on_look` gets the backfills that are open, and
-    those that failed in this run, whenever the store was asked.
+    `command(source, report)` reaches a source's reader. `is_behind(sink)` tells whether a sink has a
+    backlog, to which a backfill adds nothing. `on_look` gets the backfills that are open, and those
+    that failed in this run, whenever the store was asked.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Backfilling:
         store_url: str,
         sources: Sequence[str],
         command: Callable[[str, Report], None],
+        is_behind: Callable[[str], bool],
         on_look: Callable[[Sequence[Backfill]], None],
     ) -> None:
         self._config = config
@@ -105,6 +107,7 @@ class Backfilling:
         self._backfills = Backfills(self._store)
         self._sources = {name: _Source(name) for name in sources}
         self._command = command
+        self._is_behind = is_behind
         self._on_look = on_look
         self._lock = threading.Lock()  # of what is told, in many threads
         self._wake = threading.Event()
@@ -134,6 +137,8 @@ class Backfilling:
 
     def handle(self, report: Report) -> None:
         """Take in a report of a reader or of a task; others are passed by."""
+        if "sink" in report and ("state" in report or "behind" in report):
+            self._wake.set()
         told = report.get("backfill") or report.get("backfill_range")
         if told is None:
             return
@@ -261,7 +266,9 @@ class Backfilling:
         if failure is not None:
             self._failed_start(source, current, failure)
             return
-        self._tell_trouble(current, note or current.interrupted)
+        current.held = self._is_behind(backfill.sink)
+        held = f"Sink {backfill.sink} is behind: its backlog goes first." if current.held else None
+        self._tell_trouble(current, note or current.interrupted or held)
 
     def _tell_trouble(self, current: _Current, note: str | None) -> None:
         if note != current.saved_note:
@@ -355,7 +362,7 @@ class Backfilling:
         if current is not None and current.retry_at is None:
             wanted = {
                 "token": current.token, "spec": current.spec.to_json(), "cursor": current.cursor,
-                "paused": current.paused,
+                "paused": current.paused or current.held,
             }  # fmt: skip
         now = time.monotonic()
         command = {"command": "backfill", "run": wanted}

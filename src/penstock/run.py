@@ -83,10 +83,10 @@ class Run:
                 "dead letter", sink=report["sink"], code=letter["code"],
                 reason=letter["reason"], idempotency_key=letter["idempotency_key"],
             )  # fmt: skip
-        if self._backfilling is not None:
-            self._backfilling.handle(report)
         self._narrate(report)
         self.state.update(report)
+        if self._backfilling is not None:
+            self._backfilling.handle(report)
         self._wake.set()
         return None
 
@@ -250,7 +250,7 @@ class Run:
         if not self._once:  # a backfill may take longer than what is there now
             self._backfilling = Backfilling(
                 self._config, self._store.url, self._sources, monitor.command,
-                self.state.show_backfills,
+                lambda sink: self.state.sinks[sink].behind, self.state.show_backfills,
             )  # fmt: skip
             self._backfilling.start()
         threads = {

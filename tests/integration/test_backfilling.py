@@ -38,6 +38,7 @@ class Reader:
     def __init__(self) -> None:
         self.commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.shown: list[Backfill] = []
+        self.behind: set[str] = set()
         self.run: Backfilling | None = None
         self._last: Any = "nothing yet"
 
@@ -97,8 +98,9 @@ def config(database: Database, **sinks: Any) -> Config:
 def running(database: Database, **sinks: Any) -> Iterator[Reader]:
     reader = Reader()
     reader.run = Backfilling(
-        config(database, **sinks), database.url, ["shop"], reader.command, reader.show
-    )
+        config(database, **sinks), database.url, ["shop"], reader.command,
+        reader.behind.__contains__, reader.show,
+    )  # fmt: skip
     reader.run.start()
     reader.run.handle({"capture": "shop", "backfill": {"event": "ready"}})
     try:
@@ -211,6 +213,26 @@ def test_pause_resume_cancel(backfills: Backfills, database: Database) -> None:
         assert reader.next() is None
         reader.delivers(token, 1)
         assert state(backfills, number).cursor == ["0"]
+
+
+def test_a_sink_with_a_backlog_gets_no_more(backfills: Backfills, database: Database) -> None:
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        assert reader.run is not None
+        assert not reader.started()["paused"]
+        reader.behind.add("events")
+        reader.run.handle({"sink": "events", "behind": True, "error": "Away.", "code": "x"})
+        wanted = reader.next()
+        assert wanted is not None
+        assert wanted["paused"]
+        assert state(backfills, number).error == "Sink events is behind: its backlog goes first."
+        assert state(backfills, number).state == "running"
+        reader.behind.clear()
+        reader.run.handle({"sink": "events", "state": "attached", "since": None})
+        wanted = reader.next()
+        assert wanted is not None
+        assert not wanted["paused"]
+        assert state(backfills, number).error is None
 
 
 def test_another_goes_on_while_one_is_paused(backfills: Backfills, database: Database) -> None:
