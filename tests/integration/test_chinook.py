@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def chinook(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """Load the store as its own script does, into the database that it makes."""
-    load = [
+    load: list[str | Path] = [
         postgres.bin_dir / "psql",
         "-X",
         "-q",

@@ -92,12 +92,17 @@ class Noting:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.everything = False
-        """Whether no read can be trusted: a truncate, or more changes than are kept."""
         self._on = True
+        self._too_many = False
+        self._emptied: set[int] = set()
         self._xids = array("I")
         self._hashes = array("q")
         self._incomplete: list[tuple[int, tuple[str, ...]]] = []
+
+    @property
+    def everything(self) -> bool:
+        """Whether no read can be trusted: a truncate, or more changes than are kept."""
+        return self._too_many or bool(self._emptied)
 
     def begin(self, xid: int) -> None:
         """Note that the changes that follow are a transaction's."""
@@ -109,13 +114,12 @@ class Noting:
         xids, hashes = self._xids, self._hashes
         self._xids, self._hashes = array("I"), array("q")
         invisible = unseen(snapshot, xids)
-        everything, self.everything = self.everything, False
+        self._emptied = unseen(snapshot, self._emptied)
         for x, h in zip(xids, hashes, strict=True):
             if x in invisible:
                 self._xids.append(x)
                 self._hashes.append(h)
         self._incomplete = [(x, key) for x, key in self._incomplete if x in invisible]
-        self.everything = everything
         if xid is not None:
             self.begin(xid)
 
@@ -123,8 +127,11 @@ class Noting:
         """Note a change: its keys' hashes (None: all rows), and the key if the WAL lacks values."""
         if not self._on:
             return
-        if hashes is None or len(self._xids) >= TOUCHED:
-            self.everything = True
+        if hashes is None:
+            self._emptied.add(xid)
+            return
+        if len(self._xids) >= TOUCHED:
+            self._too_many = True
             return
         for h in hashes:
             self._xids.append(xid)

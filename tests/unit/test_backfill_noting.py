@@ -1,0 +1,118 @@
+"""What a snapshot sees, and what is noted of the changes around it."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.postgres.backfill import noting
+from penstock.postgres.backfill.noting import Noting, Recent, Snapshot, unseen
+from penstock.postgres.backfill.sizing import FEWEST, MOST, Sizing
+
+
+def test_a_snapshot_is_parsed() -> None:
+    assert Snapshot.parse("10:20:12,14") == Snapshot(10, 20, frozenset({12, 14}))
+    assert Snapshot.parse("7:7:") == Snapshot(7, 7, frozenset())
+    with pytest.raises(ValueError, match="invalid literal"):
+        Snapshot.parse("7:x:")
+
+
+@given(st.data(), st.integers(3, 2**34))
+def test_a_snapshot_sees_what_ended_before_it(data: st.DataObject, xmin: int) -> None:
+    xmax = xmin + data.draw(st.integers(0, 1000))
+    inside = st.integers(xmin, max(xmax - 1, xmin))
+    active = frozenset(data.draw(st.sets(inside, max_size=5)) if xmax > xmin else ())
+    snapshot = Snapshot(xmin, xmax, active)
+    # Any that can still be told from later ones by its 32 bits.
+    xid = data.draw(
+        st.integers(max(xmax - 2**31, 0), xmax + 2**30) | inside | st.sampled_from([xmax])
+    )
+    expected = xid < xmax and xid not in active
+    assert snapshot.sees(xid & 0xFFFFFFFF) == expected
+    assert unseen(snapshot, [xid & 0xFFFFFFFF]) == (set() if expected else {xid & 0xFFFFFFFF})
+
+
+def test_the_counter_goes_round() -> None:
+    snapshot = Snapshot(2**32 - 5, 2**32 + 5, frozenset({2**32 + 1}))
+    assert snapshot.sees(2**32 - 6)
+    assert snapshot.sees(2**32 - 1)
+    assert snapshot.sees(4)
+    assert not snapshot.sees(1)
+    assert not snapshot.sees(5)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
+def test_the_last_transactions_are_remembered(xids: list[int], data: st.DataObject) -> None:
+    before = noting.RECENT
+    noting.RECENT = 8  # type: ignore[misc]
+    try:
+        recent = Recent()
+        for xid in xids:
+            recent.add(xid)
+        count = data.draw(st.integers(0, len(xids)))
+        assert sorted(recent.since(count)) == sorted(xids[count:][-8:])
+    finally:
+        noting.RECENT = before  # type: ignore[misc]
+
+
+def hashes(found: Noting) -> set[int]:
+    read = array("q")
+    read.frombytes(found.touched())
+    return set(read)
+
+
+def test_only_what_the_snapshot_does_not_see_is_noted() -> None:
+    found = Noting()
+    found.add(10, [1], None)
+    found.add(11, [2, 3], ("k",))
+    found.add(12, [4], ("gone",))
+    found.taken(Snapshot(11, 12, frozenset({11})), 11)
+    found.add(11, [5], None)
+    found.begin(10)
+    found.add(10, [6], ("gone",))
+    found.begin(13)
+    found.add(13, [-7], None)
+    assert hashes(found) == {2, 3, 4, 5, -7}
+    assert found.incomplete() == [("k",), ("gone",)]
+    assert not found.everything
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_truncate_touches_everything_unless_it_is_seen(seen: bool) -> None:
+    found = Noting()
+    found.add(10, None, None)
+    found.taken(Snapshot(11, 11, frozenset()) if seen else Snapshot(10, 10, frozenset()), None)
+    assert found.everything is not seen
+    late = Noting()
+    late.taken(Snapshot(10, 10, frozenset()), None)
+    late.begin(11)
+    late.add(11, None, None)
+    assert late.everything
+
+
+def test_too_many_changes_touch_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noting, "TOUCHED", 2)
+    found = Noting()
+    for n in range(3):
+        found.add(5, [n], None)
+    assert found.everything
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.booleans()), max_size=40))
+def test_chunks_stay_within_their_bounds(taken: list[tuple[float, bool]]) -> None:
+    sizing = Sizing()
+    for seconds, live in taken:
+        before = sizing.rows
+        sizing.took(before, seconds, live=live)
+        assert FEWEST <= sizing.rows <= min(MOST, before * 2)
+
+
+@pytest.mark.parametrize(("live", "low", "high"), [(True, 0.03, 0.09), (False, 0.25, 0.75)])
+def test_chunks_take_about_as_long_as_they_may(live: bool, low: float, high: float) -> None:
+    sizing = Sizing()
+    for _ in range(20):
+        sizing.took(sizing.rows, 0.07 + sizing.rows * 10e-6, live=live)
+    assert low < sizing.rows * 10e-6 < high
