@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
+from typing import Final
+
+STOPPED: Final = "stopped after 100 ms of CPU time"
 
 MISDEEDS = {
-    "loop": ("while true do end", "stopped after 100 ms of CPU time"),
-    "goto": ("::again:: goto again", "stopped after 100 ms of CPU time"),
-    "pcall": ("while true do pcall(function() while true do end end) end", "100 ms"),
-    "pcalls": ("local function f() pcall(f) while true do end end f()", "100 ms"),
-    "handler": ("xpcall(error, function() while true do end end)", "100 ms"),
+    "loop": ("while true do end", STOPPED),
+    "goto": ("::again:: goto again", STOPPED),
+    "pcall": ("while true do pcall(function() while true do end end) end", STOPPED),
+    "pcalls": ("local function f() pcall(f) while true do end end f()", STOPPED),
+    "handler": ("xpcall(error, function() while true do end end)", STOPPED),
     "closing": (
         "local x <close> = setmetatable({}, {__close = function() while true do end end}) error()",
-        "100 ms",
+        STOPPED,
     ),
     "finalizer": ("setmetatable({}, {__gc = function() while true do end end})", "__gc is refused"),
     "coroutine": ("coroutine.wrap(function() while true do end end)()", "global 'coroutine'"),
     "pattern": ("return (('a'):rep(100000)):find('.-.-.-.-b')", "inside one call"),
-    "patterns": ("while true do pcall(string.find, ('a'):rep(3000), '.-.-.-b') end", "100 ms"),
+    "patterns": ("while true do pcall(string.find, ('a'):rep(3000), '.-.-.-b') end", "inside one call"),
     "captures": ("return (('a'):rep(1000000)):match('(.*)(.*)(.*)(.*)b')", "inside one call"),
     "gigabyte": ("local s = ('x'):rep(1 << 30)", "64 MiB"),
     "overflow": ("local s = ('x'):rep(math.maxinteger)", "too large"),
     "doubling": ("local s = 'x' while true do s = s .. s end", "64 MiB"),
     "caught": ("local t = {} while true do pcall(function() t[#t + 1] = ('x'):rep(1 << 20) end) end",
                ""),
-    "table": ("local t = {} for i = 1, 1e9 do t[i] = ('x'):rep(1 << 16) end", "64 MiB"),
+    "table": ("local s, t = ('x'):rep(1 << 16), {} for i = 1, 1e9 do t[i] = s .. i end", "64 MiB"),
     "replaced": ("local s = ('x'):rep(1 << 20):gsub('.', ('y'):rep(1000))", "64 MiB"),
     "answer": ("local s = ('x'):rep(1 << 20) r.a = {} for i = 1, 1000 do r.a[i] = s end return m",
                ""),
@@ -33,7 +36,7 @@ MISDEEDS = {
     "recursion": ("local function f() return 1 + f() end f()", ""),
     "c stack": ("local function f(s) return (s:gsub('.', f)) end f('x')", "C stack overflow"),
     "sort": ("local t = {} for i = 1, 1e6 do t[i] = i end "
-             "table.sort(t, function() while true do end end)", "100 ms"),
+             "table.sort(t, function() while true do end end)", STOPPED),
     "os": ("os.execute('touch /tmp/x')", "global 'os'"),
     "io": ("io.open('/etc/passwd')", "global 'io'"),
     "require": ("require('os')", "global 'require'"),
@@ -52,7 +55,7 @@ MISDEEDS = {
     "collect": ("collectgarbage('stop')", "global 'collectgarbage'"),
     "error": ("error(setmetatable({}, {__tostring = function() while true do end end}))",
               "an error was raised that is a table"),
-    "length": ("return setmetatable({}, {__index = function() while true do end end})", "100 ms"),
+    "length": ("return setmetatable({}, {__index = function() while true do end end})", STOPPED),
     "bytes": ("r.name = '\\xff\\xfe' return m", "not valid UTF-8"),
     "nan": ("r.a = 0 / 0 return m", "nan, which JSON has not"),
     "function": ("r.a = {transform} return m", "is a function"),

@@ -139,12 +139,10 @@ def assemble(
 
 
 def with_extras(metadata: str, extras: str) -> str:
-    """Return `metadata` with what `extras` adds; what is captured or reserved stays as it is."""
+    """Return `metadata` with what `extras`, none of it `RESERVED`, adds; what is captured stays."""
     known = decode_raw(metadata)
-    added = decode_raw(extras)
-    for name, value in added.items():
-        if name not in RESERVED:
-            known.setdefault(name, value)
+    for name, value in decode_raw(extras).items():
+        known.setdefault(name, value)
     return encode(known).decode()
 
 
