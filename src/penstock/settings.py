@@ -26,13 +26,15 @@ from penstock.route_path import PathTemplate
 from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
 from penstock.subject import SubjectTemplate
 from penstock.tables import TablePattern
-from penstock.transform_settings import Filter, RouteSettings, TransformSettings, check_templates
+from penstock.transform_settings import Filter, RouteSettings, TransformSettings, check_route
 
 Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
 
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])\Z")
+_NO_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
+_NO_PATH: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = timedelta(days=36_500)
 _RETENTION: Final = timedelta(days=7)
@@ -155,7 +157,7 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     @field_validator("route")
     @classmethod
     def _check_route(cls, route: Any) -> Any:
-        return check_templates(route, SubjectTemplate.parse)
+        return check_route(route, SubjectTemplate.parse, _NO_SUBJECT)
 
 
 class StreamSinkSettings(SinkSettings):
@@ -168,7 +170,7 @@ class StreamSinkSettings(SinkSettings):
     @field_validator("route")
     @classmethod
     def _check_route(cls, route: Any) -> Any:
-        return check_templates(route, PathTemplate.parse)
+        return check_route(route, PathTemplate.parse, _NO_PATH)
 
     @field_validator("retention", mode="before")
     @classmethod

@@ -140,8 +140,18 @@ Filter = Annotated[str, AfterValidator(lambda text: _check(text, "parse_conditio
 """A condition over a message."""
 
 
-def check_templates(route: Any, parse: Callable[[str], object]) -> Any:
-    """Return `route` if `parse` takes the template of each of its rules; raises `ValueError`."""
+def check_route(route: Any, parse: Callable[[str], object], unsafe: re.Pattern[str]) -> Any:
+    """Return `route` if its templates and literals can stand in one; raises `ValueError`.
+
+    `parse` takes the template of a rule, `unsafe` finds what a literal may not hold.
+    """
+    if isinstance(route, str):
+        from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
+        from penstock.expressions.route import literals  # noqa: PLC0415
+
+        for position, text in literals(expressions.parse_value(route)):
+            if (found := unsafe.search(text)) is not None:
+                raise ValueError(f"position {position}: {found.group()!r} can't stand in a route")
     for number, rule in enumerate(route if isinstance(route, tuple) else (), 1):
         try:
             parse(rule.to)

@@ -140,6 +140,13 @@ class Shop:
         assert done.returncode == 0, done.stderr
         return [self.letter(letter["id"]) for letter in json.loads(done.stdout)]
 
+    def replay(self, number: int, *arguments: str, code: int = 0) -> str:
+        done = penstock("dead-letters", "replay", str(number), *arguments,
+                        cwd=self.pipeline.folder, environment=self.environment)  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
     def letter(self, number: int) -> dict[str, Any]:
         done = penstock("dead-letters", "show", str(number), "--json",
                         cwd=self.pipeline.folder, environment=self.environment)  # fmt: skip
@@ -278,13 +285,40 @@ def test_a_routed_subject_survives_a_backlog(shop: Shop) -> None:
         "INSERT INTO orders SELECT i, 'r' || i % 3, 500, 'late', null, null"
         " FROM generate_series(101, 110) i"
     )
-    behind = lambda: shop.pipeline.status()["sinks"]["big"]  # noqa: E731
-    shop.wait_for(lambda: behind()["backlog"] == 10, "telling of the backlog")
+    shop.wait_for(
+        lambda: shop.pipeline.status()["sinks"]["big"]["backlog"] == 10, "telling of the backlog"
+    )
     shop.nats.start()
     late = shop.messages("BIG", count + 10)[count:]
     assert [m.subject for m in late] == [f"big.r{i % 3}" for i in range(101, 111)]
     assert [body(m)["record"]["double"] for m in late] == ["1000.00"] * 10
     assert [body(m)["record"]["id"] for m in late] == list(range(101, 111))
+
+
+def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop: Shop) -> None:
+    """One that fails again stays; a stream's has no place any more."""
+    (letter,) = shop.letters("picky")
+    said = shop.replay(letter["id"], code=1)
+    assert "fails again: the filter can't be evaluated: record.big is not in the WAL" in said
+    (lua,) = shop.letters("lua")
+    said = shop.replay(lua["id"], code=1)
+    assert "has no place in stream lua any more" in said
+    assert "penstock backfill start --sink lua" in said
+
+    count = shop.streams.info("PICKY").state.messages
+    text = CONFIG.replace("filter: record.big like 'x%'", "\n    ".join([
+        "filter: action = 'update' or record.big like 'x%'",
+        "transform: {sql: 'upper(record.name) as loud, record.id'}",
+        "route: \"case when record.id = 1 then 'picky' end\"",
+    ]))  # fmt: skip
+    other = shop.pipeline.folder / "other.yaml"
+    other.write_text(text)
+    assert f"Replayed {letter['id']}" in shop.replay(letter["id"], "-c", str(other))
+    message = shop.messages("PICKY", count + 1)[count]
+    assert message.subject == "picky"
+    assert body(message)["record"] == {"loud": "ANNA", "id": 1}
+    assert message.headers["Nats-Msg-Id"] == letter["idempotency_key"]
+    assert shop.letter(letter["id"])["replayed_at"] is not None
 
 
 def test_nothing_else_was_said(shop: Shop) -> None:

@@ -100,6 +100,8 @@ def test_defaults_and_short_forms(tmp_path: Path, type_: str) -> None:
         ("route: 5", "6: sinks.out.route: expected an expression, or a list of rules"),
         ("route: []", "6: sinks.out.route: expected at least one rule"),
         ("route: \"'a' ||\"", "6: sinks.out.route: position "),
+        ("route: \"record.a || '.b c'\"", "6: sinks.out.route: position 13: ' ' can't stand in a"),
+        ("route: \"'a.*'\"", "6: sinks.out.route: position 1: '*' can't stand in a route"),
         ("route: [{when: record.a >, to: x}]", "6: sinks.out.route[0].when: position 11: it ends"),
         ("route: [{when: record.a > 1}]", "6: sinks.out.route[0].to: missing: this key has no"),
         ("route: [{to: a, if: b}]", "6: sinks.out.route[0].if: unknown key"),
@@ -132,6 +134,8 @@ def test_paths_of_a_stream_that_are_refused(tmp_path: Path, path: str, reason: s
     problem = refused(tmp_path, f"route: [{{to: '{path}'}}]", type_="stream")
     assert problem.startswith(f"6: sinks.out.route: rule 1: path template '{path}': ")
     assert reason in problem
+    found = refused(tmp_path, "route: \"'a?b/' || record.id\"", type_="stream")
+    assert found == "6: sinks.out.route: position 1: '?' can't stand in a route"
 
 
 def test_kind_rows_takes_no_truncate(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""A sink's steps without Spark: paths, what they keep from batch to batch, when they are made anew."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.streams_help import Change, wire
+
+from penstock.blocks import Block
+from penstock.expressions import Expression, Field, Kind, Reference, Type, parse_value
+from penstock.expressions.route import MARK, literals, marked
+from penstock.expressions.syntax import Expr
+from penstock.expressions.types import INT, TEXT
+from penstock.push.paths import path_of
+from penstock.route_path import PathTemplate, escape, is_path
+from penstock.settings import StreamSinkSettings
+from penstock.spark import steps, writer
+from penstock.spark.routes import Route
+from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan, Steps
+from penstock.spark.writer import FanOut, StoreTarget
+
+
+def stream(**settings: Any) -> Route:
+    fields = {"type": "stream", "source": "shop", **settings}
+    return Route("events", StreamSinkSettings.model_validate(fields), 1)
+
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    ("value", "escaped"),
+    [
+        ("plain-Text_1.2~", "plain-Text_1.2~"), ("a/b", "a%2Fb"), ("a b", "a%20b"), ("50%", "50%25"),
+        ("?#\\;", "%3F%23%5C%3B"), ("\n\x7f", "%0A%7F"), ("..", "%2E%2E"), (".", "%2E"), ("..a", "..a"),
+        ("", "%empty"), (None, "%null"), ("ü", "ü"),
+    ],
+)  # fmt: skip
+def test_values_in_paths(value: str | None, escaped: str) -> None:
+    assert escape(value) == escaped
+
+
+@given(st.text(), st.text())
+def test_a_value_is_always_one_segment_and_told_from_any_other(one: str, other: str) -> None:
+    for text in (one, other):
+        path = f"a/{escape(text)}/b"
+        assert path.count("/") == 2
+        assert is_path(pa.array([path.encode(errors="ignore").decode()]))[0].as_py()
+    assert (escape(one) == escape(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("path", "valid"),
+    [("a", True), ("/a/b", True), ("a//b", False), ("a/", False), ("", False), ("/", False),
+     ("a/./b", False), ("..", False), ("a/..", False), ("...", True), ("a b", False), ("a?b", False),
+     ("a#b", False), ("a\\b", False), ("a\nb", False), ("ü/é", True)],
+)  # fmt: skip
+def test_what_is_a_path(path: str, valid: bool) -> None:
+    assert is_path(pa.array([path]))[0].as_py() is valid
+
+
+def test_a_template_of_a_path() -> None:
+    template = PathTemplate.parse("{source}/{table}/v1.0/{record.a.b}/100%/{database}-{action}")
+    assert template.record_columns == ("a.b",)
+    batch = wire([Change({"a.b": "x/y"}), Change({"a.b": 1.5}), Change({"a.b": None}), Change({})])
+    assert template.render(batch, source="s p", database=None) == [
+        f"s%20p/items/v1.0/{value}/100%/%null-insert"
+        for value in ("x%2Fy", "1.5", "%null", "%null")
+    ]
+    assert PathTemplate.parse("all").render(batch, source="s", database="d") == ["all"] * 4
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_routed_value_stays_in_its_segment_of_the_url(value: str) -> None:
+    """What webhooks append has as many segments as the template."""
+    batch = wire([Change({"v": value})])
+    (route,) = PathTemplate.parse("a/{record.v}/b").render(batch, source="s", database=None)
+    sent = steps._with_route(batch, pa.array([route]))
+    body = b'{"record":{},"metadata":%b}' % sent.column("metadata")[0].as_py().encode()
+    path = path_of(body)
+    assert path.startswith("/a/")
+    assert path.endswith("/b")
+    assert path.count("/") == 3
+    assert not any(c in path for c in "?# \\")
+
+
+# Routes by an expression
+
+
+def parts(text: str) -> Any:
+    def shown(expr: Expr) -> Any:
+        if expr.op in ("string", "null", "reference"):
+            return expr.value if expr.op != "reference" else str(expr.value)
+        return [expr.op, *map(shown, expr.args)]
+
+    expression: Expression = marked(parse_value(text))
+    assert expression.text == text
+    return shown(expression.root)
+
+
+def around(inner: Any) -> list[Any]:
+    return ["||", MARK, inner, MARK]
+
+
+def test_what_is_no_literal_is_marked() -> None:
+    assert parts("'a.' || record.b") == ["||", "a.", around("record.b")]
+    assert parts("record.b") == around("record.b")
+    assert parts("'a'") == "a"
+    assert parts("upper('a.b')") == around(["upper", "a.b"])
+    assert parts("coalesce(record.b, 'x')") == ["coalesce", around("record.b"), "x"]
+    cases = "case when record.b = 'l' then 'x' when true then record.c else 'y' || record.d end"
+    assert parts(cases) == [
+        "case", ["=", "record.b", "l"], "x", ["bool"], around("record.c"),
+        ["||", "y", around("record.d")],
+    ]  # fmt: skip
+    assert parts("case when record.b = 'l' then 'x' end")[-1] is None
+
+
+def test_the_literals_of_a_route() -> None:
+    text = "case when record.b = 'l' then 'x' else 'y' || coalesce(record.d, 'z') || upper('u') end"
+    assert sorted(found for _, found in literals(parse_value(text))) == ["x", "y", "z"]
+
+
+# Steps
+
+
+def results(**columns: list[Any]) -> pa.StructArray:
+    types = {"keep0": pa.int32(), "failed0": pa.int32()}
+    arrays = [pa.array(values, types.get(name)) for name, values in columns.items()]
+    return pa.StructArray.from_arrays(arrays, list(columns))
+
+
+def test_reasons_name_what_could_not_be_read() -> None:
+    fields = (Field(Reference("record", "n"), INT), Field(Reference("record", "t"), TEXT))
+    batch = wire([Change({"id": 1, "n": "x"}), Change({"id": 2, "n": 1}), Change({"id": 3})])
+    found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(
+        Block(None, batch, results(keep0=[BAD, BAD, DROP]))
+    )
+    assert found.messages.num_rows == 0
+    assert [letter.reason for letter in found.dead] == [
+        "the filter can't be evaluated: record.n can't be read as what the table's columns were",
+        "the filter can't be evaluated: an overflow, a division by zero or a cast that fails",
+    ]
+
+
+def test_what_a_sink_does_not_want_is_no_dead_letter() -> None:
+    batch = wire([Change({"id": 1}), Change({"id": 2}, table="others")])
+    route = stream(filter="true", tables=["public.others"])
+    block = Block(None, batch, results(keep0=[BAD, KEEP]))
+    found = Steps(route, SinkPlan(0, filter=()), "shop")(block)
+    assert found.messages.num_rows == 1
+    assert found.dead == []
+
+
+class Code:
+    """Stands in for the operator's Lua."""
+
+    made: ClassVar[list[Code]] = []
+
+    def __init__(self) -> None:
+        self.closed = False
+        Code.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_query_with_another_plan_has_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "make", lambda _: Code())
+    monkeypatch.setattr(Code, "made", [])
+    route = stream(transform={"lua": "function transform(m) return m end"})
+    target = StoreTarget("postgresql://nobody@127.0.0.1:1/none", 1, 0)
+
+    def worker(plan: SinkPlan) -> writer.Worker:
+        fan_out = FanOut("test-steps", [route], target, None, {"events": plan})
+        return writer._worker(fan_out)
+
+    first = worker(SinkPlan(0))
+    assert worker(SinkPlan(0)) is first
+    first.streams[0].start()
+    other = SinkPlan(0, filter=(Field(Reference("record", "a"), Type(Kind.INT)),))
+    second = worker(other)
+    assert second is not first
+    (code,) = Code.made
+    assert code.closed
+    second.close()  # nothing was made yet, and nothing is
+    assert len(Code.made) == 1
