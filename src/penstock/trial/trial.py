@@ -82,8 +82,7 @@ class Trial:
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
         self._steps = Steps(self._route, self._of_sink, self._sink.source)
-        # Made at once: its start is not the first message's time.
-        _ = self._steps._code
+        self._steps.start()
         self._encoder = (
             Encoder(self._sink, name, self._sink.source, b"_")
             if isinstance(self._sink, NatsSinkSettings)
