@@ -128,6 +128,13 @@ class Capture:
         with self._entered():
             yield self._decoder
 
+    def withdraw(self, attempt: int) -> None:
+        """Empty the chunks of a backfill's attempt that nobody has taken yet."""
+        with self._entered():
+            for i, chunk in enumerate(self._chunks):
+                if chunk.reads is not None and chunk.reads.attempt == attempt:
+                    self._chunks[i] = chunk if chunk.end <= self._handed else chunk.emptied()
+
     # -- Spark's side
 
     def available(

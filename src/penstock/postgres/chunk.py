@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -43,9 +43,14 @@ class Chunk:
         """Return the part of this chunk behind `start`."""
         return self._where(start, self.end)
 
+    def emptied(self) -> Chunk:
+        """Return a chunk of the same place without a message."""
+        empty = (None,) * len(self.splits)
+        return Chunk(self.start, self.end, 0, 0, empty, frozenset(), self.barrier)
+
     def _where(self, start: Position, end: Position) -> Chunk:
         if self.reads is not None:  # all of it or nothing: which rows it has only its tasks know
-            return Chunk(start, end, 0, 0, (None,) * len(self.splits), frozenset(), self.barrier)
+            return replace(self.emptied(), start=start, end=end)
 
         def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
             if batch is None:

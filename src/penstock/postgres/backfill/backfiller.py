@@ -31,7 +31,7 @@ from penstock.postgres.backfill.events import (
     Started,
     Troubled,
 )
-from penstock.postgres.backfill.noting import MOVED, Watch, Watermark
+from penstock.postgres.backfill.noting import MOVED, Noting, Watch, Watermark
 from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
 from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
 from penstock.postgres.backfill.sizing import Sizing
@@ -42,6 +42,7 @@ from penstock.postgres.errors import CaptureError
 _AHEAD: Final = 2  # chunks, and so snapshots, at a time
 _BACKOFF_SECONDS: Final = (0.2, 15.0)
 _SNAPSHOT_SECONDS: Final = 600.0
+_LOOK_SECONDS: Final = 5.0
 _CONNECTED_SECONDS: Final = 0.05
 
 log = structlog.get_logger("penstock.backfill")
@@ -80,10 +81,11 @@ class _Flight:
     chunk: int
     rows: int
     reads: Reads
+    noting: Noting
     holder: SnapshotHolder | None
     owed: int
     """The oldest chunk that is whole only with this one."""
-    emitted: float = 0.0
+    made: float
     taken: float = 0.0
 
 
@@ -107,6 +109,11 @@ class _Run:
     chunks: int = 0
     untold: deque[tuple[int, Cursor]] = field(default_factory=deque)
     """Cursors of chunks that are delivered, but not whole."""
+
+    @property
+    def under_way(self) -> list[_Flight]:
+        """The chunks whose snapshots are held."""
+        return [*self.flights, *([] if self.planned is None else [self.planned])]
 
 
 class Backfiller:
@@ -250,7 +257,7 @@ class Backfiller:
             if self._waiting is not None and self._waiting.attempt < newest:
                 self._waiting = None
             if isinstance(item, _Start) and item.attempt == newest:
-                self._waiting, self._troubled = item, False
+                self._waiting = item
                 self._delay = self._not_before = 0.0
             elif isinstance(item, _Again):
                 if self._run is not None and self._run.attempt == item.attempt:
@@ -267,7 +274,7 @@ class Backfiller:
             return 60.0
         if self._is_done(run):
             return 0.0
-        return max(run.retry_at - time.monotonic(), 0.0) if self._may_plan(run) else 5.0
+        return max(run.retry_at - time.monotonic(), 0.0) if self._may_plan(run) else _LOOK_SECONDS
 
     def _step(self) -> None:
         """Do the next thing: begin, plan, or end."""
@@ -341,7 +348,9 @@ class Backfiller:
             run.spec, run.attempt, run.chunks, plan.cursor, plan.ranges, holder.snapshot, run.source,
             self._url,
         )  # fmt: skip
-        flight = _Flight(run.chunks, plan.rows, reads, holder, min(owed, run.chunks))
+        flight = _Flight(
+            run.chunks, plan.rows, reads, holder.noting, holder, min(owed, run.chunks), time.monotonic()
+        )  # fmt: skip
         run.chunks += 1
         run.planned = flight
         # While changes come, they shall find the next batch free.
@@ -365,13 +374,12 @@ class Backfiller:
 
     def _emit(self, run: _Run) -> None:
         flight, run.planned = run.planned, None
-        assert flight is not None and flight.holder is not None  # noqa: S101, PT018
+        assert flight is not None  # noqa: S101 - the callers have looked
         content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
         mark = Watermark(
-            content, flight.holder.noting, flight.reads, self._passed, flight.rows, run.attempt,
+            content, flight.noting, flight.reads, self._passed, flight.rows, run.attempt,
             flight.owed,
         )  # fmt: skip
-        flight.emitted = time.monotonic()
         run.flights.append(flight)
         self._send(
             Planned(
@@ -400,13 +408,11 @@ class Backfiller:
             self._release(flight.holder)
         captured = self._capture.stats.captured
         self._live, self._captured = captured > self._captured, captured
-        self._sizing.took(flight.rows, now - (flight.taken or flight.emitted), live=self._live)
+        self._sizing.took(flight.rows, now - (flight.taken or flight.made), live=self._live)
         run.untold.append((flight.chunk, flight.reads.cursor))
         with self._capture.decoder():
             waiting = [*run.watch.incomplete.values()]
-        waiting += [
-            f.owed for f in (*run.flights, *filter(None, [run.planned])) if f.owed < f.chunk
-        ]
+        waiting += [f.owed for f in run.under_way if f.owed < f.chunk]
         whole = min(waiting, default=MOVED)
         while run.untold and run.untold[0][0] < whole:
             run.cursor = run.untold.popleft()[1]
@@ -417,8 +423,8 @@ class Backfiller:
 
     def _expire(self, run: _Run) -> None:
         """Let go of snapshots that have held back the server's clean-up for long."""
-        for flight in run.flights:
-            if flight.holder is not None and time.monotonic() - flight.emitted > _SNAPSHOT_SECONDS:
+        for flight in run.under_way:
+            if flight.holder is not None and time.monotonic() - flight.made > _SNAPSHOT_SECONDS:
                 log.warning("a backfill's snapshot was given up", chunk=flight.chunk)
                 flight.holder.close()
                 flight.holder = None
@@ -463,7 +469,8 @@ class Backfiller:
             return
         with self._capture.decoder() as decoder:
             decoder.watch = None
-        for flight in (*run.flights, *filter(None, [run.planned])):
+        self._capture.withdraw(run.attempt)
+        for flight in run.under_way:
             if flight.holder is not None:
                 self._release(flight.holder)
         if run.taking is not None:

@@ -93,8 +93,7 @@ class Noting:
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
         self._on = True
-        self._too_many = False
-        self._emptied: set[int] = set()
+        self._whole: set[int] = set()  # transactions that concern all rows
         self._xids = array("I")
         self._hashes = array("q")
         self._incomplete: list[tuple[int, tuple[str, ...]]] = []
@@ -102,7 +101,7 @@ class Noting:
     @property
     def everything(self) -> bool:
         """Whether no read can be trusted: a truncate, or more changes than are kept."""
-        return self._too_many or bool(self._emptied)
+        return bool(self._whole)
 
     def begin(self, xid: int) -> None:
         """Note that the changes that follow are a transaction's."""
@@ -114,7 +113,7 @@ class Noting:
         xids, hashes = self._xids, self._hashes
         self._xids, self._hashes = array("I"), array("q")
         invisible = unseen(snapshot, xids)
-        self._emptied = unseen(snapshot, self._emptied)
+        self._whole = unseen(snapshot, self._whole)
         for x, h in zip(xids, hashes, strict=True):
             if x in invisible:
                 self._xids.append(x)
@@ -127,11 +126,8 @@ class Noting:
         """Note a change: its keys' hashes (None: all rows), and the key if the WAL lacks values."""
         if not self._on:
             return
-        if hashes is None:
-            self._emptied.add(xid)
-            return
-        if len(self._xids) >= TOUCHED:
-            self._too_many = True
+        if hashes is None or len(self._xids) >= TOUCHED:
+            self._whole.add(xid)
             return
         for h in hashes:
             self._xids.append(xid)
