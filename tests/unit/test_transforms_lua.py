@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -407,3 +408,23 @@ def test_the_environment_does_not_reach_the_process(monkeypatch: pytest.MonkeyPa
     pid = transform._helper._process.pid
     assert b"hunter6" not in Path(f"/proc/{pid}/environ").read_bytes()
     transform.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('"\\ud800"', "the message has JSON that can't be read"),
+        ("[" * 300 + "]" * 300, "nested"),
+        ("[" * 5_000 + "]" * 5_000, "the message is nested too deep to be read"),
+    ],
+)
+def test_messages_that_cannot_be_read(value: str, said: str) -> None:
+    # Postgres' json keeps any escape, and any depth that its stack allows.
+    batch = wire([inserted(1), inserted(2), inserted(3)])
+    texts = ['{"id":1}', f'{{"id":2,"j":{value}}}', '{"id":3,"j":' + "[" * 150 + "]" * 150 + "}"]
+    transform = LuaTransform("function transform(m) return m end")
+    done = transform(batch.set_column(0, "record", pa.array(texts)))
+    transform.close()
+    assert done.batch.column("record").to_pylist() == [texts[0], texts[2]]
+    (failed,) = done.failed
+    assert said in failed.reason

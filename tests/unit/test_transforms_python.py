@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.streams_help import Change, deleted, inserted, moved, wire
 
@@ -253,3 +254,23 @@ def test_a_function_that_is_refused(module: str, tmp_path: Path, spec: str, reas
         inspect(TransformSettings.model_validate({"python": spec}))
     assert reason in str(caught.value)
     assert str(caught.value).startswith(f"{spec}: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('"\\ud800"', "the message has JSON that can't be read"),
+        ("[" * 300 + "]" * 300, "nested"),
+        ("[" * 5_000 + "]" * 5_000, "the message is nested too deep to be read"),
+    ],
+)
+def test_messages_that_cannot_be_read(module: str, value: str, said: str) -> None:
+    # Postgres' json keeps any escape, and any depth that its stack allows.
+    batch = wire([inserted(1), inserted(2), inserted(3)])
+    texts = ['{"id":1}', f'{{"id":2,"j":{value}}}', '{"id":3,"j":' + "[" * 150 + "]" * 150 + "}"]
+    transform = make(TransformSettings.model_validate({"python": f"{module}:same"}))
+    done = transform(batch.set_column(0, "record", pa.array(texts)))
+    transform.close()
+    assert done.batch.column("record").to_pylist() == [texts[0], texts[2]]
+    (failed,) = done.failed
+    assert said in failed.reason

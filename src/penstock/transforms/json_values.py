@@ -15,6 +15,17 @@ decode_raw: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 encode: Final = msgspec.json.Encoder().encode
 
 
+UNREADABLE: Final = (RecursionError, msgspec.MsgspecError)
+"""What decoding a message raises: Postgres' json takes some texts that its jsonb, and others, don't."""
+
+
+def unreadable(error: Exception) -> str:
+    """Return what one of `UNREADABLE` says of a message."""
+    if isinstance(error, RecursionError):
+        return "the message is nested too deep to be read"
+    return f"the message has JSON that can't be read: {error}"
+
+
 def same_value(one: Any, other: Any) -> bool:
     """Tell whether two decoded values are equal; numbers by the double that they come to."""
     if isinstance(one, dict) and isinstance(other, dict):

@@ -207,8 +207,8 @@ class LuaTransform:
                 f"the message has {int(text):,} bytes of text: too large for a memory limit of "
                 f"{self._mebibytes} MiB"
             )
-        if kind == "deep":
-            return "the message is nested too deep for Lua"
+        if kind == "unreadable":
+            return text
         # Lua's own traceback, which it adds where its parser gives up.
         match = _AT.match(text := text.partition("\nstack traceback:")[0])
         if match is None:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 from lupa import lua54  # type: ignore[import-untyped]
 
-from penstock.transforms.json_values import Values, as_float
+from penstock.transforms.json_values import UNREADABLE, Values, as_float, unreadable
 
 _LENGTH: Final = struct.Struct("<I")
 _COUNTER: Final = struct.Struct("<q")
@@ -204,8 +204,8 @@ class Sandbox:
             if kind == "memory":
                 self._refill()
             return (kind, str(text))
-        except RecursionError:
-            return ("deep", "")
+        except UNREADABLE as error:
+            return ("unreadable", unreadable(error))
         except lua54.LuaMemoryError:
             self._refill()
             return ("memory", "")

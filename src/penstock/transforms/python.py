@@ -34,7 +34,7 @@ from penstock.transforms.base import (
     captured,
     known_action,
 )
-from penstock.transforms.json_values import Values
+from penstock.transforms.json_values import UNREADABLE, Values, unreadable
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 # Written as text, in the same forms that the capture gives them.
@@ -87,8 +87,8 @@ class PythonTransform:
                 "action": action,
                 "metadata": values.decode(metadata),
             }
-        except RecursionError:
-            return "the message is nested too deep to be read"
+        except UNREADABLE as error:
+            return unreadable(error)
         # What is plain keeps its text anyway; only floats and nested values can be spelt otherwise.
         exact = values.floats or "{" in record[1:] or "[" in record
         try:
