@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +188,13 @@ def test_the_failing_message_alone() -> None:
         ("error('no such customer')", "line 2: no such customer"),
         ("error({})", "an error was raised that is a table, not text"),
         ("error()", "an error was raised that is nil, not text"),
+        ("error('\\xff\\27[2J\\0')", "line 2: ??[2J?"),
+        ("error(('é'):rep(400))", f"line 2: {'é' * 243}…"),
+        ("error(setmetatable({}, {__index = error}))",
+         "an error was raised that is a table, not text"),
+        ("message.action = '\\xff' return message", "action is not valid UTF-8"),
+        ("return {record = {}, ['\\xff'] = 1}",
+         "returned a message with '?': expected record, changes, action and metadata"),
     ],
 )  # fmt: skip
 def test_what_is_no_message(code: str, reason: str) -> None:
@@ -203,6 +212,8 @@ def test_what_is_no_message(code: str, reason: str) -> None:
         ("while true do end", "line 1: stopped after 100 ms of CPU time"),
         ("('a'):rep(1e6):find('.-.-.-.-b')",
          "the program ran for more than 100 ms before it had defined transform(message)"),
+        ("\xff = 1", "line 1: unexpected symbol near '<\\"),
+        ("error('\\xff')", "line 1: ?"),
         ("\x1bLua", "attempt to load a binary chunk (mode is 't')"),
         ("return " + "(" * 500 + "1" + ")" * 500, "C stack overflow"),
         ("x = ('x'):rep(100 * 1024 * 1024)", "took more than 64 MiB of memory"),
@@ -361,6 +372,26 @@ def test_a_process_that_is_killed_from_outside_fails_nothing() -> None:
     assert transform._helper._process.pid != before.pid
     transform.close()
     assert transform._helper._process.returncode is not None
+
+
+ORPHANED = """
+import sys, time
+from penstock.transforms.lua import LuaTransform
+transform = LuaTransform("function transform(m) return m end")
+print(transform._helper._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_whose_parent_is_killed_ends() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with parent:
+        assert parent.stdout is not None
+        helper = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    assert psutil.wait_procs([helper], timeout=20)[1] == []
 
 
 def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

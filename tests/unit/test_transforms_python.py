@@ -68,6 +68,19 @@ def leaks(message):
                        + os.environ["SHOP_URL"] + " or nats://token@host")
 
 
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def odd(message):
+    raise Odd
+
+
+def screen(message):
+    raise ValueError("\\x1b[2J\\x00")
+
+
 def leaves(message):
     sys.exit("bye")
 
@@ -188,6 +201,10 @@ def test_no_secret_in_a_reason(module: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_would_end_a_worker(module: str) -> None:
     (failed,) = apply(f"{module}:leaves", inserted(1)).failed
     assert "SystemExit: bye" in failed.reason
+    (failed,) = apply(f"{module}:odd", inserted(1)).failed
+    assert failed.reason.endswith(": Odd")
+    (failed,) = apply(f"{module}:screen", inserted(1)).failed
+    assert failed.reason.endswith(": ValueError: ?[2J?")
     (failed,) = apply(f"{module}:deep", inserted(1)).failed
     assert f"line {line('return deep')}: RecursionError" in failed.reason
 
@@ -237,7 +254,7 @@ def test_what_is_no_message(module: str, returned: Callable[[Any], Any], reason:
     [
         ("no_such_package:f", "there is no module 'no_such_package': install the package"),
         ("json.nothing:f", "there is no module 'json.nothing'"),
-        ("shop_code:transfrom", "'shop_code' has no 'transfrom'; it has Changer, deep"),
+        ("shop_code:transfrom", "'shop_code' has no 'transfrom'; it has Changer, Odd, deep"),
         ("shop_code:constant", "'constant' is an int, not a function"),
         ("shop_code:later", "async or a generator"),
         ("shop_code:one_by_one", "async or a generator"),

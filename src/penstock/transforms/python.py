@@ -216,7 +216,7 @@ def described(error: BaseException, file: str | None) -> str:
 
     Where the traceback does not pass through `file`, the line is that where it was raised.
     """
-    text = _safe(str(error)).strip()
+    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in _safe(_text(error))).strip()
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if len(reason) > _LONGEST_TEXT:
         reason = f"{reason[:_LONGEST_TEXT]}…"
@@ -228,6 +228,13 @@ def described(error: BaseException, file: str | None) -> str:
     if not own:
         return reason
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {reason}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a class whose own __str__ fails
+        return ""
 
 
 def _safe(text: str) -> str:

@@ -348,6 +348,7 @@ local function output(message, prefix, record, size, changes, changed, action)
   if new ~= nil and type(new) ~= "string" then
     bad("%saction is %s: expected text", prefix, kind(new))
   end
+  if new and not utf8len(new) then bad("%saction is not valid UTF-8", prefix) end
   local metadata, extras = message.metadata, nil
   if metadata ~= nil and not rawequal(metadata, null) then
     checked(metadata, prefix .. "metadata")
@@ -399,13 +400,23 @@ local function work(record, changes, action, metadata)
   return length
 end
 
+-- An error's text as UTF-8, not too long, without what a terminal would take for commands.
+local function printable(e)
+  e = tostring(e)
+  if #e > TEXT then
+    local last = TEXT
+    -- Not within a character.
+    while last > TEXT - 4 and byte(e, last + 1) // 64 == 2 do last = last - 1 end
+    e = sub(e, 1, last) .. "…"
+  end
+  if not utf8len(e) then e = gsub(e, "[\128-\255]", "?") end
+  return (gsub(e, "[%z\1-\9\11-\31\127]", "?"))
+end
+
 local function explained(e)
   if rawequal(e, EXPIRED) or expired then return "time", where end
   if e == "not enough memory" then return "memory", "" end
-  if type(e) == "string" then
-    if #e > TEXT then e = sub(e, 1, TEXT) .. "…" end
-    return "error", e
-  end
+  if type(e) == "string" then return "error", e end
   if type(e) == "table" and rawequal(getmetatable(e), BAD) then return "bad", e[1] end
   if type(e) == "number" then return "error", tostring(e) end
   return "error", "an error was raised that is " .. kind(e) .. ", not text"
@@ -417,7 +428,7 @@ local function ended(ok, ...)
   local sort, what = explained(...)
   expired, more = false, {}
   if #out > 10000 then out = {} end
-  return -1, sort, what
+  return -1, sort, printable(what)
 end
 
 -- Transform a message in so many seconds of CPU time; returns how many came of it, then what `output` says
@@ -440,12 +451,13 @@ end
 
 sethook(hook, "", 1000)
 local chunk, problem = load(program, "=" .. NAME, "t", env)
-if not chunk then return nil, "syntax", problem end
+if not chunk then return nil, "syntax", printable(problem) end
 deadline = clock() + seconds
 local ok, e = pcall(chunk)
 deadline = huge
 if not ok or expired then
-  return nil, explained(e)
+  local sort, what = explained(e)
+  return nil, sort, printable(what)
 end
 transform = env.transform
 if type(transform) ~= "function" then return nil, "none", type(transform) end
