@@ -156,6 +156,7 @@ def test_expressions_that_are_refused_by_the_catalog(
         f"sources: {{shop: {{type: postgres, url: '{database.url}', tables: [public.orders]}}}}",
         "sinks:",
         *sinks("filter", list(REFUSED_BY_CHECK)),
+        f"store: {database.url}",
     )
     done = penstock("check", cwd=tmp_path)
     assert done.returncode == 1
