@@ -50,7 +50,7 @@ def bed(postgres: EmbeddedPostgres, spark: SparkSession) -> Iterator[Bed]:
     database.drop(postgres.url)
 
 
-CONDITIONS = 60
+CONDITIONS = 52
 
 
 class _TooComplicatedError(Exception):
@@ -68,7 +68,7 @@ def _compilable(bed: Bed, condition: str) -> Typed:
 
 @given(seed=st.integers(0, 2**64))
 @settings(
-    max_examples=3, deadline=None, phases=[Phase.generate],
+    max_examples=4, deadline=None, phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_random_conditions_give_what_postgres_gives(bed: Bed, seed: int) -> None:
@@ -224,6 +224,22 @@ def test_what_can_not_be_evaluated_is_bad_only_where_it_matters(spark: SparkSess
     outcomes = [Outcome(o.v, o.v is None and o.b) for o in found]
     wrong = [(c, e, o) for (c, e), o in zip(CASES, outcomes, strict=True) if e != o]
     assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "coalesce(" * 20 + "record.i" + " + 1, 0)" * 20 + " > 0",
+        "abs(" * 28 + "record.i" + ")" * 28 + " > 0",
+        "record.ts" + " + interval '1 month'" * 20 + " > now()",
+        "record.f" + " * 1.1" * 60 + " > 0",
+        "case when " * 15 + "record.b" + " then record.b end" * 15,
+    ],
+)
+def test_what_would_be_large_is_refused_before_spark_sees_it(bed: Bed, text: str) -> None:
+    with pytest.raises(_TooComplicatedError) as refused:
+        _compilable(bed, text)
+    assert "too complicated" in str(refused.value.__cause__)
 
 
 def test_columns_have_the_kinds_of_their_types(database: Database) -> None:

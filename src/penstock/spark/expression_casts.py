@@ -51,7 +51,26 @@ def cast_value(node: Node, operand: Column, size: int) -> tuple[Column, int]:
         Kind.TIMESTAMP: _to_time,
         Kind.TIMESTAMPTZ: _to_time,
     }[node.kind](node, have)
+    if _once(node, have):
+        return use(operand), size + 4
     return let(operand, size, use), copies(size, 3) * size + 16
+
+
+def _once(node: Node, have: Type) -> bool:
+    """Tell whether a cast needs its operand no more than once."""
+    match node.kind:
+        case Kind.TEXT:
+            return have.kind not in _TIMES and node.value != "uuid"
+        case Kind.INT:
+            return have.kind is Kind.BOOL or (
+                have.kind is Kind.NUMERIC and node.value in (None, 64)
+            )
+        case Kind.FLOAT:
+            return not _is_text(have) and not node.type.single
+        case Kind.NUMERIC:
+            wide = node.value == "round" or node.type.scale >= have.scale
+            return have.kind is Kind.INT or (have.kind is Kind.NUMERIC and wide)
+    return have.kind in _TIMES
 
 
 def _is_text(type_: Type) -> bool:

@@ -31,11 +31,6 @@ _MAX_DAYS: Final = 4_000_000
 _MIN_INT: Final = -(1 << 63)
 
 
-def copies(size: int, uses: int) -> int:
-    """Return how many times `let` writes out an operand that is used so often."""
-    return uses if size <= _SMALL else 1
-
-
 Call = Callable[[Node, list[Column], list[int]], tuple[Column, int, int]]
 """Gives a node's column from its operands' columns and sizes: and how many times it has each
 operand, and how many nodes of its own."""
@@ -71,26 +66,45 @@ def let(column: Column, size: int, use: Callable[[Column], Column]) -> Column:
     return F.element_at(F.transform(F.array(column), use), 1)
 
 
+def let_both(x: Column, y: Column, size: int, use: Callable[[Column, Column], Column]) -> Column:
+    """Return what `use` makes of two columns of one type, as `let` does of one."""
+    if size <= _SMALL:
+        return use(x, y)
+    both = F.array(F.struct(x.alias("x"), y.alias("y")))
+    return F.element_at(F.transform(both, lambda pair: use(pair["x"], pair["y"])), 1)
+
+
+def copies(size: int, uses: int) -> int:
+    """Return what an operand of `let` counts for, in copies of it.
+
+    Spark analyses a lambda within a lambda several times over, so that deep ones must count for much
+    more than their nodes.
+    """
+    return uses if size <= _SMALL else 2
+
+
 def _infinite(column: Column) -> Column:
     return F.abs(column) == F.lit(math.inf)
 
 
 def _float(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
     """Postgres raises an error where a result of finite floats is infinite, or 0 for being small."""
-    x, y = operands
-    match node.op:
-        case "+":
-            raw = x + y
-        case "-":
-            raw = x - y
-        case "*":
-            raw = x * y
-        case _:
-            raw = F.when(y != F.lit(0.0), F.try_divide(x, y)).when((y == 0.0) & F.isnan(x), x)
-    if node.type.single:
-        raw = raw.cast("float").cast("double")
 
-    def checked(result: Column) -> Column:
+    def raw(x: Column, y: Column) -> Column:
+        match node.op:
+            case "+":
+                result = x + y
+            case "-":
+                result = x - y
+            case "*":
+                result = x * y
+            case _:
+                possible = F.when(y != F.lit(0.0), F.try_divide(x, y))
+                result = possible.when((y == 0.0) & F.isnan(x), x)
+        return result.cast("float").cast("double") if node.type.single else result
+
+    def checked(x: Column, y: Column) -> Column:
+        result = raw(x, y)
         vanished = F.lit(False)
         if node.op == "*":
             vanished = (result == 0.0) & (x != 0.0) & (y != 0.0)
@@ -99,8 +113,8 @@ def _float(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
         grown = _infinite(result) & ~_infinite(x) & ~_infinite(y)
         return F.when(~(grown | vanished), result)
 
-    own = sum(sizes) + 12
-    return let(raw, own, checked), 5, 40
+    column = let_both(operands[0], operands[1], max(sizes), checked)
+    return column, copies(max(sizes), 6), 40
 
 
 def _integer(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
@@ -142,14 +156,12 @@ def _neg(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column,
     return F.negative(operands[0]), 1, 1
 
 
-def _abs(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
+def _abs(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
     if node.kind is not Kind.INT:
         return F.abs(operands[0]), 1, 1
 
-    def absolute(x: Column) -> Column:
-        return F.when(x < 0, F.try_subtract(F.lit(0).cast("bigint"), x)).otherwise(x)
-
-    return let(operands[0], sizes[0], absolute), copies(sizes[0], 3), 8
+    # As a decimal the least bigint has an absolute value too, which is then no bigint.
+    return F.abs(operands[0].cast("decimal(20,0)")).try_cast("bigint"), 2, 3
 
 
 def _round(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
@@ -217,18 +229,22 @@ def _shift(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
     return let(operands[0], sizes[0], shifted), copies(sizes[0], 3), 30
 
 
-def _since(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
-    x, y = operands
+def _since(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
     type_ = node.args[0].type
     plus, minus = literal(TIMESTAMP_INFINITY, type_), literal(TIMESTAMP_MINUS_INFINITY, type_)
-    micros = [F.unix_micros(c.cast("timestamp")) for c in operands]
-    endless = F.when((x == plus) & (y == minus), F.lit(INTERVAL_INFINITY))
-    endless = endless.when((x == minus) & (y == plus), F.lit(-INTERVAL_INFINITY))
-    endless = endless.when(is_infinite(x, type_) & is_infinite(y, type_), None)
-    endless = endless.when((x == plus) | (y == minus), F.lit(INTERVAL_INFINITY))
-    endless = endless.when((x == minus) | (y == plus), F.lit(-INTERVAL_INFINITY))
-    told = endless.otherwise(micros[0] - micros[1])
-    return F.when(x.isNotNull() & y.isNotNull(), told), 12, 32
+
+    def between(x: Column, y: Column) -> Column:
+        micros = [F.unix_micros(c.cast("timestamp")) for c in (x, y)]
+        endless = F.when((x == plus) & (y == minus), F.lit(INTERVAL_INFINITY))
+        endless = endless.when((x == minus) & (y == plus), F.lit(-INTERVAL_INFINITY))
+        endless = endless.when(is_infinite(x, type_) & is_infinite(y, type_), None)
+        endless = endless.when((x == plus) | (y == minus), F.lit(INTERVAL_INFINITY))
+        endless = endless.when((x == minus) | (y == plus), F.lit(-INTERVAL_INFINITY))
+        told = endless.otherwise(micros[0] - micros[1])
+        return F.when(x.isNotNull() & y.isNotNull(), told)
+
+    column = let_both(operands[0], operands[1], max(sizes), between)
+    return column, copies(max(sizes), 8), 40
 
 
 def _days(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:

@@ -24,8 +24,8 @@ from penstock.expressions.types import Field
 from penstock.spark.expression_casts import cast_value
 from penstock.spark.expression_values import CALLS, STRICT, literal
 
-MAX_SIZE: Final = 6_000
-"""How many nodes an expression may have once it is compiled."""
+MAX_SIZE: Final = 3_000
+"""How many nodes an expression may have once compiled; far larger ones exhaust the JVM's heap."""
 
 Leaf = Callable[[Field], tuple[Column, Column]]
 
