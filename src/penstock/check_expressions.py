@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from penstock import transforms
 from penstock.expressions import Columns, Reference
 from penstock.finding import Finding
+from penstock.message import DELETE
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
 from penstock.postgres.errors import CaptureError
 from penstock.postgres.table_inspection import identity_sql, rule_columns
 from penstock.settings import NatsSinkSettings, PostgresSource, Sink, nearest
 from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import is_planned, source_columns
+from penstock.spark.routes import wanted_actions
 from penstock.spark.select import Item
 from penstock.tables import matches_any
 from penstock.transforms.base import TransformError
@@ -101,7 +103,7 @@ def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Fin
     for key, expressions in _by_key(made.expressions):
         references = _references(expressions)
         # One that looks at the action says itself what becomes of deletes.
-        deletes = "delete" in sink.actions and "action" not in references
+        deletes = DELETE in wanted_actions(sink) and "action" not in references
         for table in tables:
             of_table = identities[table.oid]
             if deletes:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -324,3 +325,15 @@ def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop:
 def test_nothing_else_was_said(shop: Shop) -> None:
     assert shop.pipeline.stray() == []
     assert {e["event"] for e in shop.pipeline.events() if e["level"] == "error"} == {"dead letter"}
+
+
+def test_a_run_whose_filter_names_no_column_does_not_start(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(
+        "sources: {shop: {type: postgres, url: '${SHOP_URL}', slot: never, publication: never}}\n"
+        "sinks: {out: {type: stream, source: shop, filter: 'record.amuont > 1'}}\n"
+    )
+    done = penstock("run", cwd=tmp_path, environment=shop.environment)
+    assert done.returncode == 1
+    assert "sinks.out.filter: position 1: unknown column record.amuont" in done.stderr
+    assert "did you mean record.amount?" in done.stderr
+    assert "Traceback" not in done.stderr

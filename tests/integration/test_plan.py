@@ -239,6 +239,14 @@ def test_routes_by_rules(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
+def test_the_first_thing_that_fails_is_told(spark: SparkSession) -> None:
+    batch = untold(wire([item(0, "1.00")]), 0, "region")
+    sink = nats(transform={"sql": "1 / record.id as share"}, route="'r.' || record.region")
+    found = prepared(spark, batch, s=sink)["s"]
+    assert [letter.code for letter in found.dead] == ["transform_failed"]
+    assert found.messages.num_rows == 0
+
+
 def test_rules_templates_see_the_transformed_record_and_conditions_the_captured_one(
     spark: SparkSession,
 ) -> None:

@@ -9,7 +9,7 @@ from tests.streams_help import Change, wire
 
 from penstock.blocks import Block
 from penstock.message import DELETE, READ, UPDATE
-from penstock.settings import StreamSinkSettings
+from penstock.settings import NatsSinkSettings, StreamSinkSettings
 from penstock.spark.routes import Route, regrouped, size
 from penstock.spark.steps import Steps
 
@@ -39,6 +39,13 @@ def test_tables_and_actions() -> None:
     assert wanted(route(actions=["delete"])).column("action").to_pylist() == ["delete"]
     assert wanted(route(tables=["public.orders"])).num_rows == 1
     assert wanted(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
+
+
+def test_a_nats_sink_of_kind_rows_is_told_of_no_delete_and_so_fails_on_none() -> None:
+    settings = {"type": "nats", "source": "shop", "kind": "rows"}
+    rows = Route("out", NatsSinkSettings.model_validate(settings))
+    assert DELETE not in wanted(rows).column("action").to_pylist()
+    assert wanted(rows).num_rows == wanted(route(kind="rows")).num_rows - 1
 
 
 def test_a_stream_without_group_by_has_the_sources_groups() -> None:

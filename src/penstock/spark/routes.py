@@ -10,8 +10,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import ACTIONS, READ
-from penstock.settings import Sink
+from penstock.message import ACTIONS, DELETE, READ
+from penstock.settings import NatsSinkSettings, Sink
 from penstock.sinks.nats_task import group_keys
 from penstock.tables import TablePattern, matches_any
 
@@ -30,10 +30,10 @@ class Route:
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Tell of each message whether the sink wants it; None where it wants them all."""
         keep = None
-        # A backfill is asked for, so `actions` does not speak of its reads.
-        if {*self.settings.actions, READ} != set(ACTIONS):
-            actions = pa.array([*self.settings.actions, READ], pa.string())
-            keep = pc.is_in(batch.column("action"), value_set=actions)
+        actions = wanted_actions(self.settings)
+        if actions != set(ACTIONS):
+            values = pa.array(sorted(actions), pa.string())
+            keep = pc.is_in(batch.column("action"), value_set=values)
         if self.settings.patterns is not None:
             tables = self._tables(batch)
             keep = tables if keep is None else pc.and_(keep, tables)
@@ -45,6 +45,16 @@ class Route:
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
         wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
         return pa.array(wanted, pa.bool_()).take(names.indices)
+
+
+def wanted_actions(sink: Sink) -> set[str]:
+    """Return the actions of messages that a sink gets."""
+    # A backfill is asked for, so `actions` does not speak of its reads.
+    actions = {*sink.actions, READ}
+    if isinstance(sink, NatsSinkSettings) and sink.kind == "rows":
+        # JetStream is told of no row that is gone: such a message must not fail on its way either.
+        actions.discard(DELETE)
+    return actions
 
 
 def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
