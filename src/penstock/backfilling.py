@@ -32,6 +32,7 @@ from penstock.tables import matches_any
 
 _POLL_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.1  # between two looks at what was told, however much that is
+_SHOW_SECONDS: Final = 1.0
 _LISTEN_SECONDS: Final = 1.0
 _RANGE_PATIENCE: Final = 30.0
 _BACKOFF_SECONDS: Final = (1.0, 60.0)
@@ -183,7 +184,7 @@ class Backfilling:
         self._wake.set()
 
     def _main(self) -> None:
-        looked_at = 0.0
+        looked_at = shown_at = 0.0
         while True:
             closing = self._closing.is_set()
             now = time.monotonic()
@@ -195,6 +196,8 @@ class Backfilling:
                     self._tend(source, look and not closing)
                 if look:
                     looked_at = now
+                if look or now - shown_at > _SHOW_SECONDS:
+                    shown_at = now
                     self._show()
                 self._say_store(None)
             except StoreError as error:
