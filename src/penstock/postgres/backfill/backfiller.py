@@ -12,9 +12,8 @@ import random
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -22,6 +21,7 @@ import psycopg
 import structlog
 
 from penstock.postgres.backfill import inspect, ranges
+from penstock.postgres.backfill.course import Flight, Run
 from penstock.postgres.backfill.events import (
     Delivered,
     Done,
@@ -31,11 +31,11 @@ from penstock.postgres.backfill.events import (
     Started,
     Troubled,
 )
-from penstock.postgres.backfill.noting import MOVED, Noting, Watch, Watermark
+from penstock.postgres.backfill.noting import MOVED, Watch, Watermark
 from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
 from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
 from penstock.postgres.backfill.sizing import Sizing
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads, Source
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads
 from penstock.postgres.capture import Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
@@ -74,48 +74,6 @@ class _Told:
 _Item = _Start | _Again | _Told | None
 
 
-@dataclass
-class _Flight:
-    """A chunk between its plan and its delivery."""
-
-    chunk: int
-    rows: int
-    reads: Reads
-    noting: Noting
-    holder: SnapshotHolder | None
-    owed: int
-    """The oldest chunk that is whole only with this one."""
-    made: float
-    taken: float = 0.0
-
-
-@dataclass
-class _Run:
-    """A backfill under way, in one attempt."""
-
-    spec: BackfillSpec
-    attempt: int
-    cursor: Cursor
-    """What was told last: where to go back to."""
-    source: Source
-    planner: Planner
-    watch: Watch
-    flights: deque[_Flight] = field(default_factory=deque)
-    planned: _Flight | None = None
-    """Its watermark is not written yet."""
-    taking: SnapshotHolder | None = None
-    """It is to take the next chunk's snapshot, from `retry_at` on."""
-    retry_at: float = 0.0
-    chunks: int = 0
-    untold: deque[tuple[int, Cursor]] = field(default_factory=deque)
-    """Cursors of chunks that are delivered, but not whole."""
-
-    @property
-    def under_way(self) -> list[_Flight]:
-        """The chunks whose snapshots are held."""
-        return [*self.flights, *([] if self.planned is None else [self.planned])]
-
-
 class Backfiller:
     """Runs backfills, one at a time, through `capture`, in a thread of its own.
 
@@ -140,7 +98,7 @@ class Backfiller:
         self._commanded = threading.Event()
         self._closing = False
         # The thread's own:
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._waiting: _Start | None = None
         self._holders: list[SnapshotHolder] = []
         self._emitter: Connection | None = None
@@ -307,21 +265,21 @@ class Backfiller:
         with self._capture.decoder() as decoder:
             decoder.watch = watch
         self._waiting = None
-        self._run = _Run(spec, start.attempt, start.cursor, source, planner, watch)
+        self._run = Run(spec, start.attempt, start.cursor, source, planner, watch)
         self._sizing = Sizing()
         self._live, self._captured = True, self._capture.stats.captured
         self._send(Started(spec.id, start.attempt, total))
 
-    def _may_plan(self, run: _Run) -> bool:
+    def _may_plan(self, run: Run) -> bool:
         if self._paused.is_set() or run.planned is not None or len(run.flights) >= _AHEAD:
             return False
         return not run.planner.ended or bool(run.watch.incomplete)
 
-    def _is_done(self, run: _Run) -> bool:
+    def _is_done(self, run: Run) -> bool:
         under_way = run.flights or run.planned is not None
         return run.planner.ended and not run.watch.incomplete and not under_way
 
-    def _plan(self, run: _Run) -> None:
+    def _plan(self, run: Run) -> None:
         """Plan the next chunk, and write its watermark unless live changes go first."""
         if run.taking is None:
             run.taking = self._holder()
@@ -348,7 +306,7 @@ class Backfiller:
             run.spec, run.attempt, run.chunks, plan.cursor, plan.ranges, holder.snapshot, run.source,
             self._url,
         )  # fmt: skip
-        flight = _Flight(
+        flight = Flight(
             run.chunks, plan.rows, reads, holder.noting, holder, min(owed, run.chunks), time.monotonic()
         )  # fmt: skip
         run.chunks += 1
@@ -357,7 +315,7 @@ class Backfiller:
         if not (self._live and run.flights):
             self._emit(run)
 
-    def _owed(self, run: _Run) -> tuple[tuple[tuple[str, ...], ...], int]:
+    def _owed(self, run: Run) -> tuple[tuple[tuple[str, ...], ...], int]:
         """Take the keys of rows to read once more, and the oldest chunk that waits for them."""
         with self._capture.decoder():
             incomplete = run.watch.incomplete
@@ -372,7 +330,7 @@ class Backfiller:
             keys = tuple(incomplete)[:KEYS]
             return keys, min((incomplete.pop(key) for key in keys), default=MOVED)
 
-    def _emit(self, run: _Run) -> None:
+    def _emit(self, run: Run) -> None:
         flight, run.planned = run.planned, None
         assert flight is not None  # noqa: S101 - the callers have looked
         content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
@@ -421,7 +379,7 @@ class Backfiller:
         if run.planned is not None:
             self._emit(run)
 
-    def _expire(self, run: _Run) -> None:
+    def _expire(self, run: Run) -> None:
         """Let go of snapshots that have held back the server's clean-up for long."""
         for flight in run.under_way:
             if flight.holder is not None and time.monotonic() - flight.made > _SNAPSHOT_SECONDS:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
 from penstock.postgres.backfill.spec import Reads
-from penstock.postgres.pgoutput import Begin, Delete, Insert, Update
+from penstock.postgres.pgoutput import UNCHANGED, Begin, Delete, Insert, Update
 from penstock.postgres.table import Table
 
 RECENT: Final = 65_536
@@ -92,7 +92,8 @@ class Noting:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self._on = True
+        self.on = True
+        """Whether the snapshot does not see the transaction under way: its changes are to be added."""
         self._whole: set[int] = set()  # transactions that concern all rows
         self._xids = array("I")
         self._hashes = array("q")
@@ -105,7 +106,7 @@ class Noting:
 
     def begin(self, xid: int) -> None:
         """Note that the changes that follow are a transaction's."""
-        self._on = self.snapshot is None or not self.snapshot.sees(xid)
+        self.on = self.snapshot is None or not self.snapshot.sees(xid)
 
     def taken(self, snapshot: Snapshot, xid: int | None) -> None:
         """Take the snapshot; `xid` is the transaction under way."""
@@ -124,8 +125,6 @@ class Noting:
 
     def add(self, xid: int, hashes: Iterable[int] | None, key: tuple[str, ...] | None) -> None:
         """Note a change: its keys' hashes (None: all rows), and the key if the WAL lacks values."""
-        if not self._on:
-            return
         if hashes is None or len(self._xids) >= TOUCHED:
             self._whole.add(xid)
             return
@@ -189,8 +188,11 @@ class Watch:
         """Note a change."""
         if table.name != self.table or table.schema != self.schema:
             return
+        active = [noting for noting in self.notings if noting.on]
+        if not active and not (isinstance(event, Update) and UNCHANGED in event.new):
+            return
         noted = table.noted(event)
-        for noting in self.notings:
+        for noting in active:
             noting.add(xid, noted.hashes, noted.key)
         if noted.key is not None and (noted.moved or self.sorts):
             self._again(noted.key, MOVED)
