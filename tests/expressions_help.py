@@ -238,9 +238,13 @@ class Generator:
             lambda: self.join("(round({0}, 2))::text", self.same("record.m")),
             lambda: self.same("record.b::text"),
             lambda: self.same("record.d::text"),
-            lambda: self.join("coalesce({0}, 'none')", self.text(depth - 1)),
-            lambda: self.case(depth, self.text),
+            lambda: self.join("coalesce({0}, 'none')", self.plain(depth - 1)),
+            lambda: self.case(depth, self.plain),
         )
+
+    def plain(self, depth: int) -> Pair:
+        """Return a text that is no char(n), whose blanks count when it meets texts in a `case`."""
+        return self.join("({0})::text", self.text(depth))
 
     def date(self, depth: int) -> Pair:
         leaf = [lambda: self.same("record.d"), lambda: self.same(f"date '{self.rng.choice(DAYS)}'")]

@@ -338,6 +338,7 @@ def test_a_select_list_that_is_refused(text: str, message: str) -> None:
         ("record.paid = 'maybe'", "position 15: 'maybe' is not a boolean: true or false is expected"),
         ("record.id = record.name", "position 13: an integer and a text don't go together; cast one of them"),
         ("record.created_at = record.id", "position 21: a timestamptz and an integer don't go together"),
+        ("coalesce(record.code, 'x') like 'x'", "position 1: like sees the blanks of a char(n)"),
         ("record.name like record.code", "position 18: the pattern of like must be a '…' literal"),
         ("record.name like 'x\\'", "position 18: the pattern ends with its escape character"),
         ("record.id like '1%'", "position 1: like takes a text, and this is an integer; cast it by ::text"),

@@ -151,6 +151,10 @@ class Typer:
                 pattern.position, f"the pattern of {expr.op} must be a '…' literal"
             )
         node = self._text(value, expr.op)
+        if node.op != "field" and _padded(node):
+            raise ExpressionError(
+                value.position, f"{expr.op} sees the blanks of a char(n) in this; cast it by ::text"
+            )
         assert isinstance(pattern.value, str)  # noqa: S101
         escaped = operators.like_pattern(pattern.value, expr.value, pattern.position)
         op = "ilike" if node.type.folded else expr.op
@@ -226,6 +230,12 @@ class Typer:
 
 def _positions(expr: Expr) -> list[int]:
     return [e.position for e in expr.args]
+
+
+def _padded(node: Node) -> bool:
+    """Tell whether a text may be a char(n), as part of a `case` or `coalesce` too."""
+    parts = node.args if node.op in ("case", "coalesce") else ()
+    return node.type.width > 0 or any(_padded(part) for part in parts)
 
 
 def _presence(node: Node) -> Node:

@@ -24,7 +24,7 @@ from penstock.expressions.types import Field
 from penstock.spark.expression_casts import cast_value
 from penstock.spark.expression_values import CALLS, STRICT, literal
 
-MAX_SIZE: Final = 3_000
+MAX_SIZE: Final = 4_500
 """How many nodes an expression may have once compiled; far larger ones exhaust the JVM's heap."""
 
 Leaf = Callable[[Field], tuple[Column, Column]]
