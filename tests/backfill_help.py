@@ -17,9 +17,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 import psycopg
 from psycopg import sql
+from tests.pipeline import Penstock
 from tests.streams_help import read
 
-from penstock.embedded.handles import JetStream
+from penstock.embedded.handles import Database, JetStream
+from penstock.message import parse_lsn
 from penstock.streams.store import Store
 
 Key = tuple[Any, ...]
@@ -236,3 +238,20 @@ def from_stream(url: str, name: str) -> list[Got]:
         stream = store.stream(name)
         assert stream is not None
         return [_got(stored.message, stored.action) for stored in read(store, stream)]
+
+
+def settle(pipeline: Penstock, source: Database) -> None:
+    """Wait until all that is committed now is durable in every sink."""
+    ((written,),) = source.execute("SELECT pg_current_wal_insert_lsn()::text")
+    # Something must follow: what is confirmed is the end of a transaction.
+    source.execute("SELECT pg_logical_emit_message(true, 'tests', '')")
+    pipeline.wait_for(
+        lambda: all(
+            parse_lsn(found["confirmed_lsn"]) >= parse_lsn(written)
+            for found in pipeline.status()
+            .get("sources", {"none": {"confirmed_lsn": "0/0"}})
+            .values()
+        ),
+        60,
+        "settled",
+    )

@@ -22,7 +22,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.backfills import Backfills
 from penstock.streams.store import Store
 
-from ..backfill_help import KINDS, Got, fold, from_nats, from_stream, writing
+from ..backfill_help import KINDS, Got, fold, from_nats, from_stream, settle, writing
 from ..pipeline import Penstock, penstock
 
 NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
@@ -108,17 +108,6 @@ class Shop:
         assert found["state"] == state, found
         return found
 
-    def settle(self) -> None:
-        """Wait until all that was committed so far is in every sink."""
-        mark = uuid.uuid4().hex
-        self.source.execute("INSERT INTO marks VALUES (%s)", [mark])
-        for get in (self.nats, self.events):
-            self.pipeline.wait_for(
-                lambda get=get: any(got.record.get("mark") == mark for got in get()),  # type: ignore[misc]
-                30,
-                "settled",
-            )
-
     def nats(self) -> list[Got]:
         return from_nats(self.streams, self.stream)
 
@@ -139,7 +128,6 @@ def shop(
         )
         for database in (source, store):
             stack.callback(database.drop, postgres.url)
-        source.execute("CREATE TABLE marks (mark text PRIMARY KEY)")
         source.execute("CREATE TABLE bare (id int, version int)")
         for kind in KINDS:
             kind.create(source.url, ROWS)
@@ -178,13 +166,13 @@ def test_an_initial_backfill(shop: Shop) -> None:
 def test_into_nats_while_writers_write(shop: Shop) -> None:
     tables = (NUMBERS, UUIDS, TEXTS, PAIRS)
     with writing(shop.source.url, tables) as writers:
-        numbers = shop.start("--sink", "out")  # marks, too
+        numbers = shop.start("--sink", "out")
         shop.command("watch", *map(str, numbers))
         at_end = sum(writer.count for writer in writers)
         shop.pipeline.wait_for(
             lambda: sum(writer.count for writer in writers) > at_end + 50, 30, "writing on"
         )
-    shop.settle()
+    settle(shop.pipeline, shop.source)
     got = shop.nats()
     for kind in tables:
         folded = fold(kind, got)
@@ -202,7 +190,7 @@ def test_into_a_stream_while_writers_write(shop: Shop, sink: str) -> None:
         for kind in KINDS:
             (number,) = shop.start("--sink", sink, "--table", kind.name)
             shop.ends(number)
-    shop.settle()
+    settle(shop.pipeline, shop.source)
     got = from_stream(shop.store.url, sink)
     for kind in KINDS:
         folded = fold(kind, got, whole=sink == "events")
@@ -288,7 +276,7 @@ def test_a_row_that_cannot_be_looked_at(shop: Shop) -> None:
     done = penstock("status", "--listen", shop.pipeline.listen, cwd=shop.folder)
     assert done.returncode == 1
     assert f"backfill {number}: " in done.stdout
-    shop.settle()
+    settle(shop.pipeline, shop.source)
     assert shop.pipeline.status()["sources"]["shop"]["restarts"] == 0
     shop.source.execute("UPDATE odd SET amount = '20' WHERE id = 4000")
     shop.command("resume", str(number))

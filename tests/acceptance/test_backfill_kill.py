@@ -20,7 +20,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.backfills import OPEN, Backfills
 from penstock.streams.store import Store
 
-from ..backfill_help import KINDS, Got, fold, from_nats, from_stream, writing
+from ..backfill_help import KINDS, fold, from_nats, from_stream, settle, writing
 from ..pipeline import Penstock, penstock
 
 ROWS = 4_000
@@ -65,7 +65,6 @@ def test_killed_paused_and_resumed(
         )
         for each in (source, database):
             stack.callback(each.drop, postgres.url)
-        source.execute("CREATE TABLE marks (mark text PRIMARY KEY)")
         for kind in KINDS:
             kind.create(source.url, ROWS)
         streams = enter(JetStream(nats_server.url))
@@ -98,19 +97,11 @@ def test_killed_paused_and_resumed(
                 pipeline.wait_ready()
             pipeline.wait_for(lambda: not backfills.find(states=OPEN), 120, "done with all")
         assert {b.state for b in backfills.find()} == {"done"}
-        mark = uuid.uuid4().hex
-        source.execute("INSERT INTO marks VALUES (%s)", [mark])
-
-        def got(sink: str) -> list[Got]:
-            return from_nats(streams, prefix) if sink == "out" else from_stream(database.url, sink)
-
+        settle(pipeline, source)
         for sink in ("out", "events", "latest"):
-            pipeline.wait_for(
-                lambda sink=sink: any(m.record.get("mark") == mark for m in got(sink)),  # type: ignore[misc]
-                30,
-                f"settled in {sink}",
+            messages = (
+                from_nats(streams, prefix) if sink == "out" else from_stream(database.url, sink)
             )
-            messages = got(sink)
             for kind in KINDS:
                 folded = fold(kind, messages, whole=sink != "latest")
                 assert folded.faults == [], sink
