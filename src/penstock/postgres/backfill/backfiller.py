@@ -34,11 +34,12 @@ from penstock.postgres.backfill.events import (
 from penstock.postgres.backfill.noting import MOVED, Watch, Watermark
 from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
 from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
-from penstock.postgres.backfill.sizing import Sizing
+from penstock.postgres.backfill.sizing import REST, Sizing
 from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads
 from penstock.postgres.capture import Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
+_LONGEST_REST: Final = 2.0
 _AHEAD: Final = 2  # chunks, and so snapshots, at a time
 _BACKOFF_SECONDS: Final = (0.2, 15.0)
 _SNAPSHOT_SECONDS: Final = 600.0
@@ -105,6 +106,7 @@ class Backfiller:
         self._seen = Seen()
         self._sizing = Sizing()
         self._live = True
+        self._rest_until = 0.0
         self._captured = 0
         self._delay = self._not_before = 0.0
         self._troubled = False
@@ -232,6 +234,8 @@ class Backfiller:
             return 60.0
         if self._is_done(run):
             return 0.0
+        if run.planned is not None and not run.flights:
+            return max(self._rest_until - time.monotonic(), 0.0)
         return max(run.retry_at - time.monotonic(), 0.0) if self._may_plan(run) else _LOOK_SECONDS
 
     def _step(self) -> None:
@@ -248,6 +252,7 @@ class Backfiller:
         elif self._may_plan(run) and time.monotonic() >= run.retry_at:
             self._plan(run)
         else:
+            self._emit_if_due(run)
             self._expire(run)
 
     def _begin(self, start: _Start) -> None:
@@ -268,6 +273,7 @@ class Backfiller:
         self._run = Run(spec, start.attempt, start.cursor, source, planner, watch)
         self._sizing = Sizing()
         self._live, self._captured = True, self._capture.stats.captured
+        self._rest_until = 0.0
         self._send(Started(spec.id, start.attempt, total))
 
     def _may_plan(self, run: Run) -> bool:
@@ -311,9 +317,7 @@ class Backfiller:
         )  # fmt: skip
         run.chunks += 1
         run.planned = flight
-        # While changes come, they shall find the next batch free.
-        if not (self._live and run.flights):
-            self._emit(run)
+        self._emit_if_due(run)
 
     def _owed(self, run: Run) -> tuple[tuple[tuple[str, ...], ...], int]:
         """Take the keys of rows to read once more, and the oldest chunk that waits for them."""
@@ -329,6 +333,15 @@ class Backfiller:
                 )
             keys = tuple(incomplete)[:KEYS]
             return keys, min((incomplete.pop(key) for key in keys), default=MOVED)
+
+    def _emit_if_due(self, run: Run) -> None:
+        """Write the watermark of the chunk that is planned, unless live changes go first.
+
+        While they come, they shall find most of the batches free.
+        """
+        rests = run.flights or time.monotonic() < self._rest_until
+        if run.planned is not None and not (self._live and rests):
+            self._emit(run)
 
     def _emit(self, run: Run) -> None:
         flight, run.planned = run.planned, None
@@ -366,7 +379,9 @@ class Backfiller:
             self._release(flight.holder)
         captured = self._capture.stats.captured
         self._live, self._captured = captured > self._captured, captured
-        self._sizing.took(flight.rows, now - (flight.taken or flight.made), live=self._live)
+        seconds = now - (flight.taken or flight.made)
+        self._sizing.took(flight.rows, seconds, live=self._live)
+        self._rest_until = now + min(REST * seconds, _LONGEST_REST)
         run.untold.append((flight.chunk, flight.reads.cursor))
         with self._capture.decoder():
             waiting = [*run.watch.incomplete.values()]
@@ -376,8 +391,7 @@ class Backfiller:
             run.cursor = run.untold.popleft()[1]
         reads = flight.reads
         self._send(Delivered(run.spec.id, run.attempt, flight.chunk, len(reads.ranges), run.cursor))
-        if run.planned is not None:
-            self._emit(run)
+        self._emit_if_due(run)
 
     def _expire(self, run: Run) -> None:
         """Let go of snapshots that have held back the server's clean-up for long."""

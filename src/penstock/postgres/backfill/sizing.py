@@ -9,6 +9,8 @@ MOST: Final = 100_000
 LIVE_SECONDS: Final = 0.06
 """What a chunk may add to a batch while changes come, which have to wait for it."""
 IDLE_SECONDS: Final = 0.5
+REST: Final = 2.0
+"""For how many times as long as a chunk's batch took live changes have the batches to themselves."""
 
 
 class Sizing:
