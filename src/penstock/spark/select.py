@@ -23,6 +23,9 @@ from penstock.json_members import Members
 from penstock.message import TRUNCATE
 from penstock.spark.json_texts import json_texts, strings
 
+# Made once: each conversion of a Python value looks for optional modules, 0.1 ms a time.
+_TRUNCATE: Final = pa.scalar(TRUNCATE, pa.string())
+_YES: Final = pa.scalar(True, pa.bool_())
 _END: Final = pa.scalar("}", pa.string())
 _NOTHING: Final = pa.scalar("", pa.string())
 _NO_CHANGES: Final = "{}"
@@ -89,7 +92,7 @@ class Select:
         records = pc.binary_join_element_wise(*parts, _END, _NOTHING)
         new = {"record": records, "changes": self._changes(messages.column("changes"))}
         new |= self._without(messages, records, columns)
-        truncates = pc.equal(messages.column("action"), TRUNCATE)
+        truncates = pc.equal(messages.column("action"), _TRUNCATE)
         if pc.any(truncates).as_py():
             new["record"] = pc.if_else(truncates, messages.column("record"), new["record"])
         arrays = [new.get(name, messages.column(name)) for name in messages.schema.names]
@@ -100,7 +103,7 @@ class Select:
     ) -> dict[str, pa.Array]:
         """Return the columns that change where values are not in the WAL; none where all are."""
         metadata = messages.column("metadata")
-        told = pc.fill_null(pc.match_substring(metadata, '"unavailable":[]'), fill_value=True)
+        told = pc.fill_null(pc.match_substring(metadata, '"unavailable":[]'), _YES)
         if pc.all(told).as_py():
             return {}
         new_records, new_metadata = records.to_pylist(), metadata.to_pylist()
@@ -162,6 +165,7 @@ class _Columns:
         attributes = {f"c{at}": name for at, name in enumerate(self._names)}
         fields = [(attribute, msgspec.Raw, None) for attribute in attributes]
         self._take: Callable[[Any], Any] | None = None
+        self._decode: Callable[[str], Any] | None = None
         try:
             shape = msgspec.defstruct("Columns", fields, rename=attributes, gc=False)
         except ValueError:  # a name with a quote in it
@@ -174,7 +178,7 @@ class _Columns:
 
     def __call__(self, text: str | None) -> Sequence[Json | None]:
         """Return the members in the order of their names, None for one that is not there."""
-        if self._take is not None and text is not None:
+        if self._take is not None and self._decode is not None and text is not None:
             try:
                 found: Sequence[Json | None] = self._take(self._decode(text))
             except UNREADABLE:
@@ -182,6 +186,16 @@ class _Columns:
             else:
                 return found
         return list(self._members(text).values())
+
+    def all(self, texts: Sequence[str | None]) -> list[Sequence[Json | None]]:
+        """Return the members of each object."""
+        take, decode = self._take, self._decode
+        if take is not None and decode is not None:
+            try:
+                return [take(decode(text)) for text in texts]  # type: ignore[arg-type]
+            except (*UNREADABLE, TypeError):
+                pass  # one is none, or takes longer to read
+        return list(map(self, texts))
 
 
 class _Places:
@@ -199,7 +213,7 @@ class _Places:
         self, texts: Sequence[str | None], unread: dict[int, str]
     ) -> Iterable[tuple[int, list[bytes]]]:
         """Yield each item's number and its JSON in every message; why there is none, in `unread`."""
-        rows = list(map(self._columns, texts))
+        rows = self._columns.all(texts)
         for number, (name, of) in enumerate(self._of.items()):
             raws = [row[number] for row in rows]
             for at, walk in of:
