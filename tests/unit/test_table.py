@@ -185,6 +185,36 @@ def test_unchanged_toast_is_filled_from_the_old_tuple_or_named() -> None:
     assert groups(wire) == groups(insert(t, "1", "x", "y"))
 
 
+@pytest.mark.parametrize("oid", [25, 17, 114, 1700, 1009, 1007, 3802])
+def test_an_insert_that_was_an_update_names_what_it_lacks(oid: int) -> None:
+    """As a publication's row filter makes of one that the row enters it by."""
+    relation = Relation(
+        OID, "public", "t", "d",
+        (Column("id", 25, -1, True), Column("a", oid, -1, False), Column("b", 25, -1, False)),
+    )  # fmt: skip
+    t = Table(
+        relation, shape=Shape(("id",)), converter=Types().converter, database="d", tag="tag",
+        group_by=["a"],
+    )  # fmt: skip
+    wire = insert(t, "1", "?", "y")
+    assert (wire[2], record(wire), changes(wire)) == (b"insert", {"id": "1", "b": "y"}, None)
+    assert metadata(wire)["unavailable"] == ["a"]
+    assert metadata(wire)["record_pks"] == ["1"]
+    # Its group is not known, but its key holds it in order.
+    assert groups(wire) <= groups(insert(t, "1", "7", "y"))
+    assert t.noted(Insert(OID, row("1", "?", "y"))) == (
+        t.noted(Insert(OID, row("1", "7", "y")))[0],
+        ("1",),
+        True,
+    )
+    assert t.noted(Insert(OID, row("?", "x", "y"))).hashes is None
+
+
+def test_a_value_that_cannot_be_written_is_no_missing_one() -> None:
+    with pytest.raises(AttributeError):
+        table().insert(Insert(OID, ["1", b"x", b"y"]), TRANSACTION, 0)  # type: ignore[list-item]
+
+
 def test_delete_tells_the_identity_or_all() -> None:
     wire = delete(table(), key=row("1", None, None))
     assert (record(wire), changes(wire)) == ({"id": "1"}, None)

@@ -76,7 +76,8 @@ class Noted(NamedTuple):
     """Which rows a change concerns, for a backfill of its table.
 
     `hashes` are those of the row's own key before and after (None: the WAL does not tell); `key` is
-    the primary key, as text, of an update that lacks values; `moved` tells whether the key changed.
+    the primary key, as text, of a change that lacks values; `moved` tells whether the row is where the
+    backfill may have been already: its key changed, or it came into the publication's row filter.
     """
 
     hashes: tuple[int, ...] | None
@@ -204,18 +205,38 @@ class Table:
         return self._salt, self._tied, *names
 
     def insert(self, event: Insert, transaction: Transaction, idx: int) -> WireRow:
-        """Return an insert's wire row."""
+        """Return an insert's wire row.
+
+        It may lack values: where an update brings a row into a publication's row filter, Postgres sends
+        it as an insert, without the large values that it left as they were.
+        """
         row = event.new
-        values: list[bytes] = [
-            b"null" if v is None else v if c is None else c(v)  # type: ignore[arg-type,misc]
-            for v, c in zip(row, self._converters, strict=True)
-        ]
+        try:
+            values: list[bytes] = [
+                b"null" if v is None else v if c is None else c(v)  # type: ignore[arg-type,misc]
+                for v, c in zip(row, self._converters, strict=True)
+            ]
+            record = self._template % tuple(values)
+        except (AttributeError, TypeError):
+            # Looked for only here: an insert has no time for it.
+            if UNCHANGED not in row:
+                raise
+            return self._incomplete_insert(row, transaction, idx)
         at = self._group_at
         value = None if at < 0 else row[at]
         group = self._hash(row, self._group) if value is None else hash((self._salt, value))
         return self._wire(
-            self._template % tuple(values), None, _INSERT, transaction, idx, values, b"",
+            record, None, _INSERT, transaction, idx, values, b"",
             group, self._tie(row) if self._tied else None,
+            group if self._same_split else self._hash(row, self._split),
+        )  # fmt: skip
+
+    def _incomplete_insert(self, row: Row, transaction: Transaction, idx: int) -> WireRow:
+        values = self._values(row)
+        record, missing = self._object(row, values, range(len(row)))
+        group, old_group = self._links(row, row)
+        return self._wire(
+            record, None, _INSERT, transaction, idx, values, missing, group, old_group,
             group if self._same_split else self._hash(row, self._split),
         )  # fmt: skip
 
@@ -279,7 +300,11 @@ class Table:
         """Return what a backfill must know of a change."""
         own = self._own
         if isinstance(event, Insert):
-            return Noted((self._hash(event.new, own),))
+            if UNCHANGED not in event.new:
+                return Noted((self._hash(event.new, own),))
+            if any(event.new[i] is UNCHANGED for i in {*own, *self._key}):
+                return Noted(None)
+            return Noted((self._hash(event.new, own),), self._key_texts(event.new), True)
         if isinstance(event, Delete):
             return Noted((self._hash(event.old or event.key or [], own),))
         new, known, told = event.new, event.old or event.key, self._told(event)
@@ -290,7 +315,7 @@ class Table:
             return Noted(None)
         key = None
         if UNCHANGED in new:
-            key = tuple((new[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
+            key = self._key_texts(new)
         after = self._hash(new, own)
         if known is None:
             return Noted((after,), key)
@@ -299,6 +324,9 @@ class Table:
             before[i] = known[i]
         left = self._hash(before, own)
         return Noted((after,), key) if left == after else Noted((left, after), key, True)
+
+    def _key_texts(self, row: Row) -> tuple[str, ...]:
+        return tuple((row[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
 
     @property
     def tied(self) -> bool:

@@ -189,7 +189,7 @@ class Watch:
         if table.name != self.table or table.schema != self.schema:
             return
         active = [noting for noting in self.notings if noting.on]
-        if not active and not (isinstance(event, Update) and UNCHANGED in event.new):
+        if not active and (isinstance(event, Delete) or UNCHANGED not in event.new):
             return
         noted = table.noted(event)
         for noting in active:
