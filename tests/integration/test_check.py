@@ -207,10 +207,19 @@ def test_publication_that_falls_short(database: Database, nats: JetStream, write
     assert "does not publish update, delete" in only(found, "does not publish").message
     assert only(found, "under their own names, not as public.p").level == "error"
     assert "(id > 3)" in only(found, "leaves out rows of public.a").message
-    one_by_one = only(found, "one by one: new tables are not captured")
-    for finding in (one_by_one, *(f for f in found if f.level == "error")):
+    one_by_one = only(found, "new tables are not captured by themselves")
+    assert "row filter or a column list for public.a" in one_by_one.message
+    assert "SCHEMA" not in one_by_one.fix
+    for finding in (f for f in found if f.level == "error"):
         database.execute(finding.fix)
     assert findings(path, "error") == []
+    (lacks,) = [f for f in findings(path, "warning") if "lacks public.p" in f.message]
+    assert "row filter or a column list for public.a" in lacks.message
+    database.execute(lacks.fix)
+    assert "(id > 3)" in only(findings(path), "leaves out rows of public.a").message
+    database.execute("ALTER PUBLICATION pub SET TABLE a, p")
+    database.execute(only(findings(path), "one by one: new tables are not captured").fix)
+    assert findings(path, "warning") == []
 
 
 def test_plain_role(database: Database, nats: JetStream, write: Write) -> None:

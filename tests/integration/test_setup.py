@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -99,6 +100,33 @@ def test_completes_a_publication(database: Database, make: Make) -> None:
     assert published(database) == {"public.a", "public.b", "public.p"}
     ensure(make())
     assert database.execute("SELECT count(*) FROM pg_publication_namespace") == [(1,)]
+
+
+@pytest.mark.parametrize("limits", ["(id) WHERE (id > 20)", "WHERE (id > 20)", "(id)"])
+@pytest.mark.parametrize("tables", [["public.*"], ["public.a", "public.b", "s.c", "s.*"]])
+def test_completing_a_publication_keeps_its_filters_and_column_lists(
+    database: Database, make: Make, limits: str, tables: list[str]
+) -> None:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, secret text); CREATE TABLE b (id int);"
+        f"CREATE SCHEMA s; CREATE TABLE s.c (id int); CREATE PUBLICATION pub FOR TABLE a {limits}"
+    )
+    query = "SELECT attnames::text, rowfilter FROM pg_publication_tables WHERE tablename = 'a'"
+    before = database.execute(query)
+    source = make(tables=tables)
+    with structlog.testing.capture_logs() as logs:
+        ensure(source)
+    assert database.execute(query) == before
+    assert {"public.a", "public.b"} <= published(database)
+    assert ("s.c" in published(database)) == ("s.*" in tables)
+    (log,) = logs
+    assert "a row filter or a column list for public.a" in log["event"]
+    assert "new tables are not captured by themselves" in log["event"]
+    database.execute("CREATE TABLE later (id int); CREATE TABLE s.later (id int)")
+    ensure(source)
+    added = f"{'s' if 's.*' in tables else 'public'}.later"
+    assert {name for name in published(database) if name.endswith("later")} == {added}
+    assert database.execute(query) == before
 
 
 def test_a_plain_role_with_its_own_tables(database: Database, make: Make, role: str) -> None:

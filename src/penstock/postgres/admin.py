@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 from penstock import queries
 from penstock.postgres.errors import SetupError
 from penstock.settings import PostgresSource
-from penstock.tables import matches_any, qualified_name
+from penstock.tables import TablePattern, matches_any, qualified_name
 
 OLDEST_VERSION: Final = 14
 _SQL: Final = queries.load("penstock.postgres", "setup.sql")
@@ -150,6 +150,12 @@ class Catalog:
         parameters = {"name": self.source.publication}
         rows = self.connection.execute(_SQL["published_tables"], parameters)
         return {(row[0], row[1]): row[2] for row in rows}
+
+    def limited_tables(self) -> list[TablePattern]:
+        """Return the tables of which the publication has a row filter or a list of columns."""
+        parameters = {"name": self.source.publication}
+        rows = self.connection.execute(_SQL["limited_tables"], parameters)
+        return [TablePattern(schema, name) for schema, name in rows]
 
     def schemas(self) -> set[str]:
         """Return the names of the database's schemas."""

@@ -91,18 +91,22 @@ def _publication(
     lacking = coverage(catalog, publication, wanted)
     if lacking.tables:
         names = ", ".join(map(str, lacking.tables))
-        fix = catalog.text(add_to_publication(catalog, lacking.schemas or lacking.tables))
+        fix = catalog.text(add_to_publication(catalog, lacking.addable or lacking.tables))
         mine = all(t.owned for t in wanted if TablePattern(t.schema, t.name) in lacking.tables)
         if server.is_superuser or (mine and server.may_create):
-            yield Finding("warning", what, f"lacks {names}; `penstock run` adds them", fix)
+            message = f"lacks {names}; `penstock run` adds them"
+            if lacking.limited:
+                message += f". It {lacking.open_end()}"
+            yield Finding("warning", what, message, fix)
         else:
             message = f"lacks {names}, and role {server.role} may not add them"
             yield Finding("error", what, message, fix)
     elif lacking.schemas:
-        names = ", ".join(map(str, lacking.schemas))
-        message = f"has the tables of {names} one by one: new tables are not captured by themselves"
-        fix = catalog.text(add_to_publication(catalog, lacking.schemas))
-        yield Finding("warning", what, message, fix)
+        if lacking.limited:
+            fix = "start `penstock run` again after making a table: it adds what is there then"
+        else:
+            fix = catalog.text(add_to_publication(catalog, lacking.schemas))
+        yield Finding("warning", what, lacking.open_end(), fix)
     else:
         yield Finding("ok", what, f"covers {', '.join(source.tables)}")
     if not publication.via_root and (roots := [str(t) for t in wanted if t.kind == "p"]):

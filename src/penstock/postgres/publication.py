@@ -64,16 +64,40 @@ class Coverage:
     """Whole schemas that it does not have as such: new tables will not be in it."""
     tables: list[TablePattern]
     """Tables that are there and not in it."""
+    limited: list[TablePattern]
+    """Tables whose row filter or column list forbids to add schemas; none where none are lacking.
+
+    With a table's schema Postgres would publish all of its rows, and refuses one beside a column list.
+    """
+
+    @property
+    def addable(self) -> list[TablePattern]:
+        """The schemas that can be added, or else the tables."""
+        return [] if self.limited else self.schemas
+
+    def open_end(self) -> str:
+        """Return why tables that are made later will not be in it by themselves."""
+        schemas, limited = ", ".join(map(str, self.schemas)), ", ".join(map(str, self.limited))
+        if not limited:
+            return (
+                f"has the tables of {schemas} one by one: new tables are not captured by themselves"
+            )
+        return (
+            f"has a row filter or a column list for {limited}, which would not hold with all of "
+            f"{schemas} in it: it has the tables one by one, and new tables are not captured by "
+            "themselves"
+        )
 
 
 def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relation]) -> Coverage:
     """Compare a publication with what the source asks for."""
     if publication.all_tables:
-        return Coverage([], [])
+        return Coverage([], [], [])
     schemas = catalog.published_schemas()
     published = catalog.published_tables()
+    whole = [p for p in catalog.source.patterns if p.table is None and p.schema not in schemas]
     return Coverage(
-        [p for p in catalog.source.patterns if p.table is None and p.schema not in schemas],
+        whole,
         [
             TablePattern(table.schema, table.name)
             for table in wanted
@@ -82,6 +106,7 @@ def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relati
             and table.schema not in schemas
             and not (table.kind == "p" and not publication.via_root)
         ],
+        catalog.limited_tables() if whole else [],
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import psycopg
+import structlog
 from psycopg import sql
 
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
@@ -25,6 +26,8 @@ from penstock.postgres.publication import (
 from penstock.settings import PostgresSource
 
 _SLOT_TIMEOUT: Final = "60s"
+
+log = structlog.get_logger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,9 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
         _execute(catalog, set_via_root(catalog))
         publication = dataclasses.replace(publication, via_root=True)
     lacking = coverage(catalog, publication, wanted)
-    if lacking.schemas and catalog.server.major >= 15:
+    if lacking.limited:
+        log.warning(f"publication {catalog.source.publication} {lacking.open_end()}")
+    elif lacking.schemas and catalog.server.major >= 15:
         try:
             _execute(catalog, add_to_publication(catalog, lacking.schemas))
         except SetupError:
@@ -208,7 +213,7 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
             return
         else:
             schemas = {p.schema for p in lacking.schemas}
-            lacking = Coverage([], [p for p in lacking.tables if p.schema not in schemas])
+            lacking = Coverage([], [p for p in lacking.tables if p.schema not in schemas], [])
     if lacking.tables:
         _execute(catalog, add_to_publication(catalog, lacking.tables))
 

@@ -47,6 +47,18 @@ SELECT t.schemaname::text, t.tablename::text, pg_catalog.to_jsonb(t) ->> 'rowfil
 FROM pg_catalog.pg_publication_tables t
 WHERE t.pubname = %(name)s
 
+-- name: limited_tables
+-- The tables of which a publication has some rows or some columns only. %(name)s: its name.
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_publication p
+JOIN pg_catalog.pg_publication_rel pr ON pr.prpubid = p.oid
+JOIN pg_catalog.pg_class c ON c.oid = pr.prrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %(name)s
+  AND (pg_catalog.to_jsonb(pr) ->> 'prqual' IS NOT NULL
+       OR pg_catalog.to_jsonb(pr) ->> 'prattrs' IS NOT NULL)
+ORDER BY 1, 2
+
 -- name: schemas
 -- Every schema that a user may have made.
 SELECT nspname::text FROM pg_catalog.pg_namespace
