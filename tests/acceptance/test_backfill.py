@@ -235,7 +235,7 @@ def reads_of_many(got: list[Got]) -> set[int]:
 
 def test_pause_and_resume(shop: Shop) -> None:
     make_many(shop)
-    (number,) = shop.start("--sink", "out", "--table", "many")
+    (number,) = shop.start("--sink", "events", "--table", "many")
     shop.pipeline.wait_for(lambda: shop.in_store(number)[1] > 0, 60, "under way")
     shop.backfills.command(number, "pause")  # before it is done: the command line takes a second
     still = _rests(shop, number)
@@ -243,12 +243,12 @@ def test_pause_and_resume(shop: Shop) -> None:
     status = shop.pipeline.status()["backfills"]
     assert [(b["number"], b["state"]) for b in status] == [(number, "paused")]
     # Others are not kept waiting by one that is paused.
-    (other,) = shop.start("--sink", "out", "--table", "uuids")
+    (other,) = shop.start("--sink", "events", "--table", "uuids")
     shop.ends(other)
     assert shop.in_store(number) == ("paused", still)
     shop.command("resume", str(number))
     shop.ends(number)
-    assert reads_of_many(shop.nats()) == set(range(1, 120_001))
+    assert reads_of_many(shop.events()) == set(range(1, 120_001))
 
 
 def _rests(shop: Shop, number: int) -> int:
