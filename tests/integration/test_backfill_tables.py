@@ -17,9 +17,9 @@ from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import planner, sizing
+from penstock.postgres.backfill import planner, read, sizing
 from penstock.postgres.backfill.events import Delivered, Started
-from penstock.postgres.backfill.spec import BackfillSpec, cursor_from_json
+from penstock.postgres.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
 
 TEXTS = [
     "b",
@@ -61,16 +61,16 @@ def assert_as_inserted(driver: Backfilling, table: str = "public.t", **spec: Any
     reads = by_key(driver.reads())
     inserts = by_key([m for m in driver.received if m.action == "insert" and m.table == table])
     assert reads.keys() == inserts.keys()
-    for key, (read, *more) in reads.items():
+    for key, (found, *more) in reads.items():
         assert not more, "read twice"
         (insert,) = inserts[key]
-        assert read.raw == insert.raw
-        assert (read.group, read.old_group) == (insert.group, insert.old_group)
-        assert read.metadata.keys() == insert.metadata.keys()
-        assert read.metadata["unavailable"] == []
-        assert read.metadata["idempotency_key"] == read.key
-        assert read.changes is None
-        assert read.position > insert.position
+        assert found.raw == insert.raw
+        assert (found.group, found.old_group) == (insert.group, insert.old_group)
+        assert found.metadata.keys() == insert.metadata.keys()
+        assert found.metadata["unavailable"] == []
+        assert found.metadata["idempotency_key"] == found.key
+        assert found.changes is None
+        assert found.position > insert.position
     return driver.reads()
 
 
@@ -355,6 +355,50 @@ def test_few_rows_of_many_that_are_looked_through(
                 driver.start(where=where)
                 driver.run()
                 assert [m.record["id"] for m in driver.reads()[before:]] == list(wanted), where
+
+
+def weights(driver: Backfilling) -> list[int]:
+    """Return the bytes of the records of each range that was read."""
+    found: dict[tuple[int, int], int] = {}
+    for message in driver.reads():
+        at = (message.position.lsn, message.position.idx >> RANGE_BITS)
+        found[at] = found.get(at, 0) + len(orjson.dumps(message.record))
+    return list(found.values())
+
+
+def test_ranges_of_heavy_rows_have_few(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighed as text: in the table these rows are small, as they are compressed."""
+    monkeypatch.setattr(sizing, "MOST", 1000)
+    monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
+    with backfilling(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, doc text, n int)",
+        "INSERT INTO t SELECT n, repeat('x', 20000) FROM generate_series(1, 150) n",
+    ) as driver:
+        driver.start()
+        driver.run()
+        assert [message.record["id"] for message in driver.reads()] == list(range(1, 151))
+        assert 150_000 < max(weights(driver)) < 210_000
+
+
+def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "MOST", 1000)
+    monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
+    monkeypatch.setattr(sizing, "TOO_HEAVY", 300_000)
+    monkeypatch.setattr(read, "_BYTES", 50_000)
+    with backfilling(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, doc text)",
+        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n > 600 THEN 20000 ELSE 1 END)"
+        " FROM generate_series(1, 700) n",
+    ) as driver:
+        driver.start()
+        driver.run()
+        assert {message.record["id"] for message in driver.reads()} == set(range(1, 701))
+        assert max(weights(driver)) < 350_000
+        assert len({reads.attempt for reads in driver.chunks}) > 1
 
 
 SORTED = (

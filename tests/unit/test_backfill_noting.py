@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.postgres.backfill import noting
 from penstock.postgres.backfill.noting import Noting, Recent, Snapshot, unseen
-from penstock.postgres.backfill.sizing import FEWEST, MOST, Sizing
+from penstock.postgres.backfill.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
 
 
 def test_a_snapshot_is_parsed() -> None:
@@ -108,7 +108,7 @@ def test_chunks_stay_within_their_bounds(taken: list[tuple[float, bool]]) -> Non
     for seconds, live in taken:
         before = sizing.rows
         sizing.took(before, seconds, live=live)
-        assert FEWEST <= sizing.rows <= min(MOST, before * 2)
+        assert FEWEST <= sizing.rows <= min(MOST, before * (4 if before < 1_000 else 2))
 
 
 @pytest.mark.parametrize(("live", "low", "high"), [(True, 0.03, 0.09), (False, 0.25, 0.75)])
@@ -117,3 +117,19 @@ def test_chunks_take_about_as_long_as_they_may(live: bool, low: float, high: flo
     for _ in range(20):
         sizing.took(sizing.rows, 0.07 + sizing.rows * 10e-6, live=live)
     assert low < sizing.rows * 10e-6 < high
+
+
+@given(st.floats(0, 2e9), st.integers(1, 16))
+def test_a_range_stays_light(row_bytes: float, splits: int) -> None:
+    sizing = Sizing()
+    for _ in range(12):
+        sizing.weighed(row_bytes, splits)
+        per_range = -(-sizing.rows // splits)
+        assert sizing.rows >= 1
+        assert per_range == 1 or per_range * row_bytes <= RANGE_BYTES
+        sizing.took(sizing.rows, 0.05, live=False)
+    light = sizing.rows
+    sizing.weighed(None, splits)
+    assert sizing.rows == light, "there is no row to be weighed"
+    sizing.weighed(1.0, splits)
+    assert sizing.rows >= light

@@ -60,6 +60,55 @@ WHERE c.oid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
       AND pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 180000))
 ORDER BY a.attnum
 
+-- name: fingerprint
+-- All that `look` depends on and that may change while a backfill runs, to be compared with what it was:
+-- the table, its columns, its keys, its partitions' replica identities, what the publication has of it,
+-- and the fields of composite types. %(schema)s, %(table)s, %(publication)s. No row: there is no table.
+SELECT c.oid::pg_catalog.int8, c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text,
+       pg_catalog.row_security_active(c.oid),
+       (SELECT pg_catalog.array_agg(
+            ROW(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+                a.attgenerated)::pg_catalog.text ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+       (SELECT pg_catalog.array_agg(k.key ORDER BY k.key)
+        FROM (SELECT ROW(i.indkey, i.indnkeyatts, i.indisprimary, i.indisreplident, i.indisvalid,
+                         i.indimmediate)::pg_catalog.text AS key
+              FROM pg_catalog.pg_index AS i
+              WHERE i.indrelid = c.oid AND (i.indisprimary OR i.indisreplident)) AS k),
+       CASE WHEN c.relkind = 'p' THEN (
+           SELECT pg_catalog.array_agg(DISTINCT l.relreplident::pg_catalog.text)
+           FROM pg_catalog.pg_partition_tree(c.oid) AS t
+           JOIN pg_catalog.pg_class AS l ON l.oid = t.relid
+           WHERE t.isleaf) END,
+       (SELECT pg_catalog.array_agg(pg_catalog.to_jsonb(p)::pg_catalog.text)
+        FROM pg_catalog.pg_publication_tables AS p
+        WHERE p.pubname = %(publication)s AND p.schemaname = n.nspname
+          AND p.tablename = c.relname),
+       (WITH RECURSIVE used (oid) AS (
+            SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+              AND a.atttypid >= 16384
+            UNION
+            SELECT l.oid
+            FROM used AS u
+            JOIN pg_catalog.pg_type AS t ON t.oid = u.oid
+            CROSS JOIN LATERAL (
+                SELECT t.typelem UNION ALL SELECT t.typbasetype UNION ALL
+                SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+                WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS l (oid)
+            WHERE l.oid >= 16384)
+        SELECT pg_catalog.array_agg(
+                   ROW(f.attrelid, f.attnum, f.attname, f.atttypid, f.atttypmod)::pg_catalog.text
+                   ORDER BY f.attrelid, f.attnum)
+        FROM used AS u
+        JOIN pg_catalog.pg_type AS t ON t.oid = u.oid
+        JOIN pg_catalog.pg_attribute AS f ON f.attrelid = t.typrelid
+        WHERE f.attnum > 0 AND NOT f.attisdropped)
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
+
 -- name: ordered
 -- How columns are compared: the type that a value is cast to (a domain's base), and the schema of its
 -- operators `>`, `=` and the others; last whether it is a domain. %(oid)s: the table; %(columns)s: its
@@ -140,6 +189,11 @@ SELECT pg_catalog.pg_logical_emit_message(true, 'penstock', %(content)s::pg_cata
 -- name: bound
 -- The last key of the next rows, behind `offset` others.
 SELECT {key} FROM {table} WHERE {condition} ORDER BY {order} OFFSET {offset} LIMIT 1
+
+-- name: weight
+-- How many bytes a row of the next few has on average, as text. {bytes}: those of a row.
+SELECT pg_catalog.avg({bytes})::pg_catalog.float8
+FROM (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order} LIMIT 16) AS next
 
 -- name: scan
 -- Of the next `scanned` rows, the key of every `step`th that the filter holds for, at most `rows` of

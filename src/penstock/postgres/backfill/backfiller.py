@@ -263,14 +263,18 @@ class Backfiller:
         spec = start.spec
         holder = self._holder()
         self._holders.append(holder)
+        # First, so that a change in between shows: nothing is locked yet.
+        fingerprint = inspect.fingerprint(holder.connection, self._capture.options, spec)
         source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
         planner = Planner(source, spec, start.cursor, self._capture.options.splits)
         total = inspect.estimate(holder.connection, source, spec)
-        watch = Watch(spec.schema, spec.table, source.sort is not None)
+        watch = Watch(
+            spec.schema, spec.table, source.sort is not None, expected=inspect.table_of(source)
+        )  # fmt: skip
         with self._capture.decoder() as decoder:
             decoder.watch = watch
         self._waiting = None
-        self._run = Run(spec, start.attempt, start.cursor, source, planner, watch)
+        self._run = Run(spec, start.attempt, start.cursor, source, fingerprint, planner, watch)
         self._sizing = Sizing()
         self._live, self._captured = True, self._capture.stats.captured
         self._rest_until = 0.0
@@ -295,6 +299,9 @@ class Backfiller:
         run.retry_at = time.monotonic() + wait
         if wait:
             return
+        self._compare(run, holder.connection)
+        weight = run.planner.weight(holder.connection)
+        self._sizing.weighed(weight, self._capture.options.splits)
         keys, owed = self._owed(run)
         plan = run.planner.next(
             holder.connection, self._sizing.rows, keys, self._commanded.is_set
@@ -319,6 +326,17 @@ class Backfiller:
         run.planned = flight
         self._emit_if_due(run)
 
+    def _compare(self, run: Run, connection: Connection) -> None:
+        """See that the table is what it was when it was looked at; else it has to be again."""
+        if inspect.fingerprint(connection, self._capture.options, run.spec) != run.fingerprint:
+            name = f"{run.spec.schema}.{run.spec.table}"
+            raise BackfillError(
+                "table_changed",
+                f"Table {name}, or what its publication has of it, was altered.",
+                remedy="The backfill looks at it again, and goes on.",
+                transient=True,
+            )
+
     def _owed(self, run: Run) -> tuple[tuple[tuple[str, ...], ...], int]:
         """Take the keys of rows to read once more, and the oldest chunk that waits for them."""
         with self._capture.decoder():
@@ -331,7 +349,7 @@ class Backfiller:
                     remedy="Pause for less time, or ALTER TABLE … REPLICA IDENTITY FULL; then start"
                     " another backfill.",
                 )
-            keys = tuple(incomplete)[:KEYS]
+            keys = tuple(incomplete)[: min(KEYS, self._sizing.rows)]
             return keys, min((incomplete.pop(key) for key in keys), default=MOVED)
 
     def _emit_if_due(self, run: Run) -> None:
@@ -344,8 +362,13 @@ class Backfiller:
             self._emit(run)
 
     def _emit(self, run: Run) -> None:
-        flight, run.planned = run.planned, None
+        flight = run.planned
         assert flight is not None  # noqa: S101 - the callers have looked
+        if self._emitter is None or self._emitter.closed:
+            self._emitter = open_session(self._url, statement="30s")
+        # The lock keeps off all but changes of the publication, and of types.
+        self._compare(run, self._emitter)
+        run.planned = None
         content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
         mark = Watermark(
             content, flight.noting, flight.reads, self._passed, flight.rows, run.attempt,
@@ -359,8 +382,6 @@ class Backfiller:
         )  # fmt: skip
         with self._capture.decoder():
             run.watch.watermarks[content] = mark
-        if self._emitter is None or self._emitter.closed:
-            self._emitter = open_session(self._url, statement="30s")
         self._emitter.execute(SQL["watermark"], {"content": content})
 
     def _told(self, told: _Told) -> None:

@@ -172,6 +172,20 @@ class Planner:
         """Whether no row is behind the last chunk."""
         return self._ended
 
+    def weight(self, connection: Connection) -> float | None:
+        """Return what one of the next rows weighs, in bytes of its text; None if there is none.
+
+        Sizes of tables would not do, as they are those of compressed values.
+        """
+        if self._ended:
+            return None
+        source = self._source
+        query = sql.SQL(SQL["weight"]).format(
+            bytes=ranges.weight(source), columns=ranges.columns(source), **self._parts(self._after)
+        )
+        row = connection.execute(query).fetchone()
+        return row[0] if row else None
+
     def next(
         self,
         connection: Connection,

@@ -31,6 +31,14 @@ def columns(source: Source) -> sql.Composable:
     return _COMMA.join(sql.Identifier(c.name) for c in source.relation.columns)
 
 
+def weight(source: Source) -> sql.Composable:
+    """Return how many bytes a row's columns have as text."""
+    # `concat` prints a value as COPY does, whatever casts its type has.
+    one = sql.SQL("pg_catalog.octet_length(pg_catalog.concat({}))")
+    names = [sql.Identifier(c.name) for c in source.relation.columns]
+    return sql.SQL(" + ").join(one.format(name) for name in names)
+
+
 def ordering(source: Source, *, nulls: bool) -> list[Ordered]:
     """Return the columns that rows are ordered by; among `nulls` it is the key alone."""
     return [*([source.sort] if source.sort is not None and not nulls else ()), *source.key]

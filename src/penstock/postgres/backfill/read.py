@@ -20,7 +20,7 @@ from psycopg import pq, sql
 from pyarrow import csv
 
 from penstock.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
-from penstock.postgres.backfill import ranges
+from penstock.postgres.backfill import ranges, sizing
 from penstock.postgres.backfill.kernels import as_text, join, kernel
 from penstock.postgres.backfill.session import SQL, Connection, asking, open_session
 from penstock.postgres.backfill.spec import RANGE_BITS, BackfillError, Reads
@@ -46,11 +46,12 @@ def read_range(reads: Reads, index: int) -> Iterator[pa.RecordBatch]:
             the cursor before it (a lost snapshot, say).
     """
     with asking():
-        writer = _Writer(reads, index)
+        writer, weigher = _Writer(reads, index), _Weigher(reads)
         with _session(reads.url) as connection:
             _import(connection, reads)
             statement = ranges.copy(reads.source, reads.spec, reads.ranges[index])
             for rows in _copied(connection, statement):
+                weigher.add(rows)
                 batch = writer.batch(rows)
                 if batch.num_rows:
                     yield batch
@@ -114,6 +115,27 @@ def _await_result(pgconn: pq.abc.PGconn) -> None:
     while pgconn.is_busy():
         select.select([pgconn.socket], [], [])
         pgconn.consume_input()
+
+
+class _Weigher:
+    """Ends a range whose rows are heavier than the first ones let expect, before memory does."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._rows = self._bytes = 0
+
+    def add(self, rows: Sequence[memoryview]) -> None:
+        """Count rows. A backfill's first range, of the fewest, always goes through."""
+        self._rows += len(rows)
+        self._bytes += sum(map(len, rows))
+        if self._bytes > sizing.TOO_HEAVY and self._rows > sizing.FEWEST:
+            table = f"{self._reads.spec.schema}.{self._reads.spec.table}"
+            raise BackfillError(
+                "range_too_heavy",
+                f"{self._rows} rows of {table} weigh {self._bytes >> 20} MiB, more than was expected.",
+                remedy="They are read again in smaller chunks.",
+                transient=True,
+            )
 
 
 class _Writer:
