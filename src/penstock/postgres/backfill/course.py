@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.postgres.backfill.noting import Noting, Watch
 from penstock.postgres.backfill.planner import Planner, SnapshotHolder
@@ -34,6 +35,8 @@ class Run:
     cursor: Cursor
     """What was told last: where to go back to."""
     source: Source
+    fingerprint: tuple[Any, ...] | None
+    """What `source` was made from."""
     planner: Planner
     watch: Watch
     flights: deque[Flight] = field(default_factory=deque)

@@ -13,11 +13,35 @@ from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Ordered
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
+from penstock.postgres.table import Table
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Types
 from penstock.settings import nearest
 
 _SMALL_BYTES: Final = 64 << 20
+
+
+def fingerprint(
+    connection: Connection, options: CaptureOptions, spec: BackfillSpec
+) -> tuple[Any, ...] | None:
+    """Return what `look` depends on, to be compared alone; None where there is no table.
+
+    Under a lock on the table only its publication and composite types can still change. Raises
+    `psycopg.Error`.
+    """
+    return _row(
+        connection, "fingerprint", schema=spec.schema, table=spec.table,
+        publication=options.publication,
+    )  # fmt: skip
+
+
+def table_of(source: Source) -> Table:
+    """Return the table as the capture has to see it too, or hashes of both don't compare."""
+    return Table(
+        source.relation, shape=source.shape, converter=Types(source.types).converter,
+        database=source.database, tag=source.tag, group_by=source.group_by,
+        split_by=source.split_by,
+    )  # fmt: skip
 
 
 def look(

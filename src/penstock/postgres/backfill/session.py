@@ -23,6 +23,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
     "42P01": ("table_missing", False, "It was dropped or renamed; cancel the backfill."),
     "42703": ("column_missing", False, "Correct `sort_by`, or the condition."),
+    "42883": ("function_missing", False, "Correct the condition."),
     "42501": ("permission_denied", False, "GRANT SELECT on the table to the source's role."),
     "57014": (
         "timeout", False,
@@ -32,6 +33,9 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
     "40001": ("conflict", True, ""),
     "40P01": ("conflict", True, ""),
 }  # fmt: skip
+
+FEW_TIMES: Final = {"column_missing": 1, "function_missing": 1}
+"""Codes of errors that end a backfill only when it has tried again that many times."""
 
 
 def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
@@ -71,11 +75,14 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
 
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
-    """Turn psycopg's errors into `BackfillError`."""
+    """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
     try:
         yield
     except psycopg.Error as error:
-        raise backfill_error(error) from None
+        found = backfill_error(error)
+        # The planner was asked the same, with the table locked: what it can't do either it tells.
+        found.transient = found.transient or found.code in FEW_TIMES
+        raise found from None
     except CaptureError as error:
         if isinstance(error, BackfillError):
             raise

@@ -1,0 +1,130 @@
+"""A table that is altered while a backfill of it runs: what comes next is as the table is then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.integration.backfilling import Backfilling, backfilling, fold
+from tests.integration.test_backfill_course import TABLE, changing, expected
+
+from penstock.embedded.handles import Database
+from penstock.postgres.backfill import sizing
+from penstock.postgres.backfill.events import Troubled
+
+INDEXED = (
+    *TABLE,
+    "ALTER TABLE t ALTER at SET NOT NULL",
+    "UPDATE t SET at = at + 1000",
+    "CREATE UNIQUE INDEX u ON t (at)",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "FEWEST", 4)
+    monkeypatch.setattr(sizing, "MOST", 4)
+
+
+def paused(driver: Backfilling) -> None:
+    """Pause when the first chunk, or some, is delivered."""
+    driver.run(lambda: driver.cursor is not None)
+    driver.backfiller.pause()
+    while driver.batch(0.3):
+        pass
+    driver.heard()
+
+
+def altered(database: Database, driver: Backfilling, *statements: str, **spec: Any) -> None:
+    """Start a backfill, and alter the table in the middle."""
+    driver.start(**spec)
+    paused(driver)
+    for statement in statements:
+        database.execute(statement)
+    driver.backfiller.resume()
+
+
+def troubles(driver: Backfilling) -> list[str | None]:
+    return [event.code for event in driver.events if isinstance(event, Troubled)]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE t ALTER v TYPE text USING 'abc\"' || v"],
+        ["ALTER TABLE t ADD c int DEFAULT 7"],
+        ["ALTER TABLE t DROP v"],
+        ["ALTER TABLE t RENAME v TO w"],
+    ],
+)
+def test_the_rest_comes_as_it_is_then(database: Database, statements: Sequence[str]) -> None:
+    setup = "CREATE TABLE t (id int PRIMARY KEY, v int)"
+    rows = "INSERT INTO t SELECT n, n FROM generate_series(1, 40) n"
+    with backfilling(database, setup, rows) as driver:
+        altered(database, driver, *statements)
+        driver.run()
+        assert troubles(driver) == ["table_changed", None]
+        now = expected(database)
+        assert fold(driver.received).keys() == now.keys()
+        assert driver.reads()[-1].record == now[40,]
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ("ALTER TABLE t REPLICA IDENTITY USING INDEX u", "ALTER TABLE t REPLICA IDENTITY DEFAULT"),
+        ("SELECT 1", "ALTER TABLE t REPLICA IDENTITY USING INDEX u"),
+        ("SELECT 1", "ALTER TABLE t REPLICA IDENTITY FULL"),
+    ],
+)
+def test_no_deleted_row_comes_back_when_rows_are_known_by_something_else(
+    database: Database, monkeypatch: pytest.MonkeyPatch, before: str, change: str
+) -> None:
+    with backfilling(database, *INDEXED, before) as driver:
+        driver.start()
+        paused(driver)
+        database.execute(change)
+        emit, todo = driver.backfiller._emit, ["DELETE FROM t"]
+
+        def delete_first(run: Any) -> None:
+            if todo:
+                database.execute(todo.pop())
+            emit(run)
+
+        monkeypatch.setattr(driver.backfiller, "_emit", delete_first)
+        driver.backfiller.resume()
+        driver.run()
+        while driver.batch(0.3):
+            pass
+        assert todo == []
+        assert driver.received[-1].action == "delete"
+
+
+def test_columns_that_are_published_no_more_are_read_no_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the publication is altered after the snapshot: no lock keeps that off."""
+    with backfilling(database, *TABLE) as driver:
+        database.execute("DROP PUBLICATION p")
+        database.execute("CREATE PUBLICATION p FOR TABLE t")
+        changing(driver, database, monkeypatch, {2: "ALTER PUBLICATION p SET TABLE t (id, v)"})
+        driver.start()
+        driver.run()
+        whole = ["big" in m.record for m in driver.reads()]
+        assert whole == sorted(whole, reverse=True)
+        assert 0 < whole.count(True) <= 8
+        assert {m.record["id"] for m in driver.reads()} == set(range(1, 41))
+        assert "table_changed" in troubles(driver)
+
+
+def test_a_composite_type_that_is_altered_is_looked_up_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = "CREATE TABLE t (id int PRIMARY KEY, v pair)"
+    rows = "INSERT INTO t SELECT n, ROW(n, 'x')::pair FROM generate_series(1, 40) n"
+    with backfilling(database, "CREATE TYPE pair AS (a int, b text)", setup, rows) as driver:
+        changing(driver, database, monkeypatch, {1: "ALTER TYPE pair ADD ATTRIBUTE c int"})
+        driver.start()
+        driver.run()
+        assert driver.reads()[-1].record["v"] == {"a": 40, "b": "x", "c": None}
