@@ -12,7 +12,7 @@ from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.capturing import eventually
 
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import backfiller, noting, sizing
+from penstock.postgres.backfill import backfiller, noting, read, sizing
 from penstock.postgres.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
 from penstock.postgres.backfill.read import read_range
 from penstock.postgres.backfill.spec import BackfillError, Reads
@@ -281,3 +281,29 @@ def test_a_row_that_enters_the_row_filter_behind_the_backfill_comes_whole(
         assert insert.record == {"id": 0, "v": "old", "at": 39}
         wanted = {key: row for key, row in expected(database).items() if key[0] % 2 == 0}
         assert fold(driver.received) == wanted
+
+
+@pytest.mark.parametrize("rows", [40_000, 10])
+def test_rows_that_nobody_takes_hold_no_snapshot(
+    database: Database, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """The server has more to send, or waits for the end of the transaction."""
+    monkeypatch.setattr(sizing, "FEWEST", rows)
+    monkeypatch.setattr(sizing, "MOST", rows)
+    monkeypatch.setattr(sizing, "RANGE_BYTES", 1 << 30)
+    monkeypatch.setattr(read, "_HELD_SECONDS", 0.3)
+    with backfilling(
+        database,
+        "CREATE TABLE held (id int PRIMARY KEY, v text)",
+        f"INSERT INTO held SELECT n, repeat('b', 1500) FROM generate_series(1, {rows}) n",
+    ) as driver:
+        driver.start("public.held")
+        reads = taken(driver)
+        batches = read_range(reads, 0)
+        next(batches)
+        locks = "SELECT count(*) FROM pg_locks WHERE relation = 'held'::regclass"
+        eventually(lambda: database.execute(locks) == [(1,)])  # the chunk's own
+        with pytest.raises(BackfillError, match="was given up") as caught:
+            next(batches)
+        assert (caught.value.code, caught.value.transient) == ("snapshot_lost", True)
+        assert sum(b.num_rows for b in read_range(reads, 0)) > 0

@@ -30,6 +30,7 @@ from penstock.postgres.values import Types
 _ROWS: Final = 4_000
 _BYTES: Final = 4 << 20
 _IDLE: Final = "60s"
+_HELD_SECONDS: Final = 60.0
 # A snapshot whose session is gone: which of them depends on the server's version.
 _LOST: Final = frozenset({"22023", "42704", "55000", "58P01"})
 
@@ -54,8 +55,45 @@ def read_range(reads: Reads, index: int) -> Iterator[pa.RecordBatch]:
                 weigher.add(rows)
                 batch = writer.batch(rows)
                 if batch.num_rows:
-                    yield batch
+                    with _patience(connection, reads):
+                        yield batch
             connection.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def _patience(connection: Connection, reads: Reads) -> Iterator[None]:
+    """Close the connection if the body, in which nothing uses it, takes too long; then raise.
+
+    A server that has rows to send to nobody waits for ever, and keeps its snapshot and its lock: no
+    timeout of its own ends that. Only a close does, as a socket that was shut down still takes data.
+    """
+    lock = threading.Lock()
+    over = closed = False
+
+    def close() -> None:
+        nonlocal closed
+        with lock:
+            if not over:
+                connection.close()
+                closed = True
+
+    timer = threading.Timer(_HELD_SECONDS, close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+    if closed:
+        raise BackfillError(
+            "snapshot_lost",
+            f"Nobody took more rows of chunk {reads.chunk} for {_HELD_SECONDS:.0f} s: its snapshot "
+            "was given up.",
+            remedy="The chunk is read again.",
+            transient=True,
+        )
 
 
 def _import(connection: Connection, reads: Reads) -> None:
