@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import orjson
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.streams_help import Change, wire
+from tests.streams_help import Change, moved, wire
 
 from penstock.blocks import Block
 from penstock.expressions import Expression, Field, Kind, Reference, Type, parse_value
 from penstock.expressions.route import MARK, literals, marked
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import INT, TEXT
+from penstock.message import OLD_KEY
 from penstock.push.paths import path_of
 from penstock.route_path import PathTemplate, escape, is_path
 from penstock.settings import StreamSinkSettings
 from penstock.spark import steps, writer
 from penstock.spark.routes import Route
+from penstock.spark.select import Item
 from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan, Steps
 from penstock.spark.writer import FanOut, StoreTarget
 
@@ -129,7 +132,7 @@ def test_the_literals_of_a_route() -> None:
 
 
 def results(**columns: list[Any]) -> pa.StructArray:
-    types = {"keep0": pa.int32(), "failed0": pa.int32()}
+    types = {"keep0": pa.int32(), "failed0": pa.int32(), "to0": pa.int32()}
     arrays = [pa.array(values, types.get(name)) for name, values in columns.items()]
     return pa.StructArray.from_arrays(arrays, list(columns))
 
@@ -154,6 +157,60 @@ def test_what_a_sink_does_not_want_is_no_dead_letter() -> None:
     found = Steps(route, SinkPlan(0, filter=()), "shop")(block)
     assert found.messages.num_rows == 1
     assert found.dead == []
+
+
+def left(found: pa.RecordBatch) -> list[Any]:
+    """Return record and metadata of the old keys."""
+    return [
+        old and (orjson.loads(old["record"]), orjson.loads(old["metadata"]))
+        for old in found.column("old_key").to_pylist()
+    ]
+
+
+def moves() -> pa.RecordBatch:
+    """Return updates of keys whose old tuples tell more, as with REPLICA IDENTITY FULL."""
+    batch = wire([Change({"id": 1}), moved(1, 2), moved(2, 3, region="b")])
+    old = batch.column("old_key").to_pylist()
+    for value in old[1:]:
+        metadata = orjson.loads(value["metadata"]) | {"unavailable": ["ssn", "id"]}
+        value["record"] = '{"id":7,"ssn":"123-45-6789","region":"b"}'
+        value["metadata"] = orjson.dumps(metadata).decode()
+    at = batch.schema.get_field_index("old_key")
+    return batch.set_column(at, batch.schema.field(at), pa.array(old, OLD_KEY))
+
+
+def test_a_select_list_keeps_of_an_old_key_what_passes_through() -> None:
+    items = (Item("key", Reference("record", "id")), Item("at", Reference("record", "region")))
+    route = stream(kind="rows", transform={"sql": "record.id as key, record.region as at"})
+    found = Steps(route, SinkPlan(0, items=items), "shop")(Block(None, moves(), results(a=[0] * 3)))
+    none, *olds = left(found.messages)
+    assert none is None
+    for (record, metadata), pk in zip(olds, (1, 2), strict=True):
+        assert record == {"key": 7, "at": "b"}
+        assert metadata["record_pks"] == [pk]
+        assert metadata["unavailable"] == ["key"]
+        assert metadata["idempotency_key"].endswith("-old")
+
+
+def test_code_leaves_of_an_old_key_only_the_key() -> None:
+    route = stream(kind="rows", transform={"lua": "function transform(m) return {m, m} end"})
+    stages = Steps(route, SinkPlan(0), "shop")
+    found = stages(Block(None, moves()))
+    stages.close()
+    assert found.dead == []
+    olds = [old for old in left(found.messages) if old is not None]
+    assert [(record, metadata["unavailable"]) for record, metadata in olds] == [({}, [])] * 2
+    assert [metadata["record_pks"] for _, metadata in olds] == [[1], [2]]
+
+
+def test_an_old_key_goes_where_its_update_goes() -> None:
+    route = stream(kind="rows", route=[{"when": "record.region = 'b'", "to": "in/{record.region}"}])
+    plan = SinkPlan(0, route=(), templates=("in/{record.region}",))
+    block = Block(None, moves(), results(to0=[None, None, 0]))
+    _, one, two = left(Steps(route, plan, "shop")(block).messages)
+    assert "route" not in one[1]
+    assert two[1]["route"] == "in/b"
+    assert two[0]["ssn"], "nothing takes it away"
 
 
 class Code:

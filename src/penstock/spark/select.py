@@ -132,19 +132,25 @@ class Select:
     def _changes(self, changes: pa.Array) -> pa.Array:
         if changes.null_count == len(changes):
             return changes
-        found: list[str | None] = []
-        for text in changes.to_pylist():
-            if text is None or text == _NO_CHANGES:
-                found.append(text)
-                continue
-            pairs = (
-                f"{orjson.dumps(name).decode()}:{bytes(raw).decode()}"
-                for names, raw in zip(self._renamed.values(), self._changed(text), strict=True)
-                if raw is not None
-                for name in names
-            )
-            found.append(f"{{{','.join(pairs)}}}")
+        found = [
+            text if text is None or text == _NO_CHANGES else self.passed(text)
+            for text in changes.to_pylist()
+        ]
         return pa.array(found, pa.string())
+
+    def passed(self, text: str) -> str:
+        """Return an object of a table's columns with those that pass through, by their new names."""
+        pairs = (
+            f"{orjson.dumps(name).decode()}:{bytes(raw).decode()}"
+            for names, raw in zip(self._renamed.values(), self._changed(text), strict=True)
+            if raw is not None
+            for name in names
+        )
+        return f"{{{','.join(pairs)}}}"
+
+    def new_names(self, columns: Sequence[str]) -> list[str]:
+        """Return the names that columns have where they pass through."""
+        return [name for column in columns for name in self._renamed.get(column, ())]
 
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

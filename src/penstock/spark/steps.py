@@ -21,6 +21,7 @@ from penstock.message import SUBJECT_FIELD
 from penstock.route_path import PathTemplate
 from penstock.settings import NatsSinkSettings
 from penstock.sinks.base import DeadLetter
+from penstock.spark import old_keys
 from penstock.spark.routes import Route, regrouped
 from penstock.spark.select import Item, Select
 from penstock.subject import SubjectTemplate
@@ -173,11 +174,13 @@ class Steps:
         if self._select is not None:
             assert results is not None  # noqa: S101 - the plan has asked for them
             messages, unread = self._select(messages, results)
+            messages = old_keys.transformed(messages, self._select.passed, self._select.new_names)
             why = {row: (TRANSFORM_FAILED, reason) for row, reason in unread.items()}
             why |= self._uncomputed(captured, results, plan)
         elif self._code is not None:
             transformed = self._code(messages)
             messages, origin = transformed.batch, transformed.origin
+            messages = old_keys.transformed(messages, lambda _: "{}", lambda _: [])
             why = {row: (code, reason) for row, code, reason in transformed.failed}
         if plan.route is not None:
             routed = None if results is None or plan.always else results.take(origin)
@@ -259,7 +262,7 @@ class Steps:
                 why.setdefault(origin[at].as_py(), (ROUTE_FAILED, reason))
         if self._is_nats:
             return messages.append_column(SUBJECT_FIELD, routes), why
-        return _with_route(messages, routes), why
+        return old_keys.routed(_with_route(messages, routes), routes), why
 
     def _by_rules(self, messages: pa.RecordBatch, rules: pa.Array | None) -> pa.Array:
         """Return the routes of messages, given the number of the rule that each has matched."""
