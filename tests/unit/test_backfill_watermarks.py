@@ -8,10 +8,11 @@ import pytest
 from tests.unit.test_decoder import Fed, T, inserts, row, transaction
 
 from penstock.message import Position
-from penstock.postgres.backfill.noting import MOVED, Noting, Snapshot, Watch, Watermark
+from penstock.postgres.backfill.noting import Noting, Snapshot, Watch, Watermark
 from penstock.postgres.backfill.spec import BackfillSpec, Ordered, Range, Reads, Source
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
-from penstock.postgres.table import Shape
+from penstock.postgres.table import Shape, Table
+from penstock.postgres.values import Types
 
 CONTENT = b'["run",1,0]'
 SOURCE = Source(
@@ -128,7 +129,29 @@ def test_rows_that_lack_values_are_to_be_read_again() -> None:
     moved = Update(1, [b"4", None], None, [b"5", UNCHANGED])
     fed.feed(T, *transaction(10, left_out, moved), *transaction(20, watermark()))
     assert fed.watch is not None
-    assert fed.watch.incomplete == {("5",): 0, ("3",): 0}
+    assert fed.watch.incomplete == {("5",): -1, ("3",): 0}
     fed.watch.incomplete.clear()
     fed.feed(*transaction(30, left_out, moved))
-    assert fed.watch.incomplete == {("5",): MOVED}
+    assert fed.watch.incomplete == {("5",): -1}
+
+
+def test_another_attempt_reads_what_was_to_be_read_again() -> None:
+    watch = Watched().watch
+    assert watch is not None
+    watch.incomplete[("1",)] = 7
+    watch.was_read([("2",)])
+    watch.delivered = 8
+    watch.restart([("3",)])
+    assert watch.incomplete == {("1",): -1, ("2",): -1, ("3",): -1}
+    assert (watch.notings, watch.watermarks, watch.delivered) == ([], {}, -1)
+
+
+def test_a_change_that_is_seen_in_another_way_has_the_chunk_planned_again() -> None:
+    fed = Watched()
+    by_text = T._replace(columns=(T.columns[0]._replace(is_key=False), *T.columns[1:]))
+    fed.watch.expected = Table(  # type: ignore[union-attr]
+        by_text, shape=Shape(("a",)), converter=Types(()).converter, database="d", tag="tag"
+    )  # fmt: skip
+    fed.noting.taken(SNAPSHOT, None)
+    fed.feed(T, *transaction(10, *inserts(1, 2)), *transaction(20, watermark()))
+    assert fed.passed[0].reads is None

@@ -31,11 +31,11 @@ from penstock.postgres.backfill.events import (
     Started,
     Troubled,
 )
-from penstock.postgres.backfill.noting import MOVED, Watch, Watermark
+from penstock.postgres.backfill.noting import NONE, Watch, Watermark
 from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
 from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
 from penstock.postgres.backfill.sizing import REST, Sizing
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads, Source
 from penstock.postgres.capture import Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
@@ -44,6 +44,7 @@ _AHEAD: Final = 2  # chunks, and so snapshots, at a time
 _BACKOFF_SECONDS: Final = (0.2, 15.0)
 _SNAPSHOT_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 5.0
+_KEPT_SECONDS: Final = 900.0
 _CONNECTED_SECONDS: Final = 0.05
 
 log = structlog.get_logger("penstock.backfill")
@@ -54,6 +55,15 @@ class _Start:
     spec: BackfillSpec
     cursor: Cursor
     attempt: int
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What has been noted of a table whose backfill stands still, and until when it is kept."""
+
+    spec: BackfillSpec
+    watch: Watch
+    until: float
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Backfiller:
         # The thread's own:
         self._run: Run | None = None
         self._waiting: _Start | None = None
+        self._kept: _Kept | None = None
         self._holders: list[SnapshotHolder] = []
         self._emitter: Connection | None = None
         self._seen = Seen()
@@ -210,6 +221,7 @@ class Backfiller:
                 newest = self._attempts
             if self._closing:
                 self._give_up()
+                self._forget()
                 self._disconnect()
                 return True
             if self._run is not None and self._run.attempt < newest:
@@ -244,10 +256,14 @@ class Backfiller:
             self._begin(self._waiting)
         run = self._run
         if run is None:
+            kept = self._kept
+            if kept is not None and self._waiting is None and time.monotonic() > kept.until:
+                self._forget()
             return
         if self._is_done(run):
             self._send(Done(run.spec.id, run.attempt, run.chunks))
             self._give_up()
+            self._forget()
             self._disconnect()
         elif self._may_plan(run) and time.monotonic() >= run.retry_at:
             self._plan(run)
@@ -268,17 +284,31 @@ class Backfiller:
         source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
         planner = Planner(source, spec, start.cursor, self._capture.options.splits)
         total = inspect.estimate(holder.connection, source, spec)
-        watch = Watch(
-            spec.schema, spec.table, source.sort is not None, expected=inspect.table_of(source)
-        )  # fmt: skip
-        with self._capture.decoder() as decoder:
-            decoder.watch = watch
+        watch = self._watch(start, source)
         self._waiting = None
         self._run = Run(spec, start.attempt, start.cursor, source, fingerprint, planner, watch)
         self._sizing = Sizing()
         self._live, self._captured = True, self._capture.stats.captured
         self._rest_until = 0.0
         self._send(Started(spec.id, start.attempt, total))
+
+    def _watch(self, start: _Start, source: Source) -> Watch:
+        """Have the decoder note what changes; it goes on with what it noted for the last attempt."""
+        spec, kept = start.spec, self._kept
+        watch = Watch(spec.schema, spec.table, source.sort is not None)
+        with self._capture.decoder() as decoder:
+            # From the start on all is read anyway.
+            if kept is not None and kept.spec == spec and start.cursor is not None:
+                watch = kept.watch
+            watch.expected = inspect.table_of(source)
+            decoder.watch = watch
+        self._kept = None
+        return watch
+
+    def _forget(self) -> None:
+        self._kept = None
+        with self._capture.decoder() as decoder:
+            decoder.watch = None
 
     def _may_plan(self, run: Run) -> bool:
         if self._paused.is_set() or run.planned is not None or len(run.flights) >= _AHEAD:
@@ -302,11 +332,12 @@ class Backfiller:
         self._compare(run, holder.connection)
         weight = run.planner.weight(holder.connection)
         self._sizing.weighed(weight, self._capture.options.splits)
-        keys, owed = self._owed(run)
+        run.owed, owed = self._owed(run)
         plan = run.planner.next(
-            holder.connection, self._sizing.rows, keys, self._commanded.is_set
+            holder.connection, self._sizing.rows, run.owed, self._commanded.is_set
         )  # fmt: skip
         run.taking = None
+        keys, run.owed = run.owed, ()
         if self._troubled:
             self._troubled, self._delay = False, 0.0
             self._send(Troubled(run.spec.id, run.attempt, None, None))
@@ -320,7 +351,8 @@ class Backfiller:
             self._url,
         )  # fmt: skip
         flight = Flight(
-            run.chunks, plan.rows, reads, holder.noting, holder, min(owed, run.chunks), time.monotonic()
+            run.chunks, plan.rows, reads, holder.noting, holder, min(owed, run.chunks), keys,
+            time.monotonic(),
         )  # fmt: skip
         run.chunks += 1
         run.planned = flight
@@ -350,7 +382,7 @@ class Backfiller:
                     " another backfill.",
                 )
             keys = tuple(incomplete)[: min(KEYS, self._sizing.rows)]
-            return keys, min((incomplete.pop(key) for key in keys), default=MOVED)
+            return keys, min((incomplete.pop(key) for key in keys), default=NONE)
 
     def _emit_if_due(self, run: Run) -> None:
         """Write the watermark of the chunk that is planned, unless live changes go first.
@@ -405,9 +437,11 @@ class Backfiller:
         self._rest_until = now + min(REST * seconds, _LONGEST_REST)
         run.untold.append((flight.chunk, flight.reads.cursor))
         with self._capture.decoder():
+            run.watch.delivered = flight.chunk
+            run.watch.was_read(flight.keys)
             waiting = [*run.watch.incomplete.values()]
         waiting += [f.owed for f in run.under_way if f.owed < f.chunk]
-        whole = min(waiting, default=MOVED)
+        whole = min(waiting, default=NONE)
         while run.untold and run.untold[0][0] < whole:
             run.cursor = run.untold.popleft()[1]
         reads = flight.reads
@@ -432,6 +466,7 @@ class Backfiller:
         if not error.transient:
             self._give_up()
             self._disconnect()
+            self._forget()
             self._waiting = None
             self._send(
                 Failed(start.spec.id, start.attempt, error.code, error.message, error.remedy)
@@ -460,8 +495,10 @@ class Backfiller:
         run, self._run = self._run, None
         if run is None:
             return
-        with self._capture.decoder() as decoder:
-            decoder.watch = None
+        under_way = [key for flight in run.under_way for key in flight.keys]
+        with self._capture.decoder():
+            run.watch.restart([*under_way, *run.owed])
+        self._kept = _Kept(run.spec, run.watch, time.monotonic() + _KEPT_SECONDS)
         self._capture.withdraw(run.attempt)
         for flight in run.under_way:
             if flight.holder is not None:

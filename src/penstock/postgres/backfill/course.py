@@ -22,6 +22,8 @@ class Flight:
     holder: SnapshotHolder | None
     owed: int
     """The oldest chunk that is whole only with this one."""
+    keys: tuple[tuple[str, ...], ...]
+    """Of rows that it reads once more."""
     made: float
     taken: float = 0.0
 
@@ -46,6 +48,8 @@ class Run:
     """It is to take the next chunk's snapshot, from `retry_at` on."""
     retry_at: float = 0.0
     chunks: int = 0
+    owed: tuple[tuple[str, ...], ...] = ()
+    """Keys that the chunk that is being planned will have."""
     untold: deque[tuple[int, Cursor]] = field(default_factory=deque)
     """Cursors of chunks that are delivered, but not whole."""
 

@@ -26,7 +26,8 @@ TOUCHED: Final = 200_000
 """Changes after which it is cheaper to take another snapshot than to carry their keys around."""
 INCOMPLETE: Final = 100_000
 """Rows to be read again that are remembered."""
-MOVED: Final = 1 << 62
+NONE: Final = 1 << 62
+"""Behind the number of any chunk."""
 
 
 class Snapshot(NamedTuple):
@@ -168,7 +169,9 @@ class Watch:
     `sorts`: rows come by a column that may change without the WAL telling its old value. `incomplete`
     are keys of rows to be read once more, whatever the cursor: an update left out what it had not
     changed, and the row's read was left out, or it moved, perhaps to where the backfill has been
-    already. Each has the number of the chunk that is not whole without it, `MOVED` if none is.
+    already. Each has the number of the chunk that is not whole without it: where it moved, of the newest
+    that is `delivered` (-1: none in this attempt), so that the cursor waits for it. `read` are those
+    that delivered chunks had a range for, though a task may have failed to read it.
     """
 
     schema: str
@@ -177,6 +180,8 @@ class Watch:
     notings: list[Noting] = field(default_factory=list)
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     incomplete: dict[tuple[str, ...], int] = field(default_factory=dict)
+    delivered: int = -1
+    read: dict[tuple[str, ...], None] = field(default_factory=dict)
     overflowed: bool = False
     expected: Table | None = None
     """The table as the reads see it: a change that is seen in another way has other hashes."""
@@ -199,7 +204,7 @@ class Watch:
         for noting in active:
             noting.add(xid, hashes, noted.key)
         if noted.key is not None and (noted.moved or self.sorts):
-            self._again(noted.key, MOVED)
+            self._again(noted.key, self.delivered)
 
     def _is_expected(self, table: Table) -> bool:
         if table is not self._known:
@@ -234,8 +239,29 @@ class Watch:
             )  # fmt: skip
         return found
 
+    def was_read(self, keys: Iterable[tuple[str, ...]]) -> None:
+        """Note keys of rows that a delivered chunk had a range for."""
+        self.read.update(dict.fromkeys(keys))
+        while len(self.read) > INCOMPLETE:
+            del self.read[next(iter(self.read))]
+
+    def restart(self, under_way: Iterable[tuple[str, ...]]) -> None:
+        """Begin another attempt: rows that were to be read once more still are.
+
+        So are those that the attempt before, in its chunks `under_way`, has read or was to read: it
+        may be another attempt because that failed.
+        """
+        self._known = None
+        self.notings.clear()
+        self.watermarks.clear()
+        again, self.delivered = [*self.read, *under_way, *self.incomplete], -1
+        self.read.clear()
+        self.incomplete.clear()
+        for key in again:
+            self._again(key, -1)
+
     def _again(self, key: tuple[str, ...], since: int) -> None:
-        if len(self.incomplete) < INCOMPLETE:
-            self.incomplete[key] = min(since, self.incomplete.get(key, MOVED))
+        if key in self.incomplete or len(self.incomplete) < INCOMPLETE:
+            self.incomplete[key] = min(since, self.incomplete.get(key, NONE))
         else:
             self.overflowed = True
