@@ -7,10 +7,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import orjson
-
 from penstock.config import Config, NatsSinkSettings, StreamSinkSettings, load
 from penstock.expressions.errors import ExpressionError
+from penstock.json_members import members, text_of
 from penstock.postgres.errors import CaptureError
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_publish import Publisher
@@ -107,8 +106,9 @@ class Replay:
                     transient=False,
                 )
             for sent in outcome.out:
-                key = orjson.loads(sent.body)["metadata"]["idempotency_key"]
-                self._publisher(name).publish(sent.to or "", key, sent.body.encode())
+                metadata = members("metadata")(sent.body)["metadata"]
+                key = text_of(members("idempotency_key")(metadata)["idempotency_key"])
+                self._publisher(name).publish(sent.to or "", key or "", sent.body.encode())
 
     def _trial(self, config: Config, name: str) -> Trial:
         if name not in self._trials:

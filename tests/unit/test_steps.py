@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -13,6 +14,7 @@ from tests.streams_help import Change, moved, wire
 
 from penstock.blocks import Block
 from penstock.expressions import Expression, Field, Kind, Reference, Type, parse_value
+from penstock.expressions.fields import Extractor
 from penstock.expressions.route import MARK, literals, marked
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import INT, TEXT
@@ -148,6 +150,36 @@ def test_reasons_name_what_could_not_be_read() -> None:
         "the filter can't be evaluated: record.n can't be read as what the table's columns were",
         "the filter can't be evaluated: an overflow, a division by zero or a cast that fails",
     ]
+
+
+def test_many_messages_that_fail_share_what_finds_out_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Counted(Extractor):
+        def __init__(self, fields: Sequence[Field]) -> None:
+            super().__init__(fields)
+            made.append(fields)
+
+    monkeypatch.setattr(steps, "Extractor", Counted)
+    fields = (Field(Reference("record", "many"), INT),)
+    batch = wire([Change({"id": n, "many": "x"}) for n in range(50)])
+    found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(
+        Block(None, batch, results(keep0=[BAD] * 50))
+    )
+    assert len(found.dead) == 50
+    assert made == [fields]
+
+
+def test_metadata_that_parsers_refuse_has_its_route() -> None:
+    """A numeric key may be beyond a double."""
+    batch = wire([Change({"id": 1})])
+    at = batch.schema.get_field_index("metadata")
+    metadata = batch.column(at)[0].as_py().replace('"record_pks":[1]', '"record_pks":[1e999]')
+    batch = batch.set_column(at, batch.schema.field(at), pa.array([metadata]))
+    plan = SinkPlan(0, route=(), templates=("{database}",), always=True)
+    found = Steps(stream(route="'x'"), plan, "shop")(Block(None, batch))
+    assert '"record_pks":[1e999]' in found.messages.column("metadata")[0].as_py()
+    assert '"route":"shop"' in found.messages.column("metadata")[0].as_py()
 
 
 def test_what_a_sink_does_not_want_is_no_dead_letter() -> None:

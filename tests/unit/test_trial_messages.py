@@ -9,7 +9,9 @@ import pytest
 
 from penstock.message import WIRE_SCHEMA
 from penstock.settings import PostgresSource, StreamSinkSettings
+from penstock.streams.copy import rows
 from penstock.trial.messages import MessageError, read
+from penstock.trial.trial import _stored
 
 ONE = ("public.orders",)
 
@@ -93,3 +95,47 @@ def test_the_table_must_be_known() -> None:
         batch('{"record": {}}', ("public.*",))
     row = batch('{"record": {}, "metadata": {"table_name": "t"}}', ("public.*",)).to_pylist()[0]
     assert (row["table_schema"], row["table_name"]) == ("public", "t")
+
+
+@pytest.mark.parametrize(
+    "value", [r'"\ud800"', "1e999", '"' + r"\udfff" + '"', "-1E+400", "1" * 5000]
+)
+def test_json_that_only_postgres_takes(value: str) -> None:
+    message = '{"record": {"id": 1, "v": %s}, "action": "update", "metadata": {"commit_lsn": 7}}'
+    (row,) = batch(message % value).to_pylist()
+    assert row["record"] == f'{{"id": 1, "v": {value}}}'
+    assert (row["action"], row["commit_lsn"]) == ("update", 7)
+    lines = batch(f"{message % value}\n{message % 2}")
+    assert lines.num_rows == 2
+
+
+@pytest.mark.parametrize("value", ["1e999", "1.10", "12345678901234567890123"])
+def test_metadata_keep_their_digits(value: str) -> None:
+    (row,) = batch(f'{{"record": {{}}, "metadata": {{"record_pks": [{value}]}}}}').to_pylist()
+    assert f'"record_pks":[{value}]' in row["metadata"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"record": {}, "metadata": {"x": "\ud800"}}',
+        '{"record": {}, "metadata": [1e999]}',
+        '{"record": {}, "action": 1e999}',
+        '{"record": {"a": NaN}}',
+        '{"record": ' + "[" * 100_000,
+    ],
+)
+def test_what_nobody_can_read_is_refused_in_words(text: str) -> None:
+    with pytest.raises(MessageError):
+        batch(text)
+
+
+@pytest.mark.parametrize("action", ["insert", "update", "delete", "read"])
+def test_a_row_is_shown_as_a_stream_of_rows_has_it(action: str) -> None:
+    message = batch(f'{{"record": {{"id": 1}}, "action": "{action}", "metadata": {{"x": 1e999}}}}')
+    sink = StreamSinkSettings.model_validate({"type": "stream", "source": "shop", "kind": "rows"})
+    (sent,) = _stored(message, sink)
+    (stored,) = rows(message, "rows")
+    assert sent.body.encode() in bytes(stored)
+    assert ('"action":"delete"' in sent.body) == (action == "delete")
+    assert sent.to is None

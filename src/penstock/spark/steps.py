@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from penstock.blocks import Block
 from penstock.expressions.fields import Extractor, place
 from penstock.expressions.route import MARK
 from penstock.expressions.types import Field
+from penstock.json_members import members, text_of
 from penstock.message import SUBJECT_FIELD
 from penstock.route_path import PathTemplate
 from penstock.settings import NatsSinkSettings
@@ -285,7 +287,8 @@ class Steps:
     ) -> pa.Array:
         database = None
         if "database" in template.variables and messages.num_rows:
-            database = orjson.loads(messages.column("metadata")[0].as_py()).get("database")
+            metadata = messages.column("metadata")[0].as_py()
+            database = text_of(members("database")(metadata)["database"])
         rendered = template.render(messages, source=self._source, database=database)
         return (
             pa.array(rendered, pa.string())
@@ -356,7 +359,7 @@ def letter(captured: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLe
 def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) -> str:
     """Return why an expression over `fields` has no value for a message."""
     message = captured.slice(row, 1)
-    found = Extractor(fields)(message)
+    found = _extractor(tuple(fields))(message)
     bad = [
         field_.reference
         for at, field_ in enumerate(fields)
@@ -364,8 +367,9 @@ def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) ->
     ]
     if not bad:
         return "an overflow, a division by zero or a cast that fails"
-    left_out = set(_METADATA.decode(message.column("metadata")[0].as_py()).unavailable)
-    lacking = [str(r) for r in bad if r.root == "record" and r.column in left_out]
+    left_out = members("unavailable")(message.column("metadata")[0].as_py())["unavailable"] or b"[]"
+    names = set(msgspec.json.decode(left_out, type=list[str]))
+    lacking = [str(r) for r in bad if r.root == "record" and r.column in names]
     if lacking:
         return (
             f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the WAL"
@@ -374,11 +378,10 @@ def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) ->
     return f"{', '.join(map(str, bad))} can't be read as what the table's columns were"
 
 
-class _Metadata(msgspec.Struct):
-    unavailable: list[str] = []
-
-
-_METADATA: Final = msgspec.json.Decoder(_Metadata)
+@functools.lru_cache(maxsize=64)
+def _extractor(fields: tuple[Field, ...]) -> Extractor:
+    # Its classes take milliseconds to make, and every message of a batch may fail.
+    return Extractor(fields)
 
 
 def without_groups(settings: NatsSinkSettings) -> NatsSinkSettings:

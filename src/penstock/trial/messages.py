@@ -6,6 +6,7 @@ there, and the table's name where the sink takes more than one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +15,7 @@ import msgspec
 import orjson
 import pyarrow as pa
 
+from penstock.json_members import members
 from penstock.message import ACTIONS, INSERT, WIRE_SCHEMA
 from penstock.settings import PostgresSource, SinkSettings
 from penstock.tables import TablePattern
@@ -22,6 +24,7 @@ Raw = msgspec.Raw
 _FIELDS: Final = ("record", "changes", "action", "metadata")
 _object: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
+_READ: Final = {"table_schema", "table_name", "commit_lsn", "commit_idx", "idempotency_key"}
 _EXPECTED: Final = 'expected {"record": {…}, "changes": …, "action": …, "metadata": {…}}'
 
 
@@ -53,6 +56,8 @@ def _messages(text: bytes) -> Sequence[Raw]:
     try:
         orjson.loads(stripped)
     except orjson.JSONDecodeError as error:
+        if _is_object(stripped):
+            return [Raw(stripped)]
         lines = [line for line in stripped.splitlines() if line.strip()]
         if len(lines) > 1 and all(_is_object(line) for line in lines):
             return [Raw(line) for line in lines]
@@ -64,11 +69,16 @@ def _messages(text: bytes) -> Sequence[Raw]:
     return [Raw(stripped)]
 
 
-def _is_object(line: bytes) -> bool:
+def _is_object(text: bytes) -> bool:
+    # Postgres takes what stricter parsers refuse: half of a surrogate pair, numbers beyond a double.
     try:
-        return isinstance(orjson.loads(line), dict)
-    except orjson.JSONDecodeError:
+        return isinstance(json.loads(text, parse_constant=_no_json, parse_int=str), dict)
+    except (ValueError, RecursionError):
         return False
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(name)
 
 
 def _row(
@@ -77,27 +87,31 @@ def _row(
     def wrong(what: str) -> MessageError:
         return MessageError(f"message {number}: {what}")
 
+    text = bytes(raw)
     try:
-        message = _object(raw)
-    except msgspec.MsgspecError:
-        raise wrong(f"it is no object: {_EXPECTED}") from None
+        message = _object(text)
+    except (msgspec.MsgspecError, RecursionError):
+        if not _is_object(text):
+            raise wrong(f"it is no object: {_EXPECTED}") from None
+        message = {n: Raw(v) for n, v in members(*_FIELDS)(text).items() if v is not None}
     if unknown := [name for name in message if name not in _FIELDS]:
         raise wrong(f"unknown key {unknown[0]!r}: {_EXPECTED}")
-    values = {name: bytes(text).strip() for name, text in message.items()}
+    values = {name: bytes(value).strip() for name, value in message.items()}
     record = values.get("record", b"null")
     if record[:1] != b"{":
         raise wrong(f"it has no record: {_EXPECTED}")
     changes = values.get("changes", b"null")
     if changes[:1] != b"{" and changes != b"null":
         raise wrong("changes is neither an object nor null")
-    action = orjson.loads(values.get("action", b"null"))
+    action = _value(values.get("action", b"null"))
     if action is None:
         action = INSERT
     if action not in ACTIONS:
         raise wrong(f"action is {action!r:.40}: expected one of {', '.join(ACTIONS)}")
-    given = orjson.loads(values.get("metadata", b"null")) or {}
-    if not isinstance(given, dict):
-        raise wrong("metadata is no object")
+    try:
+        given = _given(values.get("metadata", b"null"))
+    except (msgspec.MsgspecError, RecursionError):
+        raise wrong("metadata is no object that can be read") from None
     schema, name = given.get("table_schema"), given.get("table_name")
     if name is None and table is not None:
         schema, name = table
@@ -113,6 +127,21 @@ def _row(
         _encode(metadata).decode(), metadata["idempotency_key"], metadata["commit_lsn"],
         metadata["commit_idx"], number, None, None, 0,
     )  # fmt: skip
+
+
+def _given(text: bytes) -> dict[str, Any]:
+    """Return metadata: what is read here as values, all else as the JSON that it is."""
+    given: dict[str, Any] = {} if text == b"null" else dict(_object(text))
+    for name in _READ & given.keys():
+        given[name] = _value(bytes(given[name]))
+    return given
+
+
+def _value(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.decode()
 
 
 def _metadata(

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-import orjson
 import pyarrow as pa
 
 from penstock.blocks import Block, pack, unpack, with_fields
 from penstock.config import Config
 from penstock.expressions import Columns
 from penstock.expressions.fields import Extractor
-from penstock.message import READ
+from penstock.json_members import members, text_of
+from penstock.message import DELETE, READ
 from penstock.postgres.admin import open_catalog
 from penstock.settings import NatsSinkSettings, Sink, SinkSettings
 from penstock.sinks.nats_frames import Encoder
@@ -188,7 +188,8 @@ def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
         message.column(name)[0].as_py() for name in ("record", "changes", "action", "metadata")
     )
     if kind == "rows":
-        return f'{{"record":{record},"metadata":{metadata}}}'
+        of_delete = ',"action":"delete"' if action == DELETE else ""
+        return f'{{"record":{record}{of_delete},"metadata":{metadata}}}'
     return (
         f'{{"record":{record},"changes":{changes or "null"},"action":"{action}",'
         f'"metadata":{metadata}}}'
@@ -198,8 +199,8 @@ def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
 def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[Sent]:
     for row in range(messages.num_rows):
         message = messages.slice(row, 1)
-        metadata = orjson.loads(message.column("metadata")[0].as_py())
-        yield Sent(_envelope(message, sink.kind), metadata.get("route"))
+        route = members("route")(message.column("metadata")[0].as_py())["route"]
+        yield Sent(_envelope(message, sink.kind), text_of(route))
 
 
 def _published(frame: bytes) -> Sent:

@@ -1,0 +1,50 @@
+"""Replays of dead letters that fell out of a sink's steps, without Spark and NATS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.config import Config
+from penstock.replay import Replay
+from penstock.settings import NatsSinkSettings, PostgresSource
+from penstock.streams.store import Store, StoredLetter
+from penstock.trial.trial import Outcome, Sent
+
+
+@pytest.mark.parametrize("value", ["1e999", r'"\ud800"', "1.10"])
+def test_a_message_that_parsers_refuse_is_published_as_it_is(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked: list[int] = []
+    published: list[tuple[Any, ...]] = []
+    replay = Replay(cast("Store", SimpleNamespace(mark_replayed=marked.append)), Path("unused"))
+    sink = {"type": "nats", "source": "shop", "url": "nats://localhost", "subject": "s"}
+    source = {"type": "postgres", "url": "postgresql://u@localhost/shop", "tables": ["public.t"]}
+    config = SimpleNamespace(
+        sinks={"out": NatsSinkSettings.model_validate(sink)},
+        sources={"shop": PostgresSource.model_validate(source)},
+    )
+    monkeypatch.setattr(replay, "_config", cast("Config", config))
+    sender = SimpleNamespace(publish=lambda *sent: published.append(sent))
+    monkeypatch.setattr(replay, "_publisher", lambda _: sender)
+
+    def trial(batch: Any) -> list[Outcome]:
+        (row,) = batch.to_pylist()
+        body = f'{{"record":{row["record"]},"metadata":{row["metadata"]}}}'
+        return [Outcome(body, "sent", (Sent(body, "s.t"),))]
+
+    monkeypatch.setattr(replay, "_trial", lambda *_: trial)
+    message = (
+        f'{{"record":{{"v":{value}}},"changes":null,"action":"insert",'
+        '"metadata":{"idempotency_key":"k","record_pks":[1e999],"commit_lsn":7}}'
+    )
+    letter = SimpleNamespace(id=3, sink="out", code="filter_failed", message=message)
+    replay.send(cast("StoredLetter", letter))
+    ((subject, key, body),) = published
+    assert (subject, key, marked) == ("s.t", "k", [3])
+    assert f'"v":{value}'.encode() in body
+    assert b'"record_pks":[1e999]' in body
