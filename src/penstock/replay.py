@@ -20,7 +20,7 @@ from penstock.transforms.base import TransformError
 if TYPE_CHECKING:
     from penstock.trial.trial import Trial
 
-_OF_STEPS: Final = ("filter_failed", "transform_failed", "route_failed")
+_OF_STEPS: Final = ("filter_failed", "transform_failed", "route_failed", "steps_failed")
 """Codes of messages that never got as far as the sink."""
 
 

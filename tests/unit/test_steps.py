@@ -245,6 +245,31 @@ def test_an_old_key_goes_where_its_update_goes() -> None:
     assert two[0]["ssn"], "nothing takes it away"
 
 
+@pytest.mark.parametrize("fails", [[0], [6], [2, 3], [1, 5], list(range(7))])
+def test_only_messages_that_fail_unexpectedly_are_lost_to_the_sink(
+    fails: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = wire([Change({"id": n}) for n in range(7)])
+    grouped = Steps._grouped
+
+    def failing(self: Steps, messages: pa.RecordBatch) -> pa.RecordBatch:
+        if {orjson.loads(r)["id"] for r in messages.column("record").to_pylist()} & {*fails}:
+            raise KeyError("surprise")
+        return grouped(self, messages)
+
+    monkeypatch.setattr(Steps, "_grouped", failing)
+    block = Block(None, batch, results(keep0=[KEEP] * 6 + [DROP]))
+    found = Steps(stream(filter="true"), SinkPlan(0, filter=()), "shop")(block)
+    ids = [orjson.loads(record)["id"] for record in found.messages.column("record").to_pylist()]
+    assert ids == [n for n in range(6) if n not in fails]
+    assert [orjson.loads(letter.body)["record"]["id"] for letter in found.dead] == [
+        n for n in range(6) if n in fails
+    ]
+    for letter in found.dead:
+        assert letter.code == "steps_failed"
+        assert "an unexpected KeyError: 'surprise'" in letter.reason
+
+
 class Code:
     """Stands in for the operator's Lua."""
 

@@ -28,7 +28,7 @@ from penstock.spark.routes import Route, regrouped
 from penstock.spark.select import Item, Select
 from penstock.subject import SubjectTemplate
 from penstock.transforms import make
-from penstock.transforms.base import MessageTransform
+from penstock.transforms.base import MessageTransform, TransformError
 
 DROP: Final = 0
 KEEP: Final = 1
@@ -40,6 +40,7 @@ _YES: Final = pa.scalar(True, pa.bool_())
 FILTER_FAILED: Final = "filter_failed"
 TRANSFORM_FAILED: Final = "transform_failed"
 ROUTE_FAILED: Final = "route_failed"
+STEPS_FAILED: Final = "steps_failed"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,42 @@ class Steps:
             self.__dict__["_code"].close()
 
     def __call__(self, block: Block) -> Prepared:
-        """Return what the sink gets of a block."""
+        """Return what the sink gets of a block.
+
+        A message that fails in a way that nobody has thought of is a dead letter like others: an
+        error would have Spark try the same again and again. Raises `TransformError` where the
+        operator's code cannot be loaded, and what the machine lacks, memory or a process.
+        """
+        try:
+            return self._prepared(block)
+        except (TransformError, OSError, MemoryError):
+            raise  # another message would fare no better
+        except Exception as error:
+            count = block.messages.num_rows
+            if count == 1:
+                dead = letter(block.messages, 0, STEPS_FAILED, _unexpected(error))
+                return Prepared(block.messages.slice(0, 0), [dead])
+            if not count:
+                raise
+        return self._halved(block, count // 2)
+
+    def _halved(self, block: Block, middle: int) -> Prepared:
+        """Do one half after the other, until only those fail that can't be helped."""
+        halves = [
+            self(
+                Block(
+                    block.part,
+                    block.messages.slice(first, length),
+                    None if block.results is None else block.results.slice(first, length),
+                )
+            )
+            for first, length in ((0, middle), (middle, block.messages.num_rows - middle))
+        ]
+        sent = [half.messages for half in halves if half.messages.num_rows]
+        messages = pa.concat_batches(sent) if sent else halves[0].messages
+        return Prepared(messages, [dead for half in halves for dead in half.dead])
+
+    def _prepared(self, block: Block) -> Prepared:
         plan, wanted = self._plan, self.route.mask(block.messages)
         if plan is None:
             messages = block.messages if wanted is None else block.messages.filter(wanted)
@@ -354,6 +390,13 @@ def letter(captured: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLe
         f'"action":"{action}","metadata":{metadata}}}'
     )
     return DeadLetter(key, "", code, reason, body)
+
+
+def _unexpected(error: Exception) -> str:
+    return (
+        f"an unexpected {type(error).__name__}: {str(error)[:500]}; this is a defect of penstock, unless"
+        " the sink's Python causes it"
+    )
 
 
 def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) -> str:
