@@ -15,7 +15,7 @@ from penstock.message import Position
 from penstock.postgres.backfill.backfiller import Backfiller
 from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
 from penstock.postgres.backfill.read import read_range
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Place, Reads
 from penstock.postgres.chunk import Chunk, partition
 
 Key = tuple[Any, ...]
@@ -34,7 +34,7 @@ class Backfilling:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.backfiller = Backfiller(self.reader.capture, self._queue.put)
 
-    def start(self, table: str = "public.t", cursor: Cursor = None, **spec: Any) -> int:
+    def start(self, table: str = "public.t", cursor: Place = None, **spec: Any) -> int:
         """Start a backfill of a table, number 1, for the sink `sink`."""
         schema, _, name = table.partition(".")
         self.spec = BackfillSpec(1, "sink", schema, name, **spec)
@@ -112,7 +112,7 @@ class Backfilling:
         return event
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Any:
         """Where the backfill stood when it last told."""
         told = [event for event in self.events if isinstance(event, Delivered)]
         return told[-1].cursor if told else None

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.test_backfill_course import TABLE, changing, expected
 
 from penstock.embedded.handles import Database
 from penstock.postgres.backfill import sizing
-from penstock.postgres.backfill.events import Troubled
+from penstock.postgres.backfill.events import Failed, Troubled
+from penstock.postgres.backfill.spec import cursor_from_json
 
 INDEXED = (
     *TABLE,
@@ -128,3 +130,65 @@ def test_a_composite_type_that_is_altered_is_looked_up_again(
         driver.start()
         driver.run()
         assert driver.reads()[-1].record["v"] == {"a": 40, "b": "x", "c": None}
+
+
+def test_another_table_of_the_name_is_not_taken_for_it(database: Database) -> None:
+    with backfilling(database, *TABLE) as driver:
+        altered(
+            database, driver, "ALTER TABLE t RENAME TO t_old",
+            "CREATE TABLE t (id text PRIMARY KEY, v jsonb, big text, at int)",
+            "INSERT INTO t SELECT 'x' || n, '{}', 'b', n FROM generate_series(1, 40) n",
+        )  # fmt: skip
+        with pytest.raises(AssertionError, match="Failed"):
+            driver.run()
+        failed = driver.events[-1]
+        assert isinstance(failed, Failed)
+        assert failed.code == "cursor"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (v)"],
+        ["ALTER TABLE t RENAME id TO number"],
+        ["ALTER TABLE t ALTER id TYPE text"],
+    ],
+)
+@pytest.mark.parametrize("spec", [{}, {"sort_by": "v"}])
+def test_a_cursor_is_not_taken_for_one_of_other_columns(
+    database: Database, statements: Sequence[str], spec: dict[str, str]
+) -> None:
+    setup = "CREATE TABLE t (id int PRIMARY KEY, v int NOT NULL)"
+    rows = "INSERT INTO t SELECT n, n - 30 FROM generate_series(1, 40) n"
+    with backfilling(database, setup, rows) as driver:
+        driver.start(**spec)  # type: ignore[arg-type]
+        paused(driver)
+        cursor, position = driver.cursor, driver.reader.position
+        driver.reader.confirm()
+    for statement in statements:
+        database.execute(statement)
+    cursor = cursor_from_json(orjson.loads(orjson.dumps(cursor)))
+    with Backfilling(database.url, position) as again:
+        again.start(cursor=cursor, **spec)
+        failed = again.failed()
+        assert (failed.code, "start it again" in failed.remedy) == ("cursor", True)
+        again.start(**spec)  # type: ignore[arg-type]
+        again.run()
+        assert len(again.reads()) == 40
+
+
+def test_a_cursor_of_a_collation_is_none_of_another(database: Database) -> None:
+    setup = "CREATE TABLE t (id text PRIMARY KEY)"
+    rows = "INSERT INTO t SELECT n FROM generate_series(1, 40) n"
+    with backfilling(database, setup, rows) as driver:
+        altered(database, driver, 'ALTER TABLE t ALTER id TYPE text COLLATE "C"')
+        assert driver.failed().code == "cursor"
+
+
+def test_a_cursor_without_columns_is_taken_as_it_is(database: Database) -> None:
+    with backfilling(database, *TABLE) as driver:
+        driver.start(cursor=("36",))
+        driver.run()
+        assert [m.record["id"] for m in driver.reads()] == [37, 38, 39, 40]
+        driver.start(cursor=("36", "1"))
+        assert driver.failed().code == "cursor"

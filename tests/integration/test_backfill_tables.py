@@ -420,7 +420,7 @@ def test_rows_in_the_order_of_a_column_nulls_last(database: Database) -> None:
         with Backfilling(database.url) as again:
             again.start(sort_by="at", cursor=cursor)
             again.run()
-            key = [cursor[0], cursor[0], int(cursor[1] or "")]
+            key = [cursor[0], cursor[0], int(str(cursor[1]))]
             left = database.execute(
                 "SELECT id FROM t WHERE CASE WHEN %s::timestamptz IS NULL THEN at IS NULL AND id > %s"
                 " ELSE at IS NULL OR (at, id) > (%s, %s) END ORDER BY at NULLS LAST, id",

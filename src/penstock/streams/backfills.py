@@ -22,8 +22,9 @@ from penstock.tables import qualified_name
 
 BackfillState = Literal["waiting", "running", "paused", "done", "failed", "cancelled"]
 Command = Literal["pause", "resume", "cancel"]
-Cursor = tuple[str | None, ...] | None
-"""The last row that was read: its `sort_by` and its key, as text; None before the first."""
+Cursor = tuple[Any, ...] | None
+"""The last row that was read: its `sort_by` and its key, as text, and last of which columns these are,
+in an object; None before the first."""
 
 OPEN: Final[tuple[BackfillState, ...]] = ("waiting", "running", "paused")
 NOTICE: Final = "b"

@@ -111,12 +111,16 @@ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p
 
 -- name: ordered
 -- How columns are compared: the type that a value is cast to (a domain's base), and the schema of its
--- operators `>`, `=` and the others; last whether it is a domain. %(oid)s: the table; %(columns)s: its
--- columns, in this order. A schema is null where the type has no order.
+-- operators `>`, `=` and the others; whether it is a domain; its collation. %(oid)s: the table;
+-- %(columns)s: its columns, in this order. A schema is null where the type has no order.
 SELECT k.name,
        pg_catalog.format_type(b.oid, -1),
        o.nspname::pg_catalog.text,
-       a.atttypid <> b.oid
+       a.atttypid <> b.oid,
+       COALESCE((SELECT pg_catalog.quote_ident(s.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+                 FROM pg_catalog.pg_collation AS l
+                 JOIN pg_catalog.pg_namespace AS s ON s.oid = l.collnamespace
+                 WHERE l.oid = a.attcollation), '')
 FROM pg_catalog.unnest(%(columns)s::pg_catalog.text[]) WITH ORDINALITY AS k (name, place)
 JOIN pg_catalog.pg_attribute AS a ON a.attrelid = %(oid)s AND a.attname = k.name
 CROSS JOIN LATERAL (

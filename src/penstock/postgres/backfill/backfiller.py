@@ -20,7 +20,7 @@ import orjson
 import psycopg
 import structlog
 
-from penstock.postgres.backfill import inspect, ranges
+from penstock.postgres.backfill import cursors, inspect, ranges
 from penstock.postgres.backfill.course import Flight, Run
 from penstock.postgres.backfill.events import (
     Delivered,
@@ -35,7 +35,7 @@ from penstock.postgres.backfill.noting import NONE, Watch, Watermark
 from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
 from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
 from penstock.postgres.backfill.sizing import REST, Sizing
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Reads, Source
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Place, Reads, Source
 from penstock.postgres.capture import Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
@@ -53,7 +53,7 @@ log = structlog.get_logger("penstock.backfill")
 @dataclass(frozen=True)
 class _Start:
     spec: BackfillSpec
-    cursor: Cursor
+    cursor: Place
     attempt: int
 
 
@@ -128,7 +128,7 @@ class Backfiller:
 
     # -- for whoever runs it, from any thread
 
-    def start(self, spec: BackfillSpec, cursor: Cursor = None) -> int:
+    def start(self, spec: BackfillSpec, cursor: Place = None) -> int:
         """Begin a backfill behind `cursor`, in the place of the one under way, if there is one.
 
         Returns the attempt's number, which all its events and chunks carry; where the backfiller
@@ -282,7 +282,8 @@ class Backfiller:
         # First, so that a change in between shows: nothing is locked yet.
         fingerprint = inspect.fingerprint(holder.connection, self._capture.options, spec)
         source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
-        planner = Planner(source, spec, start.cursor, self._capture.options.splits)
+        cursor = cursors.restored(start.cursor, source, spec)
+        planner = Planner(source, spec, cursor, self._capture.options.splits)
         total = inspect.estimate(holder.connection, source, spec)
         watch = self._watch(start, source)
         self._waiting = None
@@ -443,7 +444,7 @@ class Backfiller:
         waiting += [f.owed for f in run.under_way if f.owed < f.chunk]
         whole = min(waiting, default=NONE)
         while run.untold and run.untold[0][0] < whole:
-            run.cursor = run.untold.popleft()[1]
+            run.cursor = cursors.saved(run.untold.popleft()[1], run.source)
         reads = flight.reads
         self._send(Delivered(run.spec.id, run.attempt, flight.chunk, len(reads.ranges), run.cursor))
         self._emit_if_due(run)

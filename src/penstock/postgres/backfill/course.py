@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.postgres.backfill.noting import Noting, Watch
 from penstock.postgres.backfill.planner import Planner, SnapshotHolder
-from penstock.postgres.backfill.spec import BackfillSpec, Cursor, Reads, Source
+from penstock.postgres.backfill.spec import BackfillSpec, Cursor, Place, Reads, Source
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Run:
 
     spec: BackfillSpec
     attempt: int
-    cursor: Cursor
+    cursor: Place
     """What was told last: where to go back to."""
     source: Source
     fingerprint: tuple[Any, ...] | None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.postgres.backfill.spec import Cursor
+from penstock.postgres.backfill.spec import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Delivered(Event):
 
     chunk: int
     ranges: int
-    cursor: Cursor
+    cursor: Place
 
 
 @dataclass(frozen=True, slots=True)

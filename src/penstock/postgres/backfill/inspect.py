@@ -125,7 +125,7 @@ def _ordered(
     connection: Connection, oid: int, table: str, names: tuple[str, ...]
 ) -> tuple[Ordered, ...]:
     rows = connection.execute(SQL["ordered"], {"oid": oid, "columns": list(names)}).fetchall()
-    for column, kind, schema, _ in rows:
+    for column, kind, schema, *_ in rows:
         if schema is None:
             raise BackfillError(
                 "not_ordered",

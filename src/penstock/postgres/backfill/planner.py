@@ -155,14 +155,6 @@ class Planner:
         self._splits = splits
         self._cursor = self._after = cursor
         sorts = source.sort is not None
-        expected = len(source.key) + sorts
-        if cursor is not None and len(cursor) != expected:
-            raise BackfillError(
-                "cursor",
-                f"The cursor {cursor} has {len(cursor)} values, and the rows of {spec.schema}."
-                f"{spec.table} are ordered by {expected} columns: the table has changed.",
-                remedy="Cancel the backfill, and start another.",
-            )
         self._nulls = sorts and cursor is not None and cursor[0] is None
         self._ended = False
         self._scan = _SCANS[0]

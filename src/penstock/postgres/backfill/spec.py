@@ -17,8 +17,11 @@ from penstock.postgres.values import TypeInfo
 
 Cursor = tuple[str | None, ...] | None
 """Where a backfill stands: the last row's `sort_by` value, if it sorts, and its primary key, as
-Postgres prints them; None before the first row. In JSON a list of strings (only the first may be
-null), or null."""
+Postgres prints them; None before the first row."""
+
+Place = tuple[str | dict[str, list[list[str]]] | None, ...] | None
+"""A cursor as it is told and kept: the same values, and last `{"order": [[name, type, collation], …]}`,
+the columns that they are of. In JSON a list, or null. Without the last item any columns will do."""
 
 RANGE_BITS: Final = 24
 """A read's `commit_idx` is its range's number above these bits, and its row's number in them."""
@@ -58,8 +61,8 @@ class BackfillSpec:
         return cls(**fields)
 
 
-def cursor_from_json(value: list[str | None] | None) -> Cursor:
-    """Return the cursor of which JSON made a list."""
+def cursor_from_json(value: list[Any] | None) -> Place:
+    """Return the cursor, as it is kept, of which JSON made a list."""
     return None if value is None else tuple(value)
 
 
@@ -82,13 +85,15 @@ class Ordered:
     """A column that rows are ordered by.
 
     `type` is the SQL name of the type that its text is cast to, `operators` the schema of what
-    compares it. `domain`: the column's type is a domain over it.
+    compares it. `domain`: the column's type is a domain over it. `collation` is empty where it has
+    none.
     """
 
     name: str
     type: str
     operators: str
     domain: bool = False
+    collation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
