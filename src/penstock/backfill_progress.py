@@ -49,22 +49,29 @@ class Progress:
         self._read: dict[tuple[int, int], dict[int, int]] = {}
         self._delivered: deque[_Chunk] = deque()
         self._last = 0, -1
+        self._attempt = 0
         self._done = False
 
     def take_range(self, report: dict[str, Any]) -> None:
         """Take in what a task tells of a range, after which it is silent."""
+        chunk = report["attempt"], report["chunk"]
+        is_delivered = any(c[:2] == chunk for c in self._delivered)
+        # What an attempt that was given up has not delivered, the next one reads again.
+        is_coming = chunk > self._last and report["attempt"] >= self._attempt
+        if not is_delivered and not is_coming:
+            return
         if "error" in report:
             self._fail(report["code"], report["error"], bool(report["transient"]))
-            return
-        chunk = report["attempt"], report["chunk"]
-        if chunk > self._last or any(c[:2] == chunk for c in self._delivered):
+        else:
             self._read.setdefault(chunk, {})[report["range"]] = report["rows"]
             self._count()
 
     def take_event(self, report: dict[str, Any], now: float) -> None:
         """Take in what the reader tells."""
         event = report["event"]
-        if event == "delivered":
+        if event == "started":
+            self._attempt = report["attempt"]
+        elif event == "delivered":
             self._take_chunk(report, now)
         elif event == "done":
             self._done = self._follows(report["attempt"], report["chunks"])

@@ -28,11 +28,15 @@ def read(chunk: int, index: int, rows: int = 10, attempt: int = 1) -> Report:
     return {"attempt": attempt, "chunk": chunk, "range": index, "rows": rows}
 
 
-def failed(chunk: int, index: int, *, transient: bool = True) -> Report:
+def failed(chunk: int, index: int, attempt: int = 1, *, transient: bool = True) -> Report:
     return {
-        **read(chunk, index, 3), "error": f"No rows of {chunk}.", "code": "snapshot_lost",
+        **read(chunk, index, 3, attempt), "error": f"No rows of {chunk}.", "code": "snapshot_lost",
         "transient": transient,
     }  # fmt: skip
+
+
+def started(attempt: int) -> Report:
+    return {"event": "started", "attempt": attempt, "rows_total": 9}
 
 
 def take(progress: Progress, report: Report) -> None:
@@ -109,6 +113,22 @@ def test_a_reader_that_goes_back_by_itself() -> None:
     for report in (read(0, 0, 7, 4), read(1, 0, 7, 4), delivered(1, 1, 4), done(2, 4)):
         take(progress, report)
     assert (progress.cursor, progress.rows, progress.finished) == (("1",), 24, True)
+
+
+def test_what_fails_of_an_attempt_that_was_given_up() -> None:
+    """Its rows come again with the next attempt, unless they are held to be delivered."""
+    progress = Progress(None, 0)
+    for report in (started(1), read(0, 0), delivered(0, 1), started(4), failed(1, 0),
+                   failed(2, 0, transient=False)):  # fmt: skip
+        take(progress, report)
+    assert progress.failure is None
+    for report in (read(0, 0, 7, 4), delivered(0, 1, 4), failed(0, 0, 4), done(1, 4)):
+        take(progress, report)
+    assert (progress.cursor, progress.rows, progress.finished) == (("0",), 17, True)
+    progress = Progress(None, 0)
+    for report in (started(1), delivered(0, 1), started(4), failed(0, 0)):
+        take(progress, report)
+    assert progress.failure is not None
 
 
 @pytest.mark.parametrize("after", [delivered(2, 1), delivered(1, 1, 2), done(2), done(1, 2)])
