@@ -94,7 +94,7 @@ def _requests(
     from penstock.streams.backfills import Request  # noqa: PLC0415
 
     wish = backfill_tables.Wish(source, name, sink, table, where, start)
-    reads, warnings = backfill_tables.look(wish, _translate)
+    reads, warnings, _ = backfill_tables.look(wish, _translate)
     for warning in warnings:
         typer.echo(f"Note: {warning}", err=True)
     return [

@@ -130,6 +130,28 @@ def test_each_table_of_the_sink(folder: Path) -> None:
     assert "public.bare is left out: public.bare has no primary key" in done.stderr
 
 
+def test_a_table_that_is_in_no_order(folder: Path, database: Database) -> None:
+    """It alone is left out: its column `made` is of a type that has none."""
+    database.execute("ALTER TABLE lines ALTER made TYPE json USING NULL")
+    done = call(folder, "start", "--sink", "sorted")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Started backfill 1 of public.orders to sink sorted")
+    assert "public.lines is left out: public.lines can't be read in the order of made (json)" in (
+        done.stderr
+    )
+
+
+def test_a_table_that_is_locked(folder: Path, database: Database) -> None:
+    with database.connect() as session:
+        session.execute("LOCK TABLE lines")
+        done = call(folder, "start", "--sink", "public")
+        assert done.exit_code == 0
+        assert done.stdout.startswith("Started backfill 1 of public.orders to sink public")
+        told = "public.lines is locked by another session. Try again when that has ended"
+        assert f"public.lines is left out: {told}" in done.stderr
+        assert told in refusal(folder, "start", "--sink", "public", "--table", "lines")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

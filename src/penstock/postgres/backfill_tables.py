@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -53,8 +53,16 @@ def _as_it_is(_: psycopg.Connection[Any], where: str, __: Relation) -> str:
     return where
 
 
-def look(wish: Wish, translate: Translate = _as_it_is) -> tuple[list[TableRead], list[str]]:
-    """Return the tables to read and what to warn of.
+class Looked(NamedTuple):
+    """The tables to read, what to warn of, and whether a table that is left out may do later."""
+
+    reads: list[TableRead]
+    warnings: list[str]
+    is_partial: bool
+
+
+def look(wish: Wish, translate: Translate = _as_it_is) -> Looked:
+    """Return the tables to read and what to warn of; a table that is locked is left out.
 
     Raises `SetupError` where the table that was named can't be backfilled, where none can, or where
     Postgres does not take the condition or the value.
@@ -64,23 +72,27 @@ def look(wish: Wish, translate: Translate = _as_it_is) -> tuple[list[TableRead],
         tables = _of_sink(wish, catalog)
         named = tables if wish.table is None else [_named(wish, catalog, tables)]
         named = [table for table in named if (table.schema, table.name) not in wish.skip]
+        filters = catalog.published_tables()
         reads: list[TableRead] = []
         warnings = [*_partial(wish)]
+        is_partial = False
         for relation in named:
             try:
-                read, warned = _read(wish, catalog, relation, translate)
+                read, warned = _read(wish, catalog, relation, translate, filters)
                 reads.append(read)
                 warnings += warned
             except _TableError as error:
                 if wish.table is not None:
                     raise
+                is_partial |= error.transient
                 warnings.append(f"{relation} is left out: {error.message} {error.remedy}".strip())
         if not reads and not wish.skip:
             raise SetupError(
                 "no_table", f"Sink {wish.sink_name} has no table that can be backfilled.",
                 remedy=" ".join(warnings) or "Make one, or correct the sink's `tables`.",
+                transient=is_partial,
             )  # fmt: skip
-        return reads, warnings
+        return Looked(reads, warnings, is_partial)
 
 
 def _partial(wish: Wish) -> Iterator[str]:
@@ -133,7 +145,11 @@ def _named(wish: Wish, catalog: Catalog, tables: Iterable[Relation]) -> Relation
 
 
 def _read(
-    wish: Wish, catalog: Catalog, relation: Relation, translate: Translate
+    wish: Wish,
+    catalog: Catalog,
+    relation: Relation,
+    translate: Translate,
+    filters: Mapping[tuple[str, str], str | None],
 ) -> tuple[TableRead, list[str]]:
     if not relation.has_key:
         raise _TableError(
@@ -161,7 +177,7 @@ def _read(
         if kind is None:
             sort_by = None
         elif wish.start is not None:
-            start = _start(catalog, sort_by, kind, wish.start)
+            start = _start(catalog, relation, sort_by, kind, wish.start)
             conditions.append(
                 sql.SQL("{} >= CAST({} AS {})").format(
                     sql.Identifier(sort_by), sql.Literal(start), _trusted(kind)
@@ -174,8 +190,7 @@ def _read(
             " is no column to start at.",
             remedy="Add `sort_by: <column>` to the sink (of kind rows), or use --where.",
         )
-    filtered = catalog.published_tables().get((relation.schema, relation.name))
-    if filtered:
+    if filtered := filters.get((relation.schema, relation.name)):
         conditions.append(sql.SQL("({})").format(_trusted(filtered)))
     rows = _estimate(catalog, relation, conditions, wish.where)
     return TableRead(relation.schema, relation.name, where, sort_by, start, rows), warnings
@@ -193,7 +208,9 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
     order = sql.SQL(_SQL["order"]).format(
         table=sql.Identifier(relation.schema, relation.name), column=sql.Identifier(column)
     )
-    with _taken(f"{relation} can't be read in the order of {column} ({kind})"):
+    with _taken(
+        relation, f"{relation} can't be read in the order of {column} ({kind})", _TableError
+    ):
         catalog.connection.execute(order)
     if indexed:
         return kind, []
@@ -204,9 +221,9 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
     return kind, [warning + catalog.text(statement)]
 
 
-def _start(catalog: Catalog, column: str, kind: str, value: str) -> str:
+def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: str) -> str:
     query = sql.SQL(_SQL["value"]).format(type=_trusted(kind))
-    with _taken(f"--from {value}: Postgres does not take it for {column} ({kind})"):
+    with _taken(relation, f"--from {value}: Postgres does not take it for {column} ({kind})"):
         row = catalog.connection.execute(query, [value]).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
     return str(row[0])
@@ -220,21 +237,32 @@ def _estimate(
         table=sql.Identifier(relation.schema, relation.name),
         condition=sql.SQL(" AND ").join(conditions) if conditions else _EVERYTHING,
     )
-    with _taken(f"--where {where}: Postgres does not take it for {relation}"):
+    if where is None:
+        what, kind = f"{relation} can't be read", _TableError
+    else:
+        what, kind = f"--where {where}: Postgres does not take it for {relation}", SetupError
+    with _taken(relation, what, kind):
         row = catalog.connection.execute(query).fetchone()
     assert row is not None  # noqa: S101 - a plan is always given
     return int(row[0][0]["Plan"]["Plan Rows"])
 
 
 @contextlib.contextmanager
-def _taken(what: str) -> Iterator[None]:
+def _taken(relation: Relation, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
+    """Raise what Postgres refuses as `kind`, and a lock of the table as what passes."""
     try:
         yield
+    except psycopg.errors.LockNotAvailable:
+        raise _TableError(
+            "table_locked", f"{relation} is locked by another session.",
+            remedy="Try again when that has ended: a VACUUM FULL or an ALTER TABLE, perhaps.",
+            transient=True,
+        ) from None  # fmt: skip
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:
         said = error.diag.message_primary or type(error).__name__
-        raise SetupError("refused", f"{what}: {said}.") from None
+        raise kind("refused", f"{what}: {said}.") from None
 
 
 def _trusted(text: str) -> sql.SQL:

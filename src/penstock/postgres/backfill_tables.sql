@@ -1,11 +1,13 @@
 -- What there is to know of a table before it is backfilled. Parameters are psycopg's.
 
 -- name: session
--- Values are understood as the backfill itself will.
+-- Values are understood as the backfill itself will. A table that is locked keeps the others waiting
+-- for a moment only.
 SELECT pg_catalog.set_config('timezone', 'UTC', false),
        pg_catalog.set_config('search_path', '', false),
        pg_catalog.set_config('datestyle', 'ISO', false),
        pg_catalog.set_config('statement_timeout', '30s', false),
+       pg_catalog.set_config('lock_timeout', '2s', false),
        pg_catalog.set_config('default_transaction_read_only', 'on', false)
 
 -- name: column
