@@ -17,14 +17,12 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from penstock.backfill_initial import InitialBackfills
 from penstock.backfill_progress import Failure, Progress
 from penstock.config import Config
 from penstock.monitor import Report
-from penstock.postgres import backfill_tables
 from penstock.postgres.backfill.spec import BackfillSpec
-from penstock.postgres.errors import CaptureError
-from penstock.settings import Sink
-from penstock.streams.backfills import NOTICE, OPEN, Backfill, Backfills, Cursor, Request
+from penstock.streams.backfills import NOTICE, OPEN, Backfill, Backfills, Cursor
 from penstock.streams.connect import connect
 from penstock.streams.names import CHANNEL
 from penstock.streams.store import Store, StoreError
@@ -76,11 +74,13 @@ class _Current:
 class _Source:
     """A source, and what its reader was told."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, initial: InitialBackfills) -> None:
         self.name = name
+        self.initial = initial
         self.current: _Current | None = None
-        self.ready = self.restarted = False
-        self.has_initial = False
+        self.reader: str | None = None
+        """The reader that reported; each has a name of its own."""
+        self.restarted = False
         self.told: Report | None = None
         self.told_at = 0.0
 
@@ -106,13 +106,18 @@ class Backfilling:
         self._url = store_url
         self._store = Store(store_url)
         self._backfills = Backfills(self._store)
-        self._sources = {name: _Source(name) for name in sources}
+        self._sources = {
+            name: _Source(name, InitialBackfills(config, name, self._backfills, self._look_again))
+            for name in sources
+        }
         self._command = command
         self._is_behind = is_behind
         self._on_look = on_look
         self._lock = threading.Lock()  # of what is told, in many threads
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._steering = threading.Lock()
+        self._draining = False
         self._stale = True
         self._store_told = False
         self._tokens = 0
@@ -127,9 +132,17 @@ class Backfilling:
         for thread in self._threads:
             thread.start()
 
+    def drain(self) -> None:
+        """Command and begin nothing more; how far everything is, is kept still."""
+        with self._steering:
+            self._draining = True
+
     def close(self) -> None:
         """Keep how far everything is, and end."""
+        self.drain()
         self._closing.set()
+        for source in self._sources.values():
+            source.initial.close()
         self._wake.set()
         self._threads[0].join(_CLOSE_SECONDS)  # the other hears it within a second
         self._store.close()
@@ -146,7 +159,9 @@ class Backfilling:
         with self._lock:
             if told.get("event") == "ready":
                 source = self._sources[report["capture"]]
-                source.ready = source.restarted = True
+                # It says so until it is commanded.
+                source.restarted |= source.reader != told["reader"]
+                source.reader = told["reader"]
             else:
                 current = self._with_token(told["token"])
                 if current is None:
@@ -239,9 +254,10 @@ class Backfilling:
     def _tend(self, source: _Source, look: bool) -> None:
         if source.current is not None:
             self._save(source)
+        if self._draining:
+            return
         if look or source.current is None:
-            if not source.has_initial:
-                self._ask_initial(source)
+            source.initial.tend()
             self._choose(source)
         self._steer(source)
 
@@ -354,7 +370,7 @@ class Backfilling:
 
     def _steer(self, source: _Source) -> None:
         """Tell the reader what to read, again and again: it may have lost its connection."""
-        if not source.ready:
+        if source.reader is None:
             return
         current = source.current
         with self._lock:
@@ -372,42 +388,30 @@ class Backfilling:
         known = source.told is not None and _essence(source.told) == _essence(command)
         if known and not restarted and now - source.told_at < _POLL_SECONDS:
             return
-        self._command(source.name, command)
+        with self._steering:  # nothing that would undo it follows a command to drain
+            if self._draining:
+                return
+            self._command(source.name, command)
         source.told, source.told_at = command, now
 
-    # -- initial backfills
 
-    def _ask_initial(self, source: _Source) -> None:
-        """Ask for the initial backfills that there were not yet; what can't be had now, later."""
-        sinks = {n: s for n, s in self._config.sinks_of(source.name).items() if s.initial_backfill}
-        had = self._backfills.with_initial(source.name) if sinks else set()
-        source.has_initial = True
-        for name, sink in sinks.items():
-            try:
-                requests = self._initial(source.name, name, sink, had)
-            except CaptureError as error:
-                log.warning("initial backfill not started", source=source.name, sink=name,
-                            code=error.code, error=str(error))  # fmt: skip
-                if error.transient:
-                    source.has_initial = False
-                continue
-            self._backfills.create_initial(requests)
-
-    def _initial(
-        self, source: str, name: str, sink: Sink, had: set[tuple[str, str, str]]
-    ) -> list[Request]:
-        wish = backfill_tables.Wish(
-            self._config.sources[source], name, sink,
-            skip=frozenset((schema, table) for of, schema, table in had if of == name),
-        )  # fmt: skip
-        reads, warnings = backfill_tables.look(wish)
-        for warning in warnings:
-            log.warning("initial backfill", source=source, sink=name, note=warning)
-        return [
-            Request(source, name, read.schema, read.table, sort_by=read.sort_by, initial=True,
-                    rows_total=read.rows)
-            for read in reads
-        ]  # fmt: skip
+def tell_left_out(config: Config, store_url: str, sources: Sequence[str]) -> None:
+    """Log, in one line, which backfills a run that reads none leaves out. Raises `StoreError`."""
+    with Store(store_url) as store:
+        backfills = Backfills(store)
+        waiting = [
+            found.id
+            for name in sources
+            for found in backfills.find(source=name, states=["waiting", "running"])
+        ]
+        initial = [
+            sink
+            for name in sources
+            for sink in InitialBackfills(config, name, backfills, lambda: None).missing()
+        ]
+    if waiting or initial:
+        log.warning("backfills are left out: a run with --once reads none; start `penstock run`",
+                    waiting=waiting, initial=initial)  # fmt: skip
 
 
 def _fields(backfill: Backfill) -> dict[str, Any]:

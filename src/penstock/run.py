@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock import log as logging
 from penstock.api.app import Api
 from penstock.api.health import Server, application
-from penstock.backfilling import Backfilling
+from penstock.backfilling import Backfilling, tell_left_out
 from penstock.check import shared_streams
 from penstock.config import Config
 from penstock.embedded.store import open_store
@@ -32,6 +32,7 @@ from penstock.spark import planning, session
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
 from penstock.state import State
 from penstock.store_session import StoreSession
+from penstock.streams.errors import StoreError
 
 _DRAIN_SECONDS: Final = 15.0
 _HELD_SECONDS: Final = 3.0  # of these, where the store is down and the batch can't be finished
@@ -247,7 +248,10 @@ class Run:
         local = self._config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         monitor = Monitor(self._handle, "127.0.0.1" if local else host)
-        if not self._once:  # a backfill may take longer than what is there now
+        if self._once:  # a backfill may take longer than what is there now
+            with contextlib.suppress(StoreError):  # its trouble is told when something is written
+                tell_left_out(self._config, self._store.url, self._sources)
+        else:
             self._backfilling = Backfilling(
                 self._config, self._store.url, self._sources, monitor.command,
                 lambda sink: self.state.sinks[sink].behind, self.state.show_backfills,
@@ -282,6 +286,8 @@ class Run:
         if self._stopping.is_set():
             if self._failed is None:
                 log.info("stopping: finishing the batch under way")
+            if self._backfilling is not None:
+                self._backfilling.drain()
             self._drain(monitor, threads)
         self._expired.set()
         for thread in threads.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 
-from penstock import backfilling
-from penstock.backfilling import Backfilling
+from penstock import backfill_initial, backfilling
+from penstock.backfilling import Backfilling, tell_left_out
 from penstock.config import Config
 from penstock.embedded.handles import Database
+from penstock.postgres import backfill_tables
 from penstock.streams.backfills import Backfill, Backfills, Request
 from penstock.streams.store import Store
 
@@ -37,6 +39,8 @@ class Reader:
 
     def __init__(self) -> None:
         self.commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.count = 0
+        self.looks: list[int] = []
         self.shown: list[Backfill] = []
         self.behind: set[str] = set()
         self.run: Backfilling | None = None
@@ -45,15 +49,21 @@ class Reader:
     def command(self, source: str, report: dict[str, Any]) -> None:
         assert source == "shop"
         assert report["command"] == "backfill"
+        self.count += 1
         if report["run"] != self._last:
             self._last = report["run"]
             self.commands.put(self._last)
 
     def show(self, shown: Any) -> None:
         self.shown = list(shown)
+        self.looks.append(len(self.shown))
 
     def next(self) -> dict[str, Any] | None:
         return self.commands.get(timeout=10)
+
+    def ready(self, name: str) -> None:
+        assert self.run is not None
+        self.run.handle({"capture": "shop", "backfill": {"event": "ready", "reader": name}})
 
     def started(self) -> dict[str, Any]:
         """Return the next command that is to read something."""
@@ -102,7 +112,7 @@ def running(database: Database, **sinks: Any) -> Iterator[Reader]:
         reader.behind.__contains__, reader.show,
     )  # fmt: skip
     reader.run.start()
-    reader.run.handle({"capture": "shop", "backfill": {"event": "ready"}})
+    reader.ready("first")
     try:
         yield reader
     finally:
@@ -261,11 +271,44 @@ def test_a_run_that_begins_again(backfills: Backfills, database: Database) -> No
         assert wanted["cursor"] == ("0",)
         # And a query that begins again, in the same run.
         reader.delivers(wanted["token"], 0)
-        assert reader.run is not None
-        reader.run.handle({"capture": "shop", "backfill": {"event": "ready"}})
+        reader.ready("second")
         again = reader.started()
         assert again["token"] != wanted["token"]
         await_true(lambda: state(backfills, number).rows_done == 40)
+
+
+def test_a_reader_that_greets_again(backfills: Backfills, database: Database) -> None:
+    """It has not heard yet that it is known, and goes on with what it then hears."""
+    (number,) = backfills.create([ORDERS])
+    with running(database) as reader:
+        token = reader.started()["token"]
+        reader.ready("first")
+        reader.delivers(token, 0)
+        backfills.command(number, "pause")
+        wanted = reader.next()
+        assert wanted is not None
+        assert (wanted["token"], wanted["paused"]) == (token, True)
+
+
+def test_what_drains_is_not_steered(
+    backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfilling, "_POLL_SECONDS", 0.2)
+    (first, second) = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    with running(database) as reader:
+        assert reader.run is not None
+        token = reader.started()["token"]
+        before = reader.count
+        await_true(lambda: reader.count > before)  # it is repeated
+        reader.run.drain()
+        told = reader.count
+        reader.delivers(token, 0)
+        reader.tell(token, "done", chunks=1)
+        assert becomes(backfills, first, "done").rows_done == 20, "kept all the same"
+        looked = len(reader.looks)
+        await_true(lambda: len(reader.looks) > looked + 2)
+        assert reader.count == told
+        assert state(backfills, second).state == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -309,6 +352,78 @@ def test_initial_backfills(backfills: Backfills, database: Database) -> None:
     with running(database, **sinks) as reader:
         assert reader.started()["spec"]["table"] == "later"
         assert made() == [("events", "keyed", True), ("events", "later", True)]
+
+
+def test_initial_backfills_of_a_table_that_is_locked(
+    backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its own when the lock is gone; the others, and all commands, do not wait for it."""
+    monkeypatch.setattr(backfill_initial, "_BACKOFF_SECONDS", (0.2, 0.2))
+    for table in ("free", "held", "orders"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+    sinks = {
+        "events": {"type": "stream", "source": "shop"},
+        "latest": {"type": "stream", "source": "shop", "tables": ["public.free", "public.held"],
+                   "initial_backfill": True},
+    }  # fmt: skip
+    (number,) = backfills.create([ORDERS])
+    with database.connect() as session, capture_logs() as logs:
+        session.execute("LOCK TABLE held")
+        with running(database, **sinks) as reader:
+            wanted = reader.started()
+            assert wanted["spec"]["id"] == number
+            reader.tell(wanted["token"], "done", chunks=0)
+            wanted = reader.started()
+            assert wanted["spec"]["table"] == "free"
+            assert [b.table_name for b in backfills.find(sink="latest")] == ["free"]
+            # And again, while it is locked still.
+            reader.tell(wanted["token"], "done", chunks=0)
+            becomes(backfills, wanted["spec"]["id"], "done")
+            session.rollback()
+            assert reader.started()["spec"]["table"] == "held"
+    notes = [entry["note"] for entry in logs if entry["event"] == "initial backfill"]
+    assert len(notes) == 1, "told once"
+    assert "public.held is left out: public.held is locked by another session." in notes[0]
+
+
+def test_while_the_tables_are_looked_at(
+    backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source whose server does not answer keeps nobody waiting."""
+    answers = threading.Event()
+
+    def look(*_: Any) -> backfill_tables.Looked:
+        assert answers.wait(30)
+        return backfill_tables.Looked([], [], is_partial=False)
+
+    monkeypatch.setattr(backfill_tables, "look", look)
+    sinks = {"events": {"type": "stream", "source": "shop", "initial_backfill": True}}
+    (number,) = backfills.create([ORDERS])
+    with running(database, **sinks) as reader:
+        assert reader.started()["spec"]["id"] == number
+        backfills.command(number, "cancel")
+        assert reader.next() is None
+        answers.set()
+
+
+def test_what_a_run_with_once_leaves_out(backfills: Backfills, database: Database) -> None:
+    base = {"type": "stream", "source": "shop"}
+    settings = config(database, events=base)
+
+    def told() -> list[tuple[Any, Any]]:
+        with capture_logs() as logs:
+            tell_left_out(settings, database.url, ["shop"])
+        return [(entry["waiting"], entry["initial"]) for entry in logs]
+
+    assert told() == []
+    (number,) = backfills.create([ORDERS])
+    assert told() == [([number], [])]
+    settings = config(database, events=base, latest=base | {"initial_backfill": True})
+    assert told() == [([number], ["latest"])]
+    backfills.command(number, "cancel")
+    backfills.create_initial([Request("shop", "latest", "public", "orders", initial=True)])
+    backfills.command(number + 1, "cancel")
+    assert told() == []
 
 
 def test_a_store_that_is_gone_for_a_while(backfills: Backfills, database: Database) -> None:

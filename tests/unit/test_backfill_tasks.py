@@ -13,7 +13,7 @@ from tests.streams_help import Change, wire
 
 from penstock.message import READ, BatchPart, Position
 from penstock.monitor import Monitor, Report
-from penstock.postgres.backfill.events import Delivered, Done
+from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
 from penstock.postgres.backfill.spec import BackfillError, BackfillSpec
 from penstock.spark import backfill
 from penstock.spark.backfill import ReaderBackfills, ReadRange
@@ -183,6 +183,45 @@ def test_what_an_earlier_start_tells_is_not_told(
     assert sent[1]["backfill"]["token"] == 9
     made.on_event(Done(3, 5, 4))
     assert sent[2]["backfill"]["token"] == 9, "it has gone back by itself"
+
+
+@pytest.mark.parametrize(
+    "event", [Done(3, 1, 4), Failed(3, 1, "no_table", "It is gone.", "Make it.")]
+)
+def test_an_end_is_told_until_the_run_knows(
+    reader: tuple[ReaderBackfills, Backfiller, list[Report]], event: Event
+) -> None:
+    commands, made, sent = reader
+    commands.command(wanted(8))
+    made.on_event(Delivered(3, 1, 3, 2, ("b", None)))
+    commands.command(wanted(8))
+    assert len(sent) == 1
+    made.on_event(event)
+    sent.clear()
+    commands.command(wanted(8))
+    commands.command(wanted(8, paused=True))
+    name = type(event).__name__.lower()
+    assert [(r["backfill"]["event"], r["backfill"]["token"]) for r in sent] == [(name, 8)] * 2
+    sent.clear()
+    commands.command(wanted(9))
+    commands.command(wanted(9))
+    commands.command(None)
+    assert sent == []
+
+
+def test_a_reader_greets_until_it_is_commanded(
+    reader: tuple[ReaderBackfills, Backfiller, list[Report]],
+) -> None:
+    commands, _, sent = reader
+    commands.greet()
+    commands.greet()
+    assert len(sent) == 2
+    assert sent[0] == sent[1], "the same reader"
+    assert sent[0]["backfill"]["event"] == "ready"
+    assert sent[0]["backfill"]["reader"]
+    commands.command(None)
+    commands.greet()
+    assert len(sent) == 2
 
 
 def test_a_task_travels() -> None:

@@ -7,6 +7,7 @@ token, which comes back with all that is told of it, so that what is told late i
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from penstock.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.monitor import Report, Reporter
 from penstock.postgres.backfill.backfiller import Backfiller
-from penstock.postgres.backfill.events import Event
+from penstock.postgres.backfill.events import Done, Event, Failed
 from penstock.postgres.backfill.read import read_range
 from penstock.postgres.backfill.spec import BackfillSpec, Reads, cursor_from_json
 from penstock.postgres.capture import Capture
@@ -88,10 +89,19 @@ class ReaderBackfills:
         self._lock = threading.Lock()
         self._token: int | None = None
         self._attempt = 0
+        self._name = secrets.token_hex(8)
+        self._commanded = False
+        self._ended: Report | None = None
         self._backfiller = Backfiller(capture, self._told)
+
+    def greet(self) -> None:
+        """Tell the run that this reader is there, unless it knows: a report may be lost."""
+        if not self._commanded:
+            self._send({"backfill": {"event": "ready", "reader": self._name}})
 
     def command(self, wanted: dict[str, Any] | None) -> None:
         """Have the backfill run that is wanted, in the place of any other; None: have none run."""
+        self._commanded = True
         with self._lock:
             if wanted is None:
                 if self._token is not None:
@@ -102,10 +112,14 @@ class ReaderBackfills:
                 spec = BackfillSpec.from_json(wanted["spec"])
                 self._attempt = self._backfiller.start(spec, cursor_from_json(wanted["cursor"]))
                 self._token = wanted["token"]
+                self._ended = None
+            ended = self._ended
             if wanted["paused"]:
                 self._backfiller.pause()
             else:
                 self._backfiller.resume()
+        if ended is not None:  # the run does not know, or it would want something else
+            self._send(ended)
 
     def rest(self) -> None:
         """Plan nothing more; what is planned is delivered."""
@@ -127,9 +141,13 @@ class ReaderBackfills:
     def _told(self, event: Event) -> None:
         with self._lock:  # a start is known by its token before anything is told of it
             token = self._token_of(event.attempt)
-        if token is not None:
+            if token is None:
+                return
             name = type(event).__name__.lower()
-            self._send({"backfill": {**dataclasses.asdict(event), "event": name, "token": token}})
+            report = {"backfill": {**dataclasses.asdict(event), "event": name, "token": token}}
+            if isinstance(event, Done | Failed):
+                self._ended = report
+        self._send(report)
 
 
 _reporters: dict[str, Reporter] = {}

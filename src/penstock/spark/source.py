@@ -159,6 +159,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._warm = True
         self._done = position
         self._report(capture.stats)
+        if self._backfills is not None:
+            self._backfills.greet()
         if self._draining:
             capture.settle(5.0)
             self._send({"drained": True})
@@ -252,7 +254,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._capture = self._start(start, end)
         if self._options.monitor is not None and not self._ends:
             self._backfills = ReaderBackfills(self._capture, self._send)
-            self._send({"backfill": {"event": "ready"}})
+            self._backfills.greet()
         return self._capture
 
     def _start(self, start: Position, end: Position | None) -> Capture:
@@ -300,6 +302,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._draining = True
             if self._backfills is not None:
                 self._backfills.rest()
+        elif self._draining:
+            return  # it rests for good
         elif command.get("command") == "backfill" and self._backfills is not None:
             self._backfills.command(command["run"])
 
