@@ -15,6 +15,7 @@ import structlog
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres.errors import SetupError
+from penstock.postgres.inspection import inspect
 from penstock.postgres.setup import ensure, slot_status
 from penstock.settings import PostgresSource
 
@@ -127,6 +128,32 @@ def test_completing_a_publication_keeps_its_filters_and_column_lists(
     added = f"{'s' if 's.*' in tables else 'public'}.later"
     assert {name for name in published(database) if name.endswith("later")} == {added}
     assert database.execute(query) == before
+
+
+@pytest.mark.parametrize("via_root", [True, False])
+@pytest.mark.parametrize("also", ["", "p, "])
+def test_a_filter_of_a_partition_is_not_lost_to_its_root(
+    database: Database, make: Make, also: str, via_root: bool
+) -> None:
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10);"
+        f"CREATE PUBLICATION pub FOR TABLE {also}p1 WHERE (id > 3)"
+        f" WITH (publish_via_partition_root = {via_root})"
+    )
+    source = make()
+    if also and via_root:
+        ensure(source)  # the table is published as a whole already, whatever its partitions say
+        return
+    query = "SELECT tablename::text, rowfilter FROM pg_publication_tables"
+    before = database.execute(query)
+    error = fails("publication_limited", source)
+    assert "public.p1, a partition of public.p" in error.message
+    assert database.execute(query) == before
+    findings = inspect("shop", source, {})
+    assert [f.message for f in findings if f.level == "error"] == [error.message]
+    database.execute("ALTER PUBLICATION pub DROP TABLE p1")
+    ensure(source)
 
 
 def test_a_plain_role_with_its_own_tables(database: Database, make: Make, role: str) -> None:

@@ -151,11 +151,14 @@ class Catalog:
         rows = self.connection.execute(_SQL["published_tables"], parameters)
         return {(row[0], row[1]): row[2] for row in rows}
 
-    def limited_tables(self) -> list[TablePattern]:
-        """Return the tables of which the publication has a row filter or a list of columns."""
+    def limited_tables(self) -> list[tuple[TablePattern, int | None]]:
+        """Return the tables of which the publication has a row filter or a list of columns.
+
+        With each that is a partition comes the oid of its root.
+        """
         parameters = {"name": self.source.publication}
         rows = self.connection.execute(_SQL["limited_tables"], parameters)
-        return [TablePattern(schema, name) for schema, name in rows]
+        return [(TablePattern(schema, name), root) for schema, name, root in rows]
 
     def schemas(self) -> set[str]:
         """Return the names of the database's schemas."""

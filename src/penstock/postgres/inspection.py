@@ -14,6 +14,7 @@ from penstock.postgres.publication import (
     coverage,
     create_publication,
     missing_tables,
+    partition_fault,
     set_via_root,
 )
 from penstock.postgres.setup import publication_gone, server_fault, slot_fault, slots_exhausted
@@ -87,6 +88,9 @@ def _publication(
     what = f"{what}: publication {source.publication}"
     if publication is None:
         yield _missing_publication(what, catalog, wanted)
+        return
+    if fault := partition_fault(catalog, publication, wanted):
+        yield _error(what, fault)
         return
     lacking = coverage(catalog, publication, wanted)
     if lacking.tables:

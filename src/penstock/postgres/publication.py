@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from penstock.postgres.admin import Catalog, Publication, Relation
+from penstock.postgres.errors import SetupError
 from penstock.settings import nearest
 from penstock.tables import TablePattern
 
@@ -106,8 +107,34 @@ def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relati
             and table.schema not in schemas
             and not (table.kind == "p" and not publication.via_root)
         ],
-        catalog.limited_tables() if whole else [],
+        [table for table, _ in catalog.limited_tables()] if whole else [],
     )
+
+
+def partition_fault(
+    catalog: Catalog, publication: Publication, wanted: Sequence[Relation]
+) -> SetupError | None:
+    """Return why partitioned tables can't be published under their own names.
+
+    What then holds is the row filter and the column list of the table, not those of its partitions.
+    """
+    roots = {table.oid: table for table in wanted if table.kind == "p"}
+    if not roots:
+        return None
+    published = catalog.published_tables() if publication.via_root else {}
+    for partition, oid in catalog.limited_tables():
+        root = roots.get(oid or 0)
+        if root is None or (root.schema, root.name) in published:
+            continue
+        name = catalog.source.publication
+        return SetupError(
+            "publication_limited",
+            f"Publication {name} has a row filter or a column list for {partition}, a partition of "
+            f"{root}, and captured as {root} all of its rows and columns would be published.",
+            remedy=f"Give {root} its own: ALTER PUBLICATION {catalog.text(sql.Identifier(name))} DROP "
+            f"TABLE {partition}, then ADD TABLE {root} WHERE (…); or name other tables in `tables`.",
+        )
+    return None
 
 
 def _objects(catalog: Catalog, tables: Sequence[TablePattern]) -> sql.Composable:

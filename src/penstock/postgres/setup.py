@@ -21,6 +21,7 @@ from penstock.postgres.publication import (
     coverage,
     create_publication,
     missing_tables,
+    partition_fault,
     set_via_root,
 )
 from penstock.settings import PostgresSource
@@ -197,6 +198,8 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
         except psycopg.errors.DuplicateObject:
             _ensure_publication(catalog, slot)  # another process was first
         return
+    if fault := partition_fault(catalog, publication, wanted):
+        raise fault
     if not publication.via_root and any(table.kind == "p" for table in wanted):
         _execute(catalog, set_via_root(catalog))
         publication = dataclasses.replace(publication, via_root=True)

@@ -48,8 +48,10 @@ FROM pg_catalog.pg_publication_tables t
 WHERE t.pubname = %(name)s
 
 -- name: limited_tables
--- The tables of which a publication has some rows or some columns only. %(name)s: its name.
-SELECT n.nspname::text, c.relname::text
+-- The tables of which a publication has some rows or some columns only, and of each that is a partition
+-- the root. %(name)s: the publication's name.
+SELECT n.nspname::text, c.relname::text,
+       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid::bigint END
 FROM pg_catalog.pg_publication p
 JOIN pg_catalog.pg_publication_rel pr ON pr.prpubid = p.oid
 JOIN pg_catalog.pg_class c ON c.oid = pr.prrelid
