@@ -182,6 +182,18 @@ FROM pg_catalog.pg_stat_activity AS a
 WHERE pg_catalog.current_setting('synchronous_standby_names') <> ''
   AND (a.wait_event = 'SyncRep' OR a.query = '<insufficient privilege>')
 
+-- name: end
+-- Where the WAL ends that can be decoded.
+SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_catalog.pg_lsn)::pg_catalog.int8
+
+-- name: blocking
+-- Whether a session waits for a lock on a table that one of ours holds. %(pids)s: ours. No row: none.
+SELECT 1
+FROM pg_catalog.pg_locks AS l
+WHERE NOT l.granted AND l.locktype = 'relation'
+  AND pg_catalog.pg_blocking_pids(l.pid) && %(pids)s::pg_catalog.int4[]
+LIMIT 1
+
 -- name: newest
 -- The newest transaction id that was given out.
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text::pg_catalog.int8

@@ -6,7 +6,6 @@ queue, so that no lock is held while another is waited for.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import random
 import secrets
@@ -32,18 +31,33 @@ from penstock.postgres.backfill.events import (
     Troubled,
 )
 from penstock.postgres.backfill.noting import NONE, Watch, Watermark
-from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, SnapshotHolder
-from penstock.postgres.backfill.session import SQL, Connection, backfill_error, known, open_session
+from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen
+from penstock.postgres.backfill.pool import Pool
+from penstock.postgres.backfill.session import FEW_TIMES, SQL, Connection, backfill_error, known
 from penstock.postgres.backfill.sizing import REST, Sizing
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Place, Reads, Source
-from penstock.postgres.capture import Capture, ReadsEvent
+from penstock.postgres.backfill.spec import (
+    BackfillError,
+    BackfillSpec,
+    Cursor,
+    Place,
+    Reads,
+    Source,
+)
+from penstock.postgres.capture import MAX_UNREAD, Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
 _LONGEST_REST: Final = 2.0
 _AHEAD: Final = 2  # chunks, and so snapshots, at a time
 _BACKOFF_SECONDS: Final = (0.2, 15.0)
-_SNAPSHOT_SECONDS: Final = 600.0
-_LOOK_SECONDS: Final = 5.0
+_SNAPSHOT_SECONDS: Final = 60.0
+_ALONE_SECONDS: Final = 1.0  # for which a chunk's lock may keep others waiting
+_STILL_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
+_PLAN_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 10.0
+_UNREAD_BYTES: Final = MAX_UNREAD // 2
+_NEAR_BYTES: Final = 16 << 20
+_NEAR_PAUSE: Final = 0.2
 _KEPT_SECONDS: Final = 900.0
 _CONNECTED_SECONDS: Final = 0.05
 
@@ -112,8 +126,8 @@ class Backfiller:
         self._run: Run | None = None
         self._waiting: _Start | None = None
         self._kept: _Kept | None = None
-        self._holders: list[SnapshotHolder] = []
-        self._emitter: Connection | None = None
+        self._pool = Pool(self._url)
+        self._tried: dict[str, int] = {}
         self._seen = Seen()
         self._sizing = Sizing()
         self._live = True
@@ -171,6 +185,7 @@ class Backfiller:
     def _put(self, command: _Start | None) -> None:
         self._commanded.set()
         self._queue.put(command)
+        self._pool.interrupt()
 
     # -- for the capture, which holds its lock
 
@@ -196,7 +211,8 @@ class Backfiller:
             except CaptureError as error:
                 self._trouble(known(error))
             except psycopg.Error as error:
-                self._trouble(backfill_error(error))
+                if not self._commanded.is_set():  # else what ran was to end
+                    self._trouble(backfill_error(error))
             except Exception as error:
                 log.exception("backfill failed")
                 self._trouble(
@@ -222,15 +238,18 @@ class Backfiller:
             if self._closing:
                 self._give_up()
                 self._forget()
-                self._disconnect()
+                self._pool.close()
                 return True
             if self._run is not None and self._run.attempt < newest:
                 self._give_up()
+                self._pool.close()
             if self._waiting is not None and self._waiting.attempt < newest:
                 self._waiting = None
+                self._pool.close()
             if isinstance(item, _Start) and item.attempt == newest:
                 self._waiting = item
                 self._delay = self._not_before = 0.0
+                self._tried.clear()
             elif isinstance(item, _Again):
                 if self._run is not None and self._run.attempt == item.attempt:
                     self._go_back()
@@ -264,7 +283,7 @@ class Backfiller:
             self._send(Done(run.spec.id, run.attempt, run.chunks))
             self._give_up()
             self._forget()
-            self._disconnect()
+            self._pool.close()
         elif self._may_plan(run) and time.monotonic() >= run.retry_at:
             self._plan(run)
         else:
@@ -277,14 +296,16 @@ class Backfiller:
         if not tag:
             return  # the capture has not connected yet
         spec = start.spec
-        holder = self._holder()
-        self._holders.append(holder)
+        holder = self._pool.holder()
+        self._pool.free(holder)
         # First, so that a change in between shows: nothing is locked yet.
         fingerprint = inspect.fingerprint(holder.connection, self._capture.options, spec)
         source = inspect.look(holder.connection, self._capture.options, spec, database, tag)
+        self._go_on_unless_commanded()
         cursor = cursors.restored(start.cursor, source, spec)
         planner = Planner(source, spec, cursor, self._capture.options.splits)
         total = inspect.estimate(holder.connection, source, spec)
+        self._go_on_unless_commanded()
         watch = self._watch(start, source)
         self._waiting = None
         self._run = Run(spec, start.attempt, start.cursor, source, fingerprint, planner, watch)
@@ -292,6 +313,10 @@ class Backfiller:
         self._live, self._captured = True, self._capture.stats.captured
         self._rest_until = 0.0
         self._send(Started(spec.id, start.attempt, total))
+
+    def _go_on_unless_commanded(self) -> None:
+        if self._commanded.is_set():
+            raise Interrupted
 
     def _watch(self, start: _Start, source: Source) -> Watch:
         """Have the decoder note what changes; it goes on with what it noted for the last attempt."""
@@ -314,6 +339,8 @@ class Backfiller:
     def _may_plan(self, run: Run) -> bool:
         if self._paused.is_set() or run.planned is not None or len(run.flights) >= _AHEAD:
             return False
+        if run.flights and time.monotonic() - run.flights[0].made > _STILL_SECONDS:
+            return False  # batches stand still: one snapshot is enough
         return not run.planner.ended or bool(run.watch.incomplete)
 
     def _is_done(self, run: Run) -> bool:
@@ -323,20 +350,36 @@ class Backfiller:
     def _plan(self, run: Run) -> None:
         """Plan the next chunk, and write its watermark unless live changes go first."""
         if run.taking is None:
-            run.taking = self._holder()
+            holder = self._pool.holder()
+            if not self._is_near(holder.connection):
+                self._pool.free(holder)
+                self._wait(
+                    run, _NEAR_PAUSE, "behind", "The capture is behind: live changes go first."
+                )
+                return
+            run.taking = holder
             run.taking.note(self._capture, run.watch, self._seen)
         holder = run.taking
         wait = holder.take(self._capture, ranges.table(run.source), self._seen)
-        run.retry_at = time.monotonic() + wait
         if wait:
+            xids = ", ".join(map(str, holder.missing[:9]))
+            self._wait(
+                run, wait, "invisible",
+                "Transactions that were captured can't be seen yet; they may wait for a standby"
+                f"{f' ({xids})' if xids else ''}.",
+            )  # fmt: skip
             return
+        run.waits_since = None
         self._compare(run, holder.connection)
         weight = run.planner.weight(holder.connection)
         self._sizing.weighed(weight, self._capture.options.splits)
         run.owed, owed = self._owed(run)
+        until = time.monotonic() + _PLAN_SECONDS
         plan = run.planner.next(
-            holder.connection, self._sizing.rows, run.owed, self._commanded.is_set
+            holder.connection, self._sizing.rows, run.owed,
+            lambda: self._commanded.is_set() or self._paused.is_set() or time.monotonic() > until,
         )  # fmt: skip
+        self._go_on_unless_commanded()
         run.taking = None
         keys, run.owed = run.owed, ()
         if self._troubled:
@@ -345,7 +388,11 @@ class Backfiller:
         if not plan.ranges:
             with self._capture.decoder():
                 run.watch.notings.remove(holder.noting)
-            self._release(holder)
+            self._pool.free(holder)
+            if not run.planner.ended and not run.flights:
+                # It has looked for long: a chunk without a row says how far.
+                run.chunks += 1
+                self._deliver(run, run.chunks - 1, 0, plan.cursor)
             return
         reads = Reads(
             run.spec, run.attempt, run.chunks, plan.cursor, plan.ranges, holder.snapshot, run.source,
@@ -358,6 +405,24 @@ class Backfiller:
         run.chunks += 1
         run.planned = flight
         self._emit_if_due(run)
+
+    def _is_near(self, connection: Connection) -> bool:
+        """Tell whether a watermark will soon be decoded, and its chunk be taken."""
+        stats = self._capture.stats
+        if stats.unread_bytes > _UNREAD_BYTES:
+            return False
+        (end,) = connection.execute(SQL["end"]).fetchone() or (0,)
+        return bool(end - stats.received_lsn <= _NEAR_BYTES)
+
+    def _wait(self, run: Run, seconds: float, code: str, message: str) -> None:
+        """Plan nothing for some time, and say why if that goes on."""
+        now = time.monotonic()
+        run.retry_at = now + seconds
+        run.waits_since = run.waits_since or now
+        if now - run.waits_since > _TELL_SECONDS and not self._troubled:
+            log.warning("backfill waits", code=code, reason=message)
+            self._troubled = True
+            self._send(Troubled(run.spec.id, run.attempt, code, message))
 
     def _compare(self, run: Run, connection: Connection) -> None:
         """See that the table is what it was when it was looked at; else it has to be again."""
@@ -397,10 +462,9 @@ class Backfiller:
     def _emit(self, run: Run) -> None:
         flight = run.planned
         assert flight is not None  # noqa: S101 - the callers have looked
-        if self._emitter is None or self._emitter.closed:
-            self._emitter = open_session(self._url, statement="30s")
+        emitter = self._pool.emitter()
         # The lock keeps off all but changes of the publication, and of types.
-        self._compare(run, self._emitter)
+        self._compare(run, emitter)
         run.planned = None
         content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
         mark = Watermark(
@@ -415,7 +479,7 @@ class Backfiller:
         )  # fmt: skip
         with self._capture.decoder():
             run.watch.watermarks[content] = mark
-        self._emitter.execute(SQL["watermark"], {"content": content})
+        emitter.execute(SQL["watermark"], {"content": content})
 
     def _told(self, told: _Told) -> None:
         run = self._run
@@ -430,24 +494,29 @@ class Backfiller:
             return
         run.flights.remove(flight)
         if flight.holder is not None:
-            self._release(flight.holder)
+            self._pool.free(flight.holder)
         captured = self._capture.stats.captured
         self._live, self._captured = captured > self._captured, captured
         seconds = now - (flight.taken or flight.made)
         self._sizing.took(flight.rows, seconds, live=self._live)
         self._rest_until = now + min(REST * seconds, _LONGEST_REST)
-        run.untold.append((flight.chunk, flight.reads.cursor))
+        self._tried.clear()
         with self._capture.decoder():
-            run.watch.delivered = flight.chunk
             run.watch.was_read(flight.keys)
+        self._deliver(run, flight.chunk, len(flight.reads.ranges), flight.reads.cursor)
+        self._emit_if_due(run)
+
+    def _deliver(self, run: Run, chunk: int, count: int, cursor: Cursor) -> None:
+        """Tell of a chunk, and of the cursor behind all that are whole."""
+        run.untold.append((chunk, cursor))
+        with self._capture.decoder():
+            run.watch.delivered = chunk
             waiting = [*run.watch.incomplete.values()]
         waiting += [f.owed for f in run.under_way if f.owed < f.chunk]
         whole = min(waiting, default=NONE)
         while run.untold and run.untold[0][0] < whole:
             run.cursor = cursors.saved(run.untold.popleft()[1], run.source)
-        reads = flight.reads
-        self._send(Delivered(run.spec.id, run.attempt, flight.chunk, len(reads.ranges), run.cursor))
-        self._emit_if_due(run)
+        self._send(Delivered(run.spec.id, run.attempt, chunk, count, run.cursor))
 
     def _expire(self, run: Run) -> None:
         """Let go of snapshots that have held back the server's clean-up for long."""
@@ -456,6 +525,18 @@ class Backfiller:
                 log.warning("a backfill's snapshot was given up", chunk=flight.chunk)
                 flight.holder.close()
                 flight.holder = None
+        old = [
+            flight.holder.connection.info.backend_pid
+            for flight in run.under_way
+            if flight.holder is not None and time.monotonic() - flight.made > _ALONE_SECONDS
+        ]
+        if old and self._pool.emitter().execute(SQL["blocking"], {"pids": old}).fetchone():
+            raise BackfillError(
+                "locked",
+                f"Another session waits for a lock on {run.spec.schema}.{run.spec.table}, which goes"
+                " first.",
+                transient=True,
+            )
 
     def _trouble(self, error: BackfillError) -> None:
         """Go back and try again later, or end the backfill."""
@@ -464,9 +545,10 @@ class Backfiller:
             start = _Start(self._run.spec, self._run.cursor, self._run.attempt)
         if start is None:
             return
-        if not error.transient:
+        tried = self._tried[error.code] = self._tried.get(error.code, 0) + 1
+        if not error.transient and tried > FEW_TIMES.get(error.code, 0):
             self._give_up()
-            self._disconnect()
+            self._pool.close()
             self._forget()
             self._waiting = None
             self._send(
@@ -476,7 +558,7 @@ class Backfiller:
         log.warning("backfill interrupted", code=error.code, error=str(error))
         self._troubled = True
         self._send(Troubled(start.spec.id, start.attempt, error.code, str(error)))
-        self._disconnect()
+        self._pool.close()
         low, high = _BACKOFF_SECONDS
         self._delay = min(max(self._delay * 2, low), high) * random.uniform(0.7, 1.0)  # noqa: S311
         self._not_before = time.monotonic() + self._delay
@@ -503,31 +585,9 @@ class Backfiller:
         self._capture.withdraw(run.attempt)
         for flight in run.under_way:
             if flight.holder is not None:
-                self._release(flight.holder)
+                self._pool.free(flight.holder)
         if run.taking is not None:
-            self._release(run.taking)
-
-    def _holder(self) -> SnapshotHolder:
-        """Return a holder of snapshots that is free."""
-        while self._holders:
-            holder = self._holders.pop()
-            if not holder.lost:
-                return holder
-        return SnapshotHolder(self._url)
-
-    def _release(self, holder: SnapshotHolder) -> None:
-        holder.end()
-        if not holder.lost:
-            self._holders.append(holder)
-
-    def _disconnect(self) -> None:
-        for holder in self._holders:
-            holder.close()
-        self._holders.clear()
-        if self._emitter is not None:
-            with contextlib.suppress(psycopg.Error):
-                self._emitter.close()
-            self._emitter = None
+            self._pool.free(run.taking)
 
     def _send(self, event: Event) -> None:
         try:

@@ -47,6 +47,8 @@ class Run:
     taking: SnapshotHolder | None = None
     """It is to take the next chunk's snapshot, from `retry_at` on."""
     retry_at: float = 0.0
+    waits_since: float | None = None
+    """Since when no snapshot could be taken."""
     chunks: int = 0
     owed: tuple[tuple[str, ...], ...] = ()
     """Keys that the chunk that is being planned will have."""

@@ -40,7 +40,7 @@ class Planned(Event):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Event):
-    """The batch of a chunk is confirmed.
+    """The batch of a chunk is confirmed, or a chunk of no ranges had no row and needed none.
 
     Whether its ranges were read is for the tasks to say. If all were, the backfill stands at
     `cursor`; if one failed, call `Backfiller.start` with the cursor before.

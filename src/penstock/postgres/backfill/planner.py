@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +22,6 @@ KEYS: Final = 1_000
 """Rows that one chunk reads by their keys."""
 _SCANS: Final = (20_000, 300_000)
 _PAUSES: Final = (0.0025, 0.5)
-_PATIENCE_SECONDS: Final = 10.0
 
 log = structlog.get_logger("penstock.backfill")
 
@@ -53,16 +51,20 @@ class SnapshotHolder:
         self.noting = Noting()
         self._missing: set[int] = set()
         self._upto = self._floor = self._tries = 0
-        self._since = 0.0
 
     @property
     def connection(self) -> Connection:
         """The connection, inside the transaction."""
         return self._connection
 
+    @property
+    def missing(self) -> list[int]:
+        """The ids of transactions that were decoded and that the last snapshot did not see."""
+        return sorted(self._missing)
+
     def note(self, capture: Capture, watch: Watch, seen: Seen) -> None:
         """Begin to note what changes; raises `psycopg.Error`."""
-        self.noting, self._tries, self._since = Noting(), 0, time.monotonic()
+        self.noting, self._tries = Noting(), 0
         with capture.decoder() as decoder:
             watch.notings.append(self.noting)
             self._missing = set(decoder.recent.since(seen.upto))
@@ -82,11 +84,6 @@ class SnapshotHolder:
         missing = self._missing = unseen(snapshot, self._missing)
         if missing or snapshot.xmin < self._floor:
             self._connection.execute("ROLLBACK")
-            if time.monotonic() - self._since > _PATIENCE_SECONDS:
-                log.warning(
-                    "backfill waits for transactions to become visible", xids=[*missing][:9]
-                )
-                self._since = math.inf
             self._tries += 1
             return min(math.ldexp(_PAUSES[0], self._tries), _PAUSES[1])
         seen.upto, seen.settled = self._upto, True
@@ -183,18 +180,19 @@ class Planner:
         connection: Connection,
         rows: int,
         keys: tuple[tuple[str, ...], ...],
-        interrupted: Callable[[], bool],
+        stop: Callable[[], bool],
     ) -> Plan:
         """Return the next chunk of about `rows` rows, and of those with `keys` besides.
 
-        It may be empty, at the table's end. Raises `psycopg.Error`, `Interrupted`.
+        It may be empty: at the table's end, and where `stop` says so before a row was found. Raises
+        `psycopg.Error`.
         """
         found: list[Range] = []
         count = 0
         while not self._ended and not found:
             found, count = self._ahead(connection, rows)
-            if interrupted():
-                raise Interrupted
+            if stop():
+                break
         again = (Range(None, None, keys=keys),) if keys else ()
         return Plan((*found, *again), count + len(keys), self._cursor)
 

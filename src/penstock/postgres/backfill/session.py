@@ -34,7 +34,7 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
     "40P01": ("conflict", True, ""),
 }  # fmt: skip
 
-FEW_TIMES: Final = {"column_missing": 1, "function_missing": 1}
+FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
 """Codes of errors that end a backfill only when it has tried again that many times."""
 
 
