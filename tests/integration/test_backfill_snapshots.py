@@ -18,8 +18,8 @@ from tests.integration.capturing import eventually, prepare
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.message import Position
-from penstock.postgres.backfill import sizing
-from penstock.postgres.backfill.events import Delivered, Planned, Started
+from penstock.postgres.backfill import backfiller, sizing
+from penstock.postgres.backfill.events import Delivered, Planned, Started, Troubled
 
 ROWS = [(n, "old") for n in range(1, 10)]
 
@@ -111,6 +111,24 @@ def test_a_transaction_decoded_before_the_noting_is_waited_for(standing: Standin
         driver.run()
         assert told(driver) == AFTER
         assert [m.record["id"] for m in driver.reads()] == [1, *range(4, 10), 20]
+
+
+def test_who_waits_for_a_transaction_says_so(
+    standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfiller, "_TELL_SECONDS", 0.1)
+    with Backfilling(standing.database.url) as driver:
+        standing.commit(*CHANGES)
+        while len(driver.received) < 3:
+            driver.batch()
+        driver.start()
+        event = driver.await_event(Troubled)
+        assert isinstance(event, Troubled)
+        assert event.code == "invisible"
+        standing.release()
+        event = driver.await_event(Troubled)
+        assert isinstance(event, Troubled)
+        assert event.code is None
 
 
 def test_a_transaction_decoded_by_an_earlier_capture_is_waited_for(standing: Standing) -> None:
