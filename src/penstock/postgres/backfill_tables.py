@@ -237,10 +237,11 @@ def _estimate(
         table=sql.Identifier(relation.schema, relation.name),
         condition=sql.SQL(" AND ").join(conditions) if conditions else _EVERYTHING,
     )
+    kind: type[SetupError] = SetupError
     if where is None:
         what, kind = f"{relation} can't be read", _TableError
     else:
-        what, kind = f"--where {where}: Postgres does not take it for {relation}", SetupError
+        what = f"--where {where}: Postgres does not take it for {relation}"
     with _taken(relation, what, kind):
         row = catalog.connection.execute(query).fetchone()
     assert row is not None  # noqa: S101 - a plan is always given
