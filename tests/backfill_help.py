@@ -252,6 +252,6 @@ def settle(pipeline: Penstock, source: Database) -> None:
             .get("sources", {"none": {"confirmed_lsn": "0/0"}})
             .values()
         ),
-        60,
+        180,
         "settled",
     )
