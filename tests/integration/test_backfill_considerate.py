@@ -74,7 +74,7 @@ def test_an_alter_table_goes_first_when_batches_stand_still(
 def test_no_snapshot_is_taken_while_batches_are_behind(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(planner, "_UNREAD_BYTES", 1000)
     monkeypatch.setattr(backfiller, "_TELL_SECONDS", 0.1)
     with backfilling(database, *TABLE, "CREATE TABLE o (id int)") as driver:
         database.execute("UPDATE t SET v = 'new'")

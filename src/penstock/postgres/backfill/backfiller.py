@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -20,7 +19,7 @@ import psycopg
 import structlog
 
 from penstock.postgres.backfill import cursors, inspect, ranges
-from penstock.postgres.backfill.course import Flight, Run
+from penstock.postgres.backfill.course import Again, Flight, Kept, Run, Start, Told
 from penstock.postgres.backfill.events import (
     Delivered,
     Done,
@@ -29,11 +28,11 @@ from penstock.postgres.backfill.events import (
     Planned,
     Started,
     Troubled,
-)
-from penstock.postgres.backfill.noting import NONE, Watch, Watermark
-from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen
+)  # fmt: skip
+from penstock.postgres.backfill.noting import Watch, Watermark
+from penstock.postgres.backfill.planner import KEYS, Interrupted, Planner, Seen, is_near
 from penstock.postgres.backfill.pool import Pool
-from penstock.postgres.backfill.session import FEW_TIMES, SQL, Connection, backfill_error, known
+from penstock.postgres.backfill.session import FEW_TIMES, SQL, backfill_error, internal_error, known
 from penstock.postgres.backfill.sizing import REST, Sizing
 from penstock.postgres.backfill.spec import (
     BackfillError,
@@ -42,8 +41,8 @@ from penstock.postgres.backfill.spec import (
     Place,
     Reads,
     Source,
-)
-from penstock.postgres.capture import MAX_UNREAD, Capture, ReadsEvent
+)  # fmt: skip
+from penstock.postgres.capture import Capture, ReadsEvent
 from penstock.postgres.errors import CaptureError
 
 _LONGEST_REST: Final = 2.0
@@ -55,8 +54,6 @@ _STILL_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _PLAN_SECONDS: Final = 1.0
 _TELL_SECONDS: Final = 10.0
-_UNREAD_BYTES: Final = MAX_UNREAD // 2
-_NEAR_BYTES: Final = 16 << 20
 _NEAR_PAUSE: Final = 0.2
 _KEPT_SECONDS: Final = 900.0
 _CONNECTED_SECONDS: Final = 0.05
@@ -64,39 +61,7 @@ _CONNECTED_SECONDS: Final = 0.05
 log = structlog.get_logger("penstock.backfill")
 
 
-@dataclass(frozen=True)
-class _Start:
-    spec: BackfillSpec
-    cursor: Place
-    attempt: int
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What has been noted of a table whose backfill stands still, and until when it is kept."""
-
-    spec: BackfillSpec
-    watch: Watch
-    until: float
-
-
-@dataclass(frozen=True)
-class _Again:
-    """The watermark of an attempt's chunk was passed, but its reads can't be trusted."""
-
-    attempt: int
-
-
-@dataclass(frozen=True)
-class _Told:
-    """The capture handed a chunk out, or it was confirmed."""
-
-    what: ReadsEvent
-    attempt: int
-    chunk: int
-
-
-_Item = _Start | _Again | _Told | None
+_Item = Start | Again | Told | None
 
 
 class Backfiller:
@@ -124,8 +89,8 @@ class Backfiller:
         self._closing = False
         # The thread's own:
         self._run: Run | None = None
-        self._waiting: _Start | None = None
-        self._kept: _Kept | None = None
+        self._waiting: Start | None = None
+        self._kept: Kept | None = None
         self._pool = Pool(self._url)
         self._tried: dict[str, int] = {}
         self._seen = Seen()
@@ -152,7 +117,7 @@ class Backfiller:
         with self._lock:
             attempt = self._next_attempt()
             self._paused.clear()
-            self._put(_Start(spec, cursor, attempt))
+            self._put(Start(spec, cursor, attempt))
         return attempt
 
     def pause(self) -> None:
@@ -182,7 +147,7 @@ class Backfiller:
         self._attempts += 1
         return self._attempts
 
-    def _put(self, command: _Start | None) -> None:
+    def _put(self, command: Start | None) -> None:
         self._commanded.set()
         self._queue.put(command)
         self._pool.interrupt()
@@ -190,11 +155,11 @@ class Backfiller:
     # -- for the capture, which holds its lock
 
     def _tell(self, what: ReadsEvent, reads: Reads) -> None:
-        self._queue.put(_Told(what, reads.attempt, reads.chunk))
+        self._queue.put(Told(what, reads.attempt, reads.chunk))
 
     def _passed(self, mark: Watermark) -> None:
         if mark.reads is None:
-            self._queue.put(_Again(mark.attempt))
+            self._queue.put(Again(mark.attempt))
 
     # -- the thread
 
@@ -215,13 +180,7 @@ class Backfiller:
                     self._trouble(backfill_error(error))
             except Exception as error:
                 log.exception("backfill failed")
-                self._trouble(
-                    BackfillError(
-                        "internal",
-                        f"The backfill failed: {type(error).__name__}: {error}.",
-                        remedy="This is a defect of penstock; the log has its trace.",
-                    )
-                )
+                self._trouble(internal_error(error))
 
     def _take_orders(self) -> bool:
         """Handle all that waits, blocking if there is nothing to do; return whether to end."""
@@ -236,9 +195,7 @@ class Backfiller:
                 self._commanded.clear()
                 newest = self._attempts
             if self._closing:
-                self._give_up()
-                self._forget()
-                self._pool.close()
+                self._end()
                 return True
             if self._run is not None and self._run.attempt < newest:
                 self._give_up()
@@ -246,14 +203,14 @@ class Backfiller:
             if self._waiting is not None and self._waiting.attempt < newest:
                 self._waiting = None
                 self._pool.close()
-            if isinstance(item, _Start) and item.attempt == newest:
+            if isinstance(item, Start) and item.attempt == newest:
                 self._waiting = item
                 self._delay = self._not_before = 0.0
                 self._tried.clear()
-            elif isinstance(item, _Again):
+            elif isinstance(item, Again):
                 if self._run is not None and self._run.attempt == item.attempt:
                     self._go_back()
-            elif isinstance(item, _Told):
+            elif isinstance(item, Told):
                 self._told(item)
 
     def _idle_seconds(self) -> float:
@@ -281,16 +238,14 @@ class Backfiller:
             return
         if self._is_done(run):
             self._send(Done(run.spec.id, run.attempt, run.chunks))
-            self._give_up()
-            self._forget()
-            self._pool.close()
+            self._end()
         elif self._may_plan(run) and time.monotonic() >= run.retry_at:
             self._plan(run)
         else:
             self._emit_if_due(run)
             self._expire(run)
 
-    def _begin(self, start: _Start) -> None:
+    def _begin(self, start: Start) -> None:
         with self._capture.decoder() as decoder:
             database, tag = decoder.source
         if not tag:
@@ -318,7 +273,7 @@ class Backfiller:
         if self._commanded.is_set():
             raise Interrupted
 
-    def _watch(self, start: _Start, source: Source) -> Watch:
+    def _watch(self, start: Start, source: Source) -> Watch:
         """Have the decoder note what changes; it goes on with what it noted for the last attempt."""
         spec, kept = start.spec, self._kept
         watch = Watch(spec.schema, spec.table, source.sort is not None)
@@ -330,6 +285,11 @@ class Backfiller:
             decoder.watch = watch
         self._kept = None
         return watch
+
+    def _end(self) -> None:
+        self._give_up()
+        self._forget()
+        self._pool.close()
 
     def _forget(self) -> None:
         self._kept = None
@@ -351,7 +311,7 @@ class Backfiller:
         """Plan the next chunk, and write its watermark unless live changes go first."""
         if run.taking is None:
             holder = self._pool.holder()
-            if not self._is_near(holder.connection):
+            if not is_near(holder.connection, self._capture.stats):
                 self._pool.free(holder)
                 self._wait(
                     run, _NEAR_PAUSE, "behind", "The capture is behind: live changes go first."
@@ -370,10 +330,11 @@ class Backfiller:
             )  # fmt: skip
             return
         run.waits_since = None
-        self._compare(run, holder.connection)
+        inspect.compare(holder.connection, self._capture.options, run.spec, run.fingerprint)
         weight = run.planner.weight(holder.connection)
         self._sizing.weighed(weight, self._capture.options.splits)
-        run.owed, owed = self._owed(run)
+        with self._capture.decoder():
+            owed = run.take_owed(min(KEYS, self._sizing.rows))
         until = time.monotonic() + _PLAN_SECONDS
         plan = run.planner.next(
             holder.connection, self._sizing.rows, run.owed,
@@ -406,14 +367,6 @@ class Backfiller:
         run.planned = flight
         self._emit_if_due(run)
 
-    def _is_near(self, connection: Connection) -> bool:
-        """Tell whether a watermark will soon be decoded, and its chunk be taken."""
-        stats = self._capture.stats
-        if stats.unread_bytes > _UNREAD_BYTES:
-            return False
-        (end,) = connection.execute(SQL["end"]).fetchone() or (0,)
-        return bool(end - stats.received_lsn <= _NEAR_BYTES)
-
     def _wait(self, run: Run, seconds: float, code: str, message: str) -> None:
         """Plan nothing for some time, and say why if that goes on."""
         now = time.monotonic()
@@ -423,32 +376,6 @@ class Backfiller:
             log.warning("backfill waits", code=code, reason=message)
             self._troubled = True
             self._send(Troubled(run.spec.id, run.attempt, code, message))
-
-    def _compare(self, run: Run, connection: Connection) -> None:
-        """See that the table is what it was when it was looked at; else it has to be again."""
-        if inspect.fingerprint(connection, self._capture.options, run.spec) != run.fingerprint:
-            name = f"{run.spec.schema}.{run.spec.table}"
-            raise BackfillError(
-                "table_changed",
-                f"Table {name}, or what its publication has of it, was altered.",
-                remedy="The backfill looks at it again, and goes on.",
-                transient=True,
-            )
-
-    def _owed(self, run: Run) -> tuple[tuple[tuple[str, ...], ...], int]:
-        """Take the keys of rows to read once more, and the oldest chunk that waits for them."""
-        with self._capture.decoder():
-            incomplete = run.watch.incomplete
-            if run.watch.overflowed:
-                raise BackfillError(
-                    "too_many_incomplete",
-                    f"More rows of {run.spec.schema}.{run.spec.table} were updated without their"
-                    " unchanged large values than can be read again.",
-                    remedy="Pause for less time, or ALTER TABLE … REPLICA IDENTITY FULL; then start"
-                    " another backfill.",
-                )
-            keys = tuple(incomplete)[: min(KEYS, self._sizing.rows)]
-            return keys, min((incomplete.pop(key) for key in keys), default=NONE)
 
     def _emit_if_due(self, run: Run) -> None:
         """Write the watermark of the chunk that is planned, unless live changes go first.
@@ -464,7 +391,7 @@ class Backfiller:
         assert flight is not None  # noqa: S101 - the callers have looked
         emitter = self._pool.emitter()
         # The lock keeps off all but changes of the publication, and of types.
-        self._compare(run, emitter)
+        inspect.compare(emitter, self._capture.options, run.spec, run.fingerprint)
         run.planned = None
         content = orjson.dumps([self._run_name, run.attempt, flight.chunk])
         mark = Watermark(
@@ -472,16 +399,13 @@ class Backfiller:
             flight.owed,
         )  # fmt: skip
         run.flights.append(flight)
-        self._send(
-            Planned(
-                run.spec.id, run.attempt, flight.chunk, len(flight.reads.ranges), flight.rows
-            )
-        )  # fmt: skip
+        count = len(flight.reads.ranges)
+        self._send(Planned(run.spec.id, run.attempt, flight.chunk, count, flight.rows))
         with self._capture.decoder():
             run.watch.watermarks[content] = mark
         emitter.execute(SQL["watermark"], {"content": content})
 
-    def _told(self, told: _Told) -> None:
+    def _told(self, told: Told) -> None:
         run = self._run
         if run is None or told.attempt != run.attempt:
             return
@@ -508,14 +432,11 @@ class Backfiller:
 
     def _deliver(self, run: Run, chunk: int, count: int, cursor: Cursor) -> None:
         """Tell of a chunk, and of the cursor behind all that are whole."""
-        run.untold.append((chunk, cursor))
         with self._capture.decoder():
             run.watch.delivered = chunk
-            waiting = [*run.watch.incomplete.values()]
-        waiting += [f.owed for f in run.under_way if f.owed < f.chunk]
-        whole = min(waiting, default=NONE)
-        while run.untold and run.untold[0][0] < whole:
-            run.cursor = cursors.saved(run.untold.popleft()[1], run.source)
+            told = run.told(chunk, cursor)
+        if told is not None:
+            run.cursor = cursors.saved(told, run.source)
         self._send(Delivered(run.spec.id, run.attempt, chunk, count, run.cursor))
 
     def _expire(self, run: Run) -> None:
@@ -525,35 +446,22 @@ class Backfiller:
                 log.warning("a backfill's snapshot was given up", chunk=flight.chunk)
                 flight.holder.close()
                 flight.holder = None
-        old = [
-            flight.holder.connection.info.backend_pid
-            for flight in run.under_way
-            if flight.holder is not None and time.monotonic() - flight.made > _ALONE_SECONDS
-        ]
-        if old and self._pool.emitter().execute(SQL["blocking"], {"pids": old}).fetchone():
-            raise BackfillError(
-                "locked",
-                f"Another session waits for a lock on {run.spec.schema}.{run.spec.table}, which goes"
-                " first.",
-                transient=True,
-            )
+        old = [f.holder for f in run.under_way if time.monotonic() - f.made > _ALONE_SECONDS]
+        self._pool.let_pass([holder for holder in old if holder is not None], run.spec)
 
     def _trouble(self, error: BackfillError) -> None:
         """Go back and try again later, or end the backfill."""
         start = self._waiting
         if start is None and self._run is not None:
-            start = _Start(self._run.spec, self._run.cursor, self._run.attempt)
+            start = Start(self._run.spec, self._run.cursor, self._run.attempt)
         if start is None:
             return
         tried = self._tried[error.code] = self._tried.get(error.code, 0) + 1
         if not error.transient and tried > FEW_TIMES.get(error.code, 0):
-            self._give_up()
-            self._pool.close()
-            self._forget()
             self._waiting = None
-            self._send(
-                Failed(start.spec.id, start.attempt, error.code, error.message, error.remedy)
-            )
+            self._end()
+            failed = error.code, error.message, error.remedy
+            self._send(Failed(start.spec.id, start.attempt, *failed))
             return
         log.warning("backfill interrupted", code=error.code, error=str(error))
         self._troubled = True
@@ -572,7 +480,7 @@ class Backfiller:
         self._give_up()
         with self._lock:
             if self._attempts == run.attempt:  # else somebody has another wish
-                self._waiting = _Start(run.spec, run.cursor, self._next_attempt())
+                self._waiting = Start(run.spec, run.cursor, self._next_attempt())
 
     def _give_up(self) -> None:
         run, self._run = self._run, None
@@ -581,7 +489,7 @@ class Backfiller:
         under_way = [key for flight in run.under_way for key in flight.keys]
         with self._capture.decoder():
             run.watch.restart([*under_way, *run.owed])
-        self._kept = _Kept(run.spec, run.watch, time.monotonic() + _KEPT_SECONDS)
+        self._kept = Kept(run.spec, run.watch, time.monotonic() + _KEPT_SECONDS)
         self._capture.withdraw(run.attempt)
         for flight in run.under_way:
             if flight.holder is not None:

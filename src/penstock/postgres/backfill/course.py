@@ -6,9 +6,51 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.postgres.backfill.noting import Noting, Watch
+from penstock.postgres.backfill.noting import NONE, Noting, Watch
 from penstock.postgres.backfill.planner import Planner, SnapshotHolder
-from penstock.postgres.backfill.spec import BackfillSpec, Cursor, Place, Reads, Source
+from penstock.postgres.backfill.spec import (
+    BackfillError,
+    BackfillSpec,
+    Cursor,
+    Place,
+    Reads,
+    Source,
+)
+from penstock.postgres.capture import ReadsEvent
+
+
+@dataclass(frozen=True)
+class Start:
+    """Somebody, or the backfiller itself, wants an attempt."""
+
+    spec: BackfillSpec
+    cursor: Place
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What has been noted of a table whose backfill stands still, and until when it is kept."""
+
+    spec: BackfillSpec
+    watch: Watch
+    until: float
+
+
+@dataclass(frozen=True)
+class Again:
+    """The watermark of an attempt's chunk was passed, but its reads can't be trusted."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """The capture handed a chunk out, or it was confirmed."""
+
+    what: ReadsEvent
+    attempt: int
+    chunk: int
 
 
 @dataclass
@@ -59,3 +101,33 @@ class Run:
     def under_way(self) -> list[Flight]:
         """The chunks whose snapshots are held."""
         return [*self.flights, *([] if self.planned is None else [self.planned])]
+
+    def take_owed(self, most: int) -> int:
+        """Take the keys of rows to read once more into `owed`; return the oldest chunk that waits.
+
+        Raises `BackfillError` if some could not be remembered. The capture's lock is held.
+        """
+        incomplete = self.watch.incomplete
+        if self.watch.overflowed:
+            raise BackfillError(
+                "too_many_incomplete",
+                f"More rows of {self.spec.schema}.{self.spec.table} were updated without their"
+                " unchanged large values than can be read again.",
+                remedy="Pause for less time, or ALTER TABLE … REPLICA IDENTITY FULL; then start"
+                " another backfill.",
+            )
+        self.owed = tuple(incomplete)[:most]
+        return min((incomplete.pop(key) for key in self.owed), default=NONE)
+
+    def told(self, chunk: int, cursor: Cursor) -> Cursor:
+        """Note that a chunk is delivered; return the cursor behind all that are whole, if it is new.
+
+        The capture's lock is held.
+        """
+        self.untold.append((chunk, cursor))
+        waiting = [*self.watch.incomplete.values()]
+        waiting += [f.owed for f in self.under_way if f.owed < f.chunk]
+        whole, new = min(waiting, default=NONE), None
+        while self.untold and self.untold[0][0] < whole:
+            new = self.untold.popleft()[1]
+        return new

@@ -35,6 +35,22 @@ def fingerprint(
     )  # fmt: skip
 
 
+def compare(
+    connection: Connection,
+    options: CaptureOptions,
+    spec: BackfillSpec,
+    before: tuple[Any, ...] | None,
+) -> None:
+    """See that a table's fingerprint is what it was; raises `BackfillError`, `psycopg.Error`."""
+    if fingerprint(connection, options, spec) != before:
+        raise BackfillError(
+            "table_changed",
+            f"Table {spec.schema}.{spec.table}, or what its publication has of it, was altered.",
+            remedy="The backfill looks at it again, and goes on.",
+            transient=True,
+        )
+
+
 def table_of(source: Source) -> Table:
     """Return the table as the capture has to see it too, or hashes of both don't compare."""
     return Table(

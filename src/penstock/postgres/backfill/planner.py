@@ -16,14 +16,24 @@ from penstock.postgres.backfill import ranges
 from penstock.postgres.backfill.noting import Noting, Snapshot, Watch, unseen
 from penstock.postgres.backfill.session import SQL, Connection, open_session
 from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Cursor, Range, Source
-from penstock.postgres.capture import Capture
+from penstock.postgres.capture import MAX_UNREAD, Capture, CaptureStats
 
 KEYS: Final = 1_000
 """Rows that one chunk reads by their keys."""
 _SCANS: Final = (20_000, 300_000)
+_UNREAD_BYTES: Final = MAX_UNREAD // 2
+_NEAR_BYTES: Final = 16 << 20
 _PAUSES: Final = (0.0025, 0.5)
 
 log = structlog.get_logger("penstock.backfill")
+
+
+def is_near(connection: Connection, stats: CaptureStats) -> bool:
+    """Tell whether a watermark will soon be decoded, and its chunk be taken, as a snapshot waits."""
+    if stats.unread_bytes > _UNREAD_BYTES:
+        return False
+    (end,) = connection.execute(SQL["end"]).fetchone() or (0,)
+    return bool(end - stats.received_lsn <= _NEAR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

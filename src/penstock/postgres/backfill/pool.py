@@ -11,7 +11,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from penstock.postgres.backfill.planner import SnapshotHolder
-from penstock.postgres.backfill.session import Connection, open_session
+from penstock.postgres.backfill.session import SQL, Connection, open_session
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec
 
 _CANCEL_SECONDS: Final = 5.0
 
@@ -47,6 +48,16 @@ class Pool:
             self._emitter = open_session(self._url, statement="30s")
             self._opened(self._emitter)
         return self._emitter
+
+    def let_pass(self, holders: Sequence[SnapshotHolder], spec: BackfillSpec) -> None:
+        """See that no session waits for a lock that one of these has; raises `BackfillError`."""
+        pids = [holder.connection.info.backend_pid for holder in holders]
+        if pids and self.emitter().execute(SQL["blocking"], {"pids": pids}).fetchone():
+            raise BackfillError(
+                "locked",
+                f"A session waits for a lock on {spec.schema}.{spec.table}, and goes first.",
+                transient=True,
+            )
 
     def close(self) -> None:
         """Close the sessions that are free."""

@@ -73,6 +73,15 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
     return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
 
 
+def internal_error(error: Exception) -> BackfillError:
+    """Return what nobody has thought of as an error to be told."""
+    return BackfillError(
+        "internal",
+        f"The backfill failed: {type(error).__name__}: {error}.",
+        remedy="This is a defect of penstock; the log has its trace.",
+    )
+
+
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
     """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
