@@ -313,21 +313,14 @@ class Backfiller:
             holder = self._pool.holder()
             if not is_near(holder.connection, self._capture.stats):
                 self._pool.free(holder)
-                self._wait(
-                    run, _NEAR_PAUSE, "behind", "The capture is behind: live changes go first."
-                )
+                self._wait(run, _NEAR_PAUSE, "behind", "Live changes wait, and go first.")
                 return
             run.taking = holder
             run.taking.note(self._capture, run.watch, self._seen)
         holder = run.taking
         wait = holder.take(self._capture, ranges.table(run.source), self._seen)
         if wait:
-            xids = ", ".join(map(str, holder.missing[:9]))
-            self._wait(
-                run, wait, "invisible",
-                "Transactions that were captured can't be seen yet; they may wait for a standby"
-                f"{f' ({xids})' if xids else ''}.",
-            )  # fmt: skip
+            self._wait(run, wait, "invisible", holder.waits_for)
             return
         run.waits_since = None
         inspect.compare(holder.connection, self._capture.options, run.spec, run.fingerprint)

@@ -68,9 +68,11 @@ class SnapshotHolder:
         return self._connection
 
     @property
-    def missing(self) -> list[int]:
-        """The ids of transactions that were decoded and that the last snapshot did not see."""
-        return sorted(self._missing)
+    def waits_for(self) -> str:
+        """What `take` waits for, in words."""
+        xids = ", ".join(map(str, sorted(self._missing)[:9]))
+        named = f" ({xids})" if xids else ""
+        return f"Transactions that were captured{named} are not visible: they may wait for a standby."
 
     def note(self, capture: Capture, watch: Watch, seen: Seen) -> None:
         """Begin to note what changes; raises `psycopg.Error`."""
