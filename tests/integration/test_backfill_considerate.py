@@ -61,6 +61,8 @@ def test_an_alter_table_goes_first_when_batches_stand_still(
     with backfilling(database, *TABLE) as driver:
         driver.start()
         taken(driver)
+        # Two chunks are under way, so that none is planned that would wait behind it.
+        eventually(lambda: database.execute(OPEN) == [(2,)])
         alter = "SET lock_timeout = '20s'; ALTER TABLE t ADD c int"
         thread = threading.Thread(target=database.execute, args=(alter,))
         thread.start()

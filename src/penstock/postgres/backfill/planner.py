@@ -72,7 +72,9 @@ class SnapshotHolder:
         """What `take` waits for, in words."""
         xids = ", ".join(map(str, sorted(self._missing)[:9]))
         named = f" ({xids})" if xids else ""
-        return f"Transactions that were captured{named} are not visible: they may wait for a standby."
+        return (
+            f"Transactions that were captured{named} are not visible: they may wait for a standby."
+        )
 
     def note(self, capture: Capture, watch: Watch, seen: Seen) -> None:
         """Begin to note what changes; raises `psycopg.Error`."""
