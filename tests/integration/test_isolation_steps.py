@@ -175,18 +175,20 @@ def test_crashes_in_the_middle_of_a_batch(sinks: Sinks, database: Database) -> N
 
 def test_a_store_that_comes_and_goes(sinks: Sinks, server_dir: Path) -> None:
     """A part is tried again, and what was transformed for it before is not there twice."""
-    with EmbeddedPostgres(server_dir / f"pg-{uuid.uuid4().hex[:8]}") as server:
-        with sinks.source(server.create_database("store")) as source:
-            source.warm()
-            with loaded(source):
-                for _ in range(3):
-                    at = source.written
-                    await_true(lambda at=at: source.written > at + 200)  # type: ignore[misc]
-                    server.kill()
-                    server.start()
+    with (
+        EmbeddedPostgres(server_dir / f"pg-{uuid.uuid4().hex[:8]}") as server,
+        sinks.source(server.create_database("store")) as source,
+    ):
+        source.warm()
+        with loaded(source):
+            for _ in range(3):
                 at = source.written
-                await_true(lambda: source.written > at + 200, 40)
-            sinks.assert_all(source)
+                await_true(lambda at=at: source.written > at + 200)  # type: ignore[misc]
+                server.kill()
+                server.start()
+            at = source.written
+            await_true(lambda: source.written > at + 200, 40)
+        sinks.assert_all(source)
 
 
 def test_dead_letters_that_the_store_refuses_are_waited_for(
