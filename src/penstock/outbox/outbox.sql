@@ -1,0 +1,85 @@
+-- The schema `tide`: what an application's own database holds of its outboxes and inboxes, and of the
+-- relays that carry them. Each migration runs once, in its order, in one transaction with the others
+-- that are due and with the functions (`functions_*.sql`), which are replaced as a whole. A migration
+-- that has been released is never edited; functions that change in a release come with a new number.
+--
+-- No text here has a psycopg placeholder: `penstock outbox install --print` gives it as it stands.
+
+-- name: begin
+-- One installation at a time, by whatever tool. The schema and the publication may have been made
+-- before, by somebody with the rights that take.
+DO $tide$ BEGIN
+    PERFORM pg_catalog.pg_advisory_xact_lock(1886741603, 116);
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'tide') THEN
+        CREATE SCHEMA tide;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide') THEN
+        CREATE PUBLICATION tide WITH (publish = 'insert');
+    END IF;
+END $tide$;
+
+-- name: migration_1
+-- What was installed, and when; `functions` is a digest of the functions of that version.
+CREATE TABLE tide.migrations (
+    version integer PRIMARY KEY,
+    functions text NOT NULL,
+    at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Each outbox has a table tide."outbox_<name>", see tide.outbox_create.
+CREATE TABLE tide.outboxes (
+    name text PRIMARY KEY,
+    retention_hours integer NOT NULL CHECK (retention_hours >= 0),
+    enabled boolean NOT NULL DEFAULT true,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Each inbox has a table tide."inbox_<name>", see tide.inbox_create.
+CREATE TABLE tide.inboxes (
+    name text PRIMARY KEY,
+    max_retries integer NOT NULL CHECK (max_retries >= 0),
+    retention_hours integer NOT NULL CHECK (retention_hours >= 0),
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Pipelines: from an outbox to a sink (direction out), or from a source into an inbox (in). What is
+-- visible in `since` was published before the pipeline was.
+CREATE TABLE tide.relays (
+    pipeline text PRIMARY KEY,
+    direction text NOT NULL CHECK (direction IN ('out', 'in')),
+    outbox text REFERENCES tide.outboxes,
+    inbox text REFERENCES tide.inboxes,
+    relay_group text NOT NULL,
+    config jsonb NOT NULL,
+    enabled boolean NOT NULL DEFAULT false,
+    since pg_snapshot NOT NULL DEFAULT pg_catalog.pg_current_snapshot(),
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    changed_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    CHECK ((direction = 'out') = (outbox IS NOT NULL)),
+    CHECK ((direction = 'in') = (inbox IS NOT NULL))
+);
+
+-- How far each pipeline is, written by the relay. `outbox` is the outbox's or the inbox's name. All
+-- that is visible in `delivered_snapshot` was delivered.
+CREATE TABLE tide.places (
+    relay_group text NOT NULL,
+    pipeline text NOT NULL REFERENCES tide.relays ON DELETE CASCADE,
+    outbox text NOT NULL,
+    lsn pg_lsn,
+    delivered_snapshot pg_snapshot,
+    delivered bigint NOT NULL DEFAULT 0,
+    last_id bigint,
+    state text,
+    code text,
+    error text,
+    remedy text,
+    at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    PRIMARY KEY (relay_group, pipeline, outbox)
+);
+CREATE INDEX ON tide.places (pipeline);
+
+-- name: end
+-- Nobody may do anything that was not granted; a function is made callable by all.
+REVOKE ALL ON ALL TABLES IN SCHEMA tide FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tide FROM PUBLIC;
+REVOKE ALL ON SCHEMA tide FROM PUBLIC;
