@@ -199,7 +199,7 @@ def test_the_expected_stream_is_a_header() -> None:
 def test_a_key_cannot_add_headers() -> None:
     rows = batch(2, idempotency_key=["x\r\nNats-Rollup: all", "ok"])
     block = encoder().block(rows, 0, 1)
-    assert block.refused == {0: ("invalid_key", "the idempotency key holds a line end")}
+    assert block.refused == {0: ("invalid_key", "the message's id holds a line end")}
     assert b"Rollup" not in bytes(block.data)
 
 
@@ -299,6 +299,90 @@ def test_a_group_has_one_message_in_flight(
     assert task.written.delivered == count
     for group in range(6):
         mine = [row for row in done if group in groups[row]]
+        assert mine == sorted(mine)
+
+
+def sent_batches(data: bytes) -> list[list[tuple[int, list[bytes]]]]:
+    """Read what goes to the server: for each batch, or message alone, row numbers and headers."""
+    found: list[list[tuple[int, list[bytes]]]] = []
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        _, _, *reply, header, total = line.split(b" ")
+        head, data = data[: int(header)], data[int(total) + 2 :]
+        headers = head.split(b"\r\n")[1:-2]
+        row = int(json.loads(headers[-1].partition(b"t-")[2].partition(b"-")[0]))
+        batched = any(name.startswith(b"Nats-Batch-Id") for name in headers)
+        if batched and b"Nats-Batch-Sequence: 1" not in headers:
+            found[-1].append((row, headers))
+            assert headers[1] == b"Nats-Batch-Sequence: %d" % len(found[-1])
+        else:
+            found.append([(row, headers)])
+        ends = batched and not (b"Nats-Batch-Commit: 1" in headers or len(found[-1]) == 1)
+        assert bool(reply) != ends
+        if reply:
+            assert reply[0] == INBOX + str(row + 1).encode()
+    for sent in found:
+        assert len(sent) == 1 or len({headers[0] for _, headers in sent}) == 1
+        assert (b"Nats-Batch-Commit: 1" in sent[-1][1]) == (len(sent) > 1)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=60),
+    st.integers(2, 8),
+    st.randoms(use_true_random=False),
+)
+def test_a_group_has_one_atomic_batch_in_flight(
+    groups: list[tuple[int, int | None]], size: int, random: Any
+) -> None:
+    """What a stream takes is in order, whatever it refuses and whatever is lost on the way."""
+    count = len(groups)
+    rows = batch(
+        count, group_hash=[g for g, _ in groups], old_group_hash=[old for _, old in groups]
+    )
+    task = Task(rows, encoder(), 1, None, None, size)
+    flying: list[list[int]] = []
+    stored: list[int] = []
+    while task.left:
+        task.release_due(1e9)
+        while task.ready:
+            task.atomic = random.random() < 0.8
+            data = bytes(task.wave(random.randint(1, 12), 10**6, 0.0))
+            flying += [[row for row, _ in sent] for sent in sent_batches(data)]
+        assert task.flying == sum(map(len, flying))
+        assert all(len(sent) <= size for sent in flying)
+        held = [{g for row in sent for g in groups[row] if g is not None} for sent in flying]
+        assert sum(map(len, held)) == len(set().union(*held)), "two of a group in flight"
+        at = random.randrange(len(flying))
+        rows_ = flying[at]
+        last, fate = rows_[-1], random.random()
+        if fate < 0.2:  # all is lost, but perhaps the stream has taken it
+            stored += [row for sent in flying if random.random() < 0.5 for row in sent]
+            task.disconnected()
+            flying.clear()
+            continue
+        del flying[at]
+        if len(rows_) == 1:
+            if fate < 0.4:
+                task.fail([last], SinkError("stream_full", "full"), 0.0, lambda _e, _s: None)
+            else:
+                stored.append(last)
+                task.acked([str(last + 1).encode()])
+        elif fate < 0.4:
+            task.dissolve(random.choice(rows_))
+        elif fate < 0.5:
+            task.fail(rows_, SinkError("permission_denied", "no"), 0.0, lambda _e, _s: None)
+        elif fate < 0.6:
+            assert not task.committed(last, len(rows_) - 1)
+            task.acked([str(last + 1).encode()])  # of a server that knows no batches
+        else:
+            stored += rows_
+            assert task.committed(last, len(rows_))
+    assert task.written.delivered == count
+    assert set(stored) == set(range(count))
+    first = list(dict.fromkeys(stored))
+    for group in range(4):
+        mine = [row for row in first if group in groups[row]]
         assert mine == sorted(mine)
 
 

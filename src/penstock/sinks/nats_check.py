@@ -19,7 +19,16 @@ from penstock.sinks.nats_client import Connection, connect
 
 REQUEST_TIMEOUT: Final = 5.0
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
+ATOMIC_DISABLED: Final = 10174
+"""The error of a stream without `allow_atomic` to which an atomic batch is sent."""
+_ATOMIC_SINCE: Final = (2, 12)
 _FULL: Final = {10047, 10023, 10028, 10005}
+
+
+def knows_batches(info: dict[str, Any]) -> bool:
+    """Tell by a server's `INFO` whether it knows atomic batches; others store their parts at once."""
+    found = re.match(r"(\d+)\.(\d+)", str(info.get("version", "")))
+    return found is not None and (int(found[1]), int(found[2])) >= _ATOMIC_SINCE
 
 
 def stream_add(config: NatsSinkConfig, source: str | None) -> str:

@@ -16,12 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.json_members import members
+from penstock.outbox.forms import OutboxForm, groups_of
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
-from penstock.sinks.nats_frames import Block, Encoder
+from penstock.sinks.nats_frames import Block, Encoder, as_batch
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 WAVE_BYTES: Final = 256 * 1024
 WAVE_ROWS: Final = 512
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""How large an atomic batch may be: the server keeps it aside until its last message is there."""
+MAX_BATCHES: Final = 16
+"""Atomic batches in flight. A stream takes 50 from all its publishers."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MAX: Final = 10.0
 _SLOWER: Final = {"permission_denied": 4, "jetstream_not_enabled": 3}
@@ -37,9 +42,11 @@ def backoff(attempt: int) -> float:
 
 
 def _keys(
-    batch: pa.RecordBatch, group_by: Sequence[str] | None
+    batch: pa.RecordBatch, group_by: Sequence[str] | None, form: OutboxForm | None
 ) -> Iterable[tuple[Any, ...]] | None:
     """Return the groups of each row, or None if no two rows share one: the common case."""
+    if form is not None:
+        return groups_of(batch, form)
     if group_by:
         return group_keys(batch, group_by)
     new, old = batch.column("group_hash"), batch.column("old_group_hash")
@@ -115,8 +122,15 @@ class Task:
     """How far the publishing of one batch is: which rows may go, fly, back off, are done."""
 
     def __init__(
-        self, batch: pa.RecordBatch, encoder: Encoder, base: int, group_by: Sequence[str] | None
+        self,
+        batch: pa.RecordBatch,
+        encoder: Encoder,
+        base: int,
+        group_by: Sequence[str] | None,
+        form: OutboxForm | None = None,
+        batch_size: int = 1,
     ):
+        """`base` is the number of the first row; `batch_size` bounds the rows of an atomic batch."""
         self.written = Written()
         self.left = batch.num_rows
         self.flying = 0
@@ -137,7 +151,13 @@ class Task:
         self._ready: deque[int] = deque()
         self._held: dict[str, list[int]] = {}  # subject -> rows that one of it asks for
         self._next = 0  # from here on no row was looked at yet; all of them may go
-        if keys := _keys(batch, group_by):
+        self.atomic = False
+        """Whether rows of one group may go as an atomic batch now."""
+        self._batch_size = batch_size
+        self._batch_of: dict[int, list[int]] = {}  # row in flight -> its atomic batch
+        self._batches = 0
+        self._singles: set[int] = set()  # rows whose batch was refused
+        if keys := _keys(batch, group_by, form):
             self._waits, self._followers = waits_of(keys)
             self._ready.extend(row for row, count in enumerate(self._waits) if not count)
             self._next = self._rows
@@ -175,6 +195,12 @@ class Task:
                 reason = f"{block.payload[at]} bytes; the server takes {max_payload} (max_payload)"
                 self.bury(row, "message_too_large", reason)
                 continue
+            if self.atomic and len(chain := self._chain(row, room - len(rows), max_payload)) > 1:
+                frame = self._send_batch(chain)
+                rows += chain
+                frames.append(frame)
+                size += len(frame)
+                continue
             if row in self._attempts:
                 self._resent[row] = now
             self._state[row] = _SENT
@@ -185,6 +211,67 @@ class Task:
         self.flying += len(rows)
         self._waves.append((now, rows))
         return b"".join(frames)
+
+    def _chain(self, row: int, room: int, max_payload: int) -> list[int]:
+        """Return `row` and the rows behind it that wait for nothing but each other, in order."""
+        chain = [row]
+        if row in self._singles or row in self._attempts or self._batches >= MAX_BATCHES:
+            return chain
+        block = self._block(row)
+        size = block.payload[row - block.first]
+        while len(chain) < min(self._batch_size, room):
+            behind = self._followers.get(chain[-1])
+            if behind is None or len(behind) > 1 or self._waits[behind[0]] > 1:
+                break
+            row = behind[0]
+            block = self._block(row)
+            payload = block.payload[row - block.first]
+            size += payload
+            if row in block.refused or payload > max_payload or size > BATCH_BYTES:
+                break
+            if self._state[row] != _WAITING or row in self._singles:
+                break
+            chain.append(row)
+        return chain
+
+    def _send_batch(self, chain: list[int]) -> memoryview:
+        for row in chain:
+            self._state[row] = _SENT
+            self._batch_of[row] = chain
+        self._batches += 1
+        return memoryview(as_batch([self._block(row).frame(row) for row in chain]))
+
+    def in_batch(self, row: int) -> bool:
+        """Whether a row is in flight as a part of an atomic batch."""
+        return row in self._batch_of
+
+    def committed(self, row: int, count: object) -> bool:
+        """Take the ack of an atomic batch by its last row; False if it is not that of the whole."""
+        chain = self._batch_of[row]
+        if row != chain[-1] or count != len(chain):
+            return False
+        self._forget(chain)
+        self.acked([str(row + self._base).encode() for row in chain])
+        return True
+
+    def dissolve(self, row: int) -> None:
+        """Let the rows of a refused batch go one by one: each tells what is wrong with it."""
+        chain = self._batch_of[row]
+        self._singles.update(chain)
+        self._take_back(chain)
+
+    def _take_back(self, chain: Sequence[int]) -> None:
+        self._forget(chain)
+        for row in chain:
+            self._state[row] = _WAITING
+        self.flying -= len(chain)
+        # The others still wait for the ones before them.
+        self._ready.appendleft(chain[0])
+
+    def _forget(self, chain: Sequence[int]) -> None:
+        for row in chain:
+            del self._batch_of[row]
+        self._batches -= 1
 
     def _run_of(self, block: Block, room: int, now: float) -> memoryview:
         at = self._next - block.first
@@ -207,6 +294,9 @@ class Task:
             row = int(number) - base
             if not 0 <= row < rows or (before := state[row]) == _DONE:
                 continue  # of an earlier batch, or sent twice
+            if row in self._batch_of:
+                self.dissolve(row)  # by a server that knows nothing of atomic batches
+                continue
             state[row] = _DONE
             done += 1
             landed += before == _SENT
@@ -248,6 +338,9 @@ class Task:
         """Let rows in flight back off; they are `ready` again when their time has come."""
         for row in rows:
             if self._state[row] != _SENT:
+                continue
+            if row in self._batch_of:
+                self.dissolve(row)
                 continue
             self._state[row] = _BACKOFF
             self.flying -= 1
@@ -308,6 +401,8 @@ class Task:
     def disconnected(self) -> None:
         """Send again what was in flight."""
         self._waves.clear()
+        while self._batch_of:
+            self._take_back(next(iter(self._batch_of.values())))
         self.flying = 0
         waiting = list(self._ready)
         self._ready.clear()
