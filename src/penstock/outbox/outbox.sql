@@ -6,15 +6,40 @@
 -- No text here has a psycopg placeholder: `penstock outbox install --print` gives it as it stands.
 
 -- name: begin
--- One installation at a time, by whatever tool. The schema and the publication may have been made
--- before, by somebody with the rights that take.
-DO $tide$ BEGIN
+-- One installation at a time, by whatever tool, and by one role: all functions act with its rights. The
+-- schema and the publication may have been made for it before. {after} is the version to start from.
+DO $tide$ DECLARE
+    there integer := 0;
+    owner name := (SELECT nspowner::pg_catalog.regrole FROM pg_catalog.pg_namespace
+                   WHERE nspname = 'tide');
+BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(1886741603, 116);
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'tide') THEN
+    IF owner IS NULL THEN
         CREATE SCHEMA tide;
+    ELSIF owner <> current_user THEN
+        RAISE EXCEPTION 'the schema tide belongs to the role %, and this is %', owner, current_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Run this as that role.';
+    END IF;
+    IF EXISTS (SELECT FROM pg_catalog.pg_tables
+               WHERE schemaname = 'tide' AND tablename = 'migrations') THEN
+        SELECT pg_catalog.max(version) INTO there FROM tide.migrations;
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+                  ON n.oid = c.relnamespace WHERE n.nspname = 'tide') THEN
+        RAISE EXCEPTION 'there is a schema tide that is not Penstock''s'
+            USING ERRCODE = 'duplicate_schema', HINT = 'Rename it, or use another database.';
+    END IF;
+    IF there IS DISTINCT FROM {after} THEN
+        RAISE EXCEPTION 'the schema tide has version %, and this script starts from {after}', there
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'penstock outbox install brings it up to date, whatever it has; or print with --from.';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide') THEN
         CREATE PUBLICATION tide WITH (publish = 'insert');
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide'
+                  AND (puballtables OR pubowner::pg_catalog.regrole::name <> current_user
+                       OR NOT pubinsert)) THEN
+        RAISE EXCEPTION 'there is a publication tide of another role or for all tables'
+            USING ERRCODE = 'duplicate_object', HINT = 'Drop it: DROP PUBLICATION tide';
     END IF;
 END $tide$;
 
@@ -79,7 +104,13 @@ CREATE TABLE tide.places (
 CREATE INDEX ON tide.places (pipeline);
 
 -- name: end
--- Nobody may do anything that was not granted; a function is made callable by all.
+-- Outboxes get their functions anew, and nobody may do anything that was not granted: a function is
+-- made callable by all.
+DO $tide$ BEGIN
+    PERFORM tide._outbox_append(o.name, o.enabled) FROM tide.outboxes o;
+END $tide$;
 REVOKE ALL ON ALL TABLES IN SCHEMA tide FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tide FROM PUBLIC;
 REVOKE ALL ON SCHEMA tide FROM PUBLIC;
+INSERT INTO tide.migrations (version, functions) VALUES ({version}, '{digest}')
+ON CONFLICT (version) DO UPDATE SET functions = excluded.functions, at = excluded.at;
