@@ -5,9 +5,12 @@ refuse a large k and take a small k + 1. So at most one message of a group is in
 for the rows before it that share a group with it, and goes out as soon as they are acked. Rows that
 wait for nothing fill one window, without a Python object a row until their ack comes.
 
-Where the stream has `allow_atomic`, up to `batch_size` rows of a group go at once as an atomic batch,
-which the stream takes whole or not at all; one batch of a group is in flight. A batch that it refuses,
-as where one of its messages is there already, goes one by one, and so does all of a stream without.
+With a `batch_size` that many rows of a group go at once, in one of two ways. Where all rows are one
+group, as an outbox's, each names the one before it (`Nats-Expected-Last-Msg-Id`): the stream refuses
+what does not follow on it. As it also refuses what follows on another publisher's message, this
+pauses then, for longer each time. Meanwhile, and where there are several groups, they go as an atomic
+batch, which a stream with `allow_atomic` takes whole or not at all. A batch that is refused, as where
+one of its messages is there already, goes one by one, and so does all of a stream without.
 
 What can be mended (no stream, stream full, not permitted, connection lost) is tried again with
 backoff and holds back only its own group; what the server can never accept is a dead letter.
@@ -52,6 +55,8 @@ CONNECT_TRIES: Final = 3
 """Tries to connect after which patience is over."""
 ATOMIC_RETRY: Final = 60.0
 """Seconds after which a stream that takes no atomic batches is asked again."""
+LINK_PAUSE: Final = (0.1, 60.0)
+"""Seconds for which messages are not linked once somebody else has published between two of them."""
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
 
@@ -112,8 +117,14 @@ class NatsSink:
         self._window = WINDOW
         self._jetstream: bool | None = None
         self._asked = False
+        self._knows_batches = False
         self._patience = _Patience(None, 0)
         self._atomic_from = float("-inf")  # until then no stream is asked for an atomic batch
+        # Messages of other groups between those of one would break its links.
+        form = config.form
+        self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
+        self._link_from = float("-inf")
+        self._link_pause = LINK_PAUSE[0]
 
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
@@ -185,7 +196,8 @@ class NatsSink:
                 left = task.left
                 if task.buckets:
                     task.release_due(now)
-                task.atomic = now >= self._atomic_from and knows_batches(connection.info)
+                task.linking = self._may_link and now >= self._link_from
+                task.atomic = self._knows_batches and now >= self._atomic_from
                 while (
                     connection.unsent < WAVE_BYTES
                     and task.ready
@@ -249,7 +261,11 @@ class NatsSink:
                     self._settle_batch(task, event, row, now)
                     continue
                 error = self._verdict(connection, task, event, row)
-                if error is not None and error.code == "message_too_large":
+                if error is not None and (error.code == "out_of_line" or task.is_early(row)):
+                    if not task.is_early(row):
+                        self._pause_links(now)
+                    task.take_back(row)
+                elif error is not None and error.code == "message_too_large":
                     task.bury(row, error.code, error.message)
                 elif error is not None:
                     failed.setdefault(error.code, (error, []))[1].append(row)
@@ -260,6 +276,12 @@ class NatsSink:
         if denied:
             error = publish_denied(next(iter(denied)), connection.server)
             task.fail(task.flying_to(set(denied)), error, now, self._on_retry)
+
+    def _pause_links(self, now: float) -> None:
+        """Link no messages for a while, longer each time, as somebody else publishes to the stream."""
+        again = now < self._link_from + 4 * self._link_pause
+        self._link_pause = min(2 * self._link_pause, LINK_PAUSE[1]) if again else LINK_PAUSE[0]
+        self._link_from = now + self._link_pause
 
     def _settle_batch(self, task: Task, reply: Reply, row: int, now: float) -> None:
         """Take a reply to the first or the last message of an atomic batch."""
@@ -336,6 +358,7 @@ class NatsSink:
                 continue
             self._was_connected = True
             self._jetstream, self._asked = None, False
+            self._knows_batches = knows_batches(connection.info)
             return connection
         assert first is not None  # noqa: S101 - the settings hold at least one server
         raise first

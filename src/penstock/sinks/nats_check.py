@@ -33,7 +33,8 @@ def knows_batches(info: dict[str, Any]) -> bool:
 
 def stream_add(config: NatsSinkConfig, source: str | None) -> str:
     """Return the command that makes a stream for the sink's subjects."""
-    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", (source or "penstock").upper())
+    called = config.form.name if config.form is not None else source or "penstock"
+    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
     return (
         f'nats stream add {name} --subjects "{config.template.wildcard(source)}" '
         "--storage file --dupe-window 2m --defaults"
@@ -89,6 +90,12 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
             f"Stream {stream!r} refuses the message to {subject!r}: {text} ({code}).",
             remedy=f"Run: nats stream edit {stream} --max-msg-size=-1",
             transient=False,
+        )
+    if code == 10070:
+        return SinkError(
+            "out_of_line",
+            f"Stream {stream!r} has another message before the one to {subject!r}: {text} ({code}).",
+            remedy="Nothing is to be done: it is sent again.",
         )
     if code == 10060:
         return SinkError(

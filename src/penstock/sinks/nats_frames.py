@@ -59,6 +59,7 @@ _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
+_ID: Final = b"\r\nNats-Msg-Id: "
 _VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
 _BLANK_LINE: Final = _constant(b"\r\n\r\n")
@@ -222,6 +223,30 @@ def as_batch(frames: Sequence[memoryview]) -> bytes:
         to = b"%b %b" % (subject, reply) if number in (1, last) else subject
         pieces += (b"HPUB %b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
         pieces.append(rest[_VERSION_LINE:])
+    return b"".join(pieces)
+
+
+def as_links(frames: Sequence[memoryview]) -> bytes:
+    """Return frames of which each but the first is refused where it does not follow the one before.
+
+    That is the case where the one before was lost or refused, and also where somebody else has
+    published to the stream meanwhile.
+    """
+    pieces: list[bytes] = []
+    before = b""
+    for view in frames:
+        frame = bytes(view)
+        line, _, rest = frame.partition(b"\r\n")
+        if before:
+            added = b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: %b\r\n" % before
+            more = len(added) - _VERSION_LINE
+            to, header, total = line.rsplit(b" ", 2)
+            pieces += (b"%b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
+            pieces.append(rest[_VERSION_LINE:])
+        else:
+            pieces.append(frame)
+        at = rest.index(_ID) + len(_ID)
+        before = rest[at : rest.index(b"\r\n", at)]
     return b"".join(pieces)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.json_members import members
 from penstock.outbox.forms import OutboxForm, groups_of
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
-from penstock.sinks.nats_frames import Block, Encoder, as_batch
+from penstock.sinks.nats_frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 WAVE_BYTES: Final = 256 * 1024
@@ -130,7 +130,7 @@ class Task:
         form: OutboxForm | None = None,
         batch_size: int = 1,
     ):
-        """`base` is the number of the first row; `batch_size` bounds the rows of an atomic batch."""
+        """`base` numbers the first row; `batch_size` bounds the rows of a group that go at once."""
         self.written = Written()
         self.left = batch.num_rows
         self.flying = 0
@@ -151,8 +151,9 @@ class Task:
         self._ready: deque[int] = deque()
         self._held: dict[str, list[int]] = {}  # subject -> rows that one of it asks for
         self._next = 0  # from here on no row was looked at yet; all of them may go
-        self.atomic = False
-        """Whether rows of one group may go as an atomic batch now."""
+        self.linking = self.atomic = False
+        """Whether rows of one group may go at once now, each naming the one before it; or else as
+        an atomic batch."""
         self._batch_size = batch_size
         self._batch_of: dict[int, list[int]] = {}  # row in flight -> its atomic batch
         self._batches = 0
@@ -195,17 +196,13 @@ class Task:
                 reason = f"{block.payload[at]} bytes; the server takes {max_payload} (max_payload)"
                 self.bury(row, "message_too_large", reason)
                 continue
-            if self.atomic and len(chain := self._chain(row, room - len(rows), max_payload)) > 1:
-                frame = self._send_batch(chain)
-                rows += chain
-                frames.append(frame)
-                size += len(frame)
-                continue
-            if row in self._attempts:
-                self._resent[row] = now
-            self._state[row] = _SENT
-            frame = block.frame(row)
-            rows.append(row)
+            chain = self._chain(row, room - len(rows), max_payload)
+            frame = block.frame(row) if len(chain) == 1 else self._together(chain)
+            for row in chain:
+                if row in self._attempts or row in self._resent:
+                    self._resent[row] = now
+                self._state[row] = _SENT
+            rows += chain
             frames.append(frame)
             size += len(frame)
         self.flying += len(rows)
@@ -215,7 +212,11 @@ class Task:
     def _chain(self, row: int, room: int, max_payload: int) -> list[int]:
         """Return `row` and the rows behind it that wait for nothing but each other, in order."""
         chain = [row]
-        if row in self._singles or row in self._attempts or self._batches >= MAX_BATCHES:
+        if not self.linking and (
+            not self.atomic or row in self._singles or self._batches >= MAX_BATCHES
+        ):
+            return chain
+        if self._batch_size < 2 or row in self._attempts:
             return chain
         block = self._block(row)
         size = block.payload[row - block.first]
@@ -229,17 +230,31 @@ class Task:
             size += payload
             if row in block.refused or payload > max_payload or size > BATCH_BYTES:
                 break
-            if self._state[row] != _WAITING or row in self._singles:
+            if self._state[row] != _WAITING or (row in self._singles and not self.linking):
                 break
             chain.append(row)
         return chain
 
-    def _send_batch(self, chain: list[int]) -> memoryview:
-        for row in chain:
-            self._state[row] = _SENT
-            self._batch_of[row] = chain
+    def _together(self, chain: list[int]) -> memoryview:
+        """Return the frames of rows of one group that go at once."""
+        frames = [self._block(row).frame(row) for row in chain]
+        if self.linking:
+            return memoryview(as_links(frames))
+        self._batch_of.update(dict.fromkeys(chain, chain))
         self._batches += 1
-        return memoryview(as_batch([self._block(row).frame(row) for row in chain]))
+        return memoryview(as_batch(frames))
+
+    def is_early(self, row: int) -> bool:
+        """Whether a row of its group before this one is not done yet."""
+        return bool(self._waits and self._waits[row])
+
+    def take_back(self, row: int) -> None:
+        """Send a row again that is in flight, once those are done that it waits for."""
+        self._state[row] = _WAITING
+        self._resent[row] = 0.0  # its first time does not count any more
+        self.flying -= 1
+        if not self.is_early(row):
+            self._ready.appendleft(row)
 
     def in_batch(self, row: int) -> bool:
         """Whether a row is in flight as a part of an atomic batch."""
@@ -262,11 +277,8 @@ class Task:
 
     def _take_back(self, chain: Sequence[int]) -> None:
         self._forget(chain)
-        for row in chain:
-            self._state[row] = _WAITING
-        self.flying -= len(chain)
-        # The others still wait for the ones before them.
-        self._ready.appendleft(chain[0])
+        for row in chain:  # of which only the first waits for none
+            self.take_back(row)
 
     def _forget(self, chain: Sequence[int]) -> None:
         for row in chain:
@@ -296,6 +308,10 @@ class Task:
                 continue  # of an earlier batch, or sent twice
             if row in self._batch_of:
                 self.dissolve(row)  # by a server that knows nothing of atomic batches
+                continue
+            if settle and self.is_early(row):
+                if before == _SENT:
+                    self.take_back(row)
                 continue
             state[row] = _DONE
             done += 1
@@ -341,6 +357,9 @@ class Task:
                 continue
             if row in self._batch_of:
                 self.dissolve(row)
+                continue
+            if self.is_early(row):
+                self.take_back(row)
                 continue
             self._state[row] = _BACKOFF
             self.flying -= 1
@@ -412,7 +431,8 @@ class Task:
     def _again(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._state[row] = _WAITING
-            self._ready.append(row)
+            if not self.is_early(row):
+                self._ready.append(row)
 
     def rest(self) -> pa.RecordBatch:
         """Return the messages that are neither acked nor dead letters, in their order."""
