@@ -14,15 +14,15 @@ LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.rel
 LISTEN tide_relay
 
 -- name: pipelines
--- The pipelines from outboxes. %(group)s: of this group alone, null for all. `placed`: whether a relay
+-- The pipelines from outboxes. `placed`: whether a relay
 -- has run it. What is visible in `snapshot` it has delivered, or never had to.
-SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, p.pipeline IS NOT NULL AS placed,
+SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, p.lsn IS NOT NULL AS placed,
        COALESCE(p.delivered_snapshot,
            CASE WHEN r.config ->> 'start' = 'end' THEN r.since END)::pg_catalog.text AS snapshot,
        COALESCE(p.delivered, 0) AS delivered
 FROM tide.relays r LEFT JOIN tide.places p
     ON (p.relay_group, p.pipeline, p.outbox) = (r.relay_group, r.pipeline, r.outbox)
-WHERE r.direction = 'out' AND (%(group)s::pg_catalog.text IS NULL OR r.relay_group = %(group)s)
+WHERE r.direction = 'out'
 ORDER BY r.pipeline
 
 -- name: try_lock
@@ -34,8 +34,8 @@ SELECT pg_catalog.pg_try_advisory_lock(%(class)s, pg_catalog.hashtext(%(group)s)
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('idle_session_timeout', '0'),
-    ('statement_timeout', '30s'),
-    ('lock_timeout', '10s'),
+    ('statement_timeout', '0'),
+    ('lock_timeout', '0'),
     ('tcp_keepalives_idle', '2'),
     ('tcp_keepalives_interval', '1'),
     ('tcp_keepalives_count', '3'),
@@ -55,6 +55,13 @@ SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')
 -- name: slot
 -- No row: there is no such slot.
 SELECT wal_status = 'lost' FROM pg_catalog.pg_replication_slots WHERE slot_name = %s
+
+-- name: idle_slots
+-- Slots of relays of this database that nobody reads now. To be asked before the pipelines are: a slot
+-- is made after the pipelines of its group.
+SELECT slot_name::pg_catalog.text FROM pg_catalog.pg_replication_slots
+WHERE database = pg_catalog.current_database() AND plugin = 'pgoutput' AND NOT active
+  AND slot_name ~ '^tide_.*_[0-9a-f]{8}$'
 
 -- name: drop_slot
 SELECT pg_catalog.pg_drop_replication_slot(slot_name)
@@ -96,6 +103,10 @@ WHERE r.relay_group = %(group)s AND r.direction = 'out' AND r.enabled
 ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
 SET state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
     at = pg_catalog.clock_timestamp()
+
+-- name: unplace
+-- Notes that what is committed goes nowhere from here on, until the group begins anew.
+UPDATE tide.places SET lsn = NULL WHERE relay_group = %s
 
 -- name: sweep
 SELECT tide.outbox_sweep(%s)
