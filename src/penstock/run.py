@@ -222,17 +222,16 @@ class Run:
     def _refuse_shared_streams(self) -> None:
         """End the run where two sinks' messages would be each other's duplicates.
 
-        Sinks that can't be asked now are asked when they deliver again.
+        Sinks that can't be asked now are asked when they deliver again. One pipeline of a relay must
+        not end the others, so theirs are left alone.
         """
         self._ask_streams = False
+        if self._holding is not None:
+            return
         for name in self._sources:
             sinks = self._config.sinks_of(name)
             for finding in shared_streams(name, sinks) if len(sinks) > 1 else ():
                 if finding.level != "error":
-                    continue
-                if self._holding is not None:
-                    log.warning("two pipelines, one stream", sink=finding.subject,
-                                error=finding.message, remedy=finding.fix)  # fmt: skip
                     continue
                 self._fail(
                     f"{finding.subject}: {finding.message}; {finding.fix}.", code="shared_stream"

@@ -19,6 +19,7 @@ from penstock.postgres.admin import connection_error
 from penstock.postgres.errors import CaptureError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
+from penstock.spark.pipeline import warm
 from penstock.spark.session import jvm_exit_code
 from penstock.state import State
 from penstock.streams.errors import StoreError
@@ -222,6 +223,10 @@ class Group:
         self._state, self._error = state, None
         if state == "standby":
             log.info("standing by: another relay runs the group", group=self.name)
+            try:
+                warm(self._spark)
+            except Exception:  # it only saves time later
+                log.exception("Spark could not be warmed up", group=self.name)
 
     def _fail(self, code: str, message: str, remedy: str, delay: float) -> None:
         """Tell what keeps the group from running: in the log once, and in its pipelines' status."""

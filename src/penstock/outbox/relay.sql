@@ -26,7 +26,7 @@ WHERE r.direction = 'out'
 ORDER BY r.pipeline
 
 -- name: try_lock
--- A group's lock, of the session. %(class)s: what tells it from others; %(group)s.
+-- A group's lock, of the session; `class` tells it from locks of other kinds.
 SELECT pg_catalog.pg_try_advisory_lock(%(class)s, pg_catalog.hashtext(%(group)s))
 
 -- name: short
@@ -113,7 +113,7 @@ SELECT tide.outbox_sweep(%s)
 
 -- name: backlog
 -- Of each sink of a source that is behind: the first place that is not delivered yet, null where
--- everything is. %s: the source's id in the store.
+-- everything is. The parameter: the source's id in the store.
 SELECT b.sink, CASE WHEN count(k.id) > 0 THEN GREATEST(min(k.first_lsn), b.drained_lsn) END
 FROM penstock.backlogs b LEFT JOIN penstock.backlog_blocks k USING (source_id, sink)
 WHERE b.source_id = %s
@@ -121,7 +121,7 @@ GROUP BY b.sink, b.drained_lsn
 
 -- name: open_backfills
 -- Of each sink of a source: whether rows that it began with are still to come, and whether what reads
--- them has failed. %s: the source's name.
+-- them has failed. The parameter: the source's name.
 SELECT sink, bool_or(state = 'failed'), max(error) FROM penstock.backfills
 WHERE source = %s AND state NOT IN ('done', 'cancelled')
 GROUP BY sink
