@@ -45,13 +45,15 @@ class Schema:
 def server(connection: psycopg.Connection[Any]) -> Server:
     """Return what the server is."""
     with connection.cursor(row_factory=args_row(Server)) as cursor:
-        return _one(cursor.execute(_SQL["server"]).fetchone())
+        (found,) = cursor.execute(_SQL["server"]).fetchall()
+    return found
 
 
 def find_schema(connection: psycopg.Connection[Any]) -> Schema:
     """Return what is there of the schema."""
     with connection.cursor(row_factory=class_row(Schema)) as cursor:
-        return _one(cursor.execute(_SQL["schema"]).fetchone())
+        (found,) = cursor.execute(_SQL["schema"]).fetchall()
+    return found
 
 
 def version_of(connection: psycopg.Connection[Any]) -> tuple[int, str] | None:
@@ -62,11 +64,5 @@ def version_of(connection: psycopg.Connection[Any]) -> tuple[int, str] | None:
 
 def status(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """Return `outboxes`, `inboxes` and `pipelines` as the functions `tide.…_status` tell of each."""
-    row = _one(connection.execute(_SQL["status"]).fetchone())
-    found: dict[str, Any] = row[0]
-    return found
-
-
-def _one(row: Any) -> Any:
-    assert row is not None
-    return row
+    ((found,),) = connection.execute(_SQL["status"]).fetchall()
+    return dict(found)

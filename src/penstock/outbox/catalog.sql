@@ -32,7 +32,7 @@ SELECT version, functions FROM tide.migrations ORDER BY version DESC LIMIT 1
 SELECT pg_catalog.pg_advisory_xact_lock(1886741603, 116)
 
 -- name: act_as
--- The rest of the transaction is a role's: what is made belongs to it. %s: the role.
+-- The rest of the transaction is that role's: what is made belongs to it.
 SELECT pg_catalog.set_config('role', %s, true)
 
 -- name: status
