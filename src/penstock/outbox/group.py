@@ -15,8 +15,8 @@ from penstock import queries
 from penstock.outbox.begin import begin, forget
 from penstock.outbox.places import Places
 from penstock.outbox.wanted import Trouble, Wanted
-from penstock.postgres.admin import connection_error
-from penstock.postgres.errors import CaptureError
+from penstock.postgres.admin import address, connection_error
+from penstock.postgres.errors import CaptureError, SetupError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
 from penstock.spark.pipeline import warm
@@ -49,6 +49,14 @@ def connect(url: str) -> psycopg.Connection[Any]:
         connection.close()
         raise
     return connection
+
+
+def postgres_error(error: psycopg.Error, url: str) -> SetupError:
+    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
+        return connection_error(error, url)
+    said = error.diag.message_primary or type(error).__name__
+    return SetupError("postgres", f"{address(url)}: {said}.", remedy=error.diag.message_hint or "")
 
 
 class GroupLock:
@@ -200,7 +208,7 @@ class Group:
                 self._fail(error.code, error.message, error.remedy, delay)
             except psycopg.Error as error:
                 self._lock.check()
-                known = connection_error(error, self._url)
+                known = postgres_error(error, self._url)
                 self._fail(known.code, known.message, known.remedy, delay)
             except Exception as error:
                 log.exception("the group could not be run", group=self.name)

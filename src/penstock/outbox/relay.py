@@ -18,9 +18,9 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock import queries
-from penstock.outbox.group import Group, connect
+from penstock.outbox.group import Group, connect, postgres_error
 from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
-from penstock.postgres.admin import address, connection_error, open_catalog
+from penstock.postgres.admin import address, open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
 from penstock.postgres.setup import server_fault
 from penstock.settings import Config, OutboxSource, PostgresSource
@@ -142,7 +142,7 @@ class Relay:
             except psycopg.Error as error:
                 if not told:
                     told = True
-                    known = connection_error(error, self._url)
+                    known = postgres_error(error, self._url)
                     log.warning("the outboxes' database does not answer", relay=self.name,
                                 code=known.code, error=str(known))  # fmt: skip
                 self._stopping.wait(_RETRY_SECONDS)
