@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.message import WIRE_SCHEMA
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks import nats as nats_sink
+from penstock.sinks import nats_client
 from penstock.sinks.nats import NatsSink
 
 from .nats_servers import Writer, await_true
@@ -76,6 +77,11 @@ def without_links(sink: NatsSink) -> NatsSink:
     """Return a sink that links no messages, as where others publish to the stream all the time."""
     sink._may_link = False
     return sink
+
+
+def stored(nats: JetStream, stream: str, count: int) -> bool:
+    """Tell whether a stream has more than `count` messages."""
+    return int(nats.info(stream).state.messages) > count
 
 
 def numbers(messages: Sequence[Msg]) -> list[int]:
@@ -284,7 +290,7 @@ def test_a_server_killed_amid_it_all_loses_and_repeats_nothing(
             without_links(writer.sink)
         writer.start(rows(range(count)))
         for kill in range(1, 4):
-            await_true(lambda k=kill: nats.info(stream).state.messages > k * count // 5)
+            await_true(partial(stored, nats, stream, kill * count // 5))
             own_server.kill()
             own_server.start()
         written = writer.result(60)
@@ -307,7 +313,7 @@ def test_acks_that_are_lost_repeat_nothing(
     sink = NatsSink(settings(nats_server.url, stream), name="notify", source="group")
     if not links:
         without_links(sink)
-    connect = nats_sink.connect
+    connect = nats_client.connect
     steps = 0
 
     def breaking(*arguments: Any) -> Any:
@@ -322,10 +328,10 @@ def test_acks_that_are_lost_repeat_nothing(
                 connection._sock.close()
             return found
 
-        connection.step = lose
+        monkeypatch.setattr(connection, "step", lose)
         return connection
 
-    monkeypatch.setattr(nats_sink, "connect", breaking)
+    monkeypatch.setattr("penstock.sinks.nats.connect", breaking)
     monkeypatch.setattr("penstock.sinks.nats.backoff", lambda _attempt: 0.0)
     assert sink.write(rows(range(3_000))).delivered == 3_000
     assert steps > 10
