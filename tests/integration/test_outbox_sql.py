@@ -41,7 +41,7 @@ def tide(database: Database) -> Database:
     return installed(database)
 
 
-def test_the_example_runs_as_it_is_written(tide: Database):
+def test_the_example_runs_as_it_is_written(tide: Database) -> None:
     tide.execute("CREATE TABLE orders (id int)")
     tide.execute(EXAMPLE)
     rows = tide.execute(
@@ -57,7 +57,7 @@ def test_the_example_runs_as_it_is_written(tide: Database):
     assert value(tide, "SELECT enabled FROM tide.relay_list()") is True
 
 
-def test_a_rollback_publishes_nothing(tide: Database):
+def test_a_rollback_publishes_nothing(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     with tide.connect() as connection:
         connection.execute("SELECT tide.outbox_publish('o', '1')")
@@ -107,7 +107,9 @@ def test_a_rollback_publishes_nothing(tide: Database):
         ("relay_grant('nobody')", "TD014", "role"),
     ],
 )
-def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code: str, says: str):
+def test_each_mistake_has_its_state_and_its_hint(
+    tide: Database, call: str, code: str, says: str
+) -> None:
     tide.execute("SELECT tide.outbox_create('o'), tide.outbox_create('off')")
     tide.execute("SELECT tide.outbox_disable('off')")
     raised = raises(tide, f"SELECT tide.{call}")
@@ -116,7 +118,7 @@ def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code
     assert ids(tide, "o") == []
 
 
-def test_what_may_be_published(tide: Database):
+def test_what_may_be_published(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     publish = "SELECT tide.outbox_publish('o', %s, %s, %s)"
     headers = {"Trace": "a", "N": 1.5, "B": True, "L": ["a", "b"], "Z": None, "path": "C:\\new\\r"}
@@ -128,7 +130,7 @@ def test_what_may_be_published(tide: Database):
     assert found == [("null", headers), ('"text"', {}), ("[1.10]", {}), ("{}", {})]
 
 
-def test_a_key_that_is_there_gives_the_first_messages_id(tide: Database):
+def test_a_key_that_is_there_gives_the_first_messages_id(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o'), tide.outbox_create('p')")
     first = value(tide, "SELECT tide.outbox_publish('o', '1', 'k')")
     assert value(tide, "SELECT tide.outbox_publish('o', '2', 'k')") == first
@@ -137,7 +139,7 @@ def test_a_key_that_is_there_gives_the_first_messages_id(tide: Database):
     assert tide.execute("SELECT payload FROM tide.outbox_p") == [(3,)]
 
 
-def test_two_with_one_key_at_once_wait_for_each_other_and_one_counts(tide: Database):
+def test_two_with_one_key_at_once_wait_for_each_other_and_one_counts(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     for ends in ("commit", "rollback"):
         found: list[Any] = []
@@ -153,7 +155,7 @@ def test_two_with_one_key_at_once_wait_for_each_other_and_one_counts(tide: Datab
         assert value(tide, "SELECT count(*) FROM tide.outbox_o WHERE dedup_key = %s", ends) == 1
 
 
-def test_publishers_do_not_wait_for_an_open_transaction_nor_for_a_switch(tide: Database):
+def test_publishers_do_not_wait_for_an_open_transaction_nor_for_a_switch(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     with tide.connect() as open_one, tide.connect(autocommit=True) as other:
         other.execute("SET lock_timeout = '1ms'")
@@ -179,7 +181,7 @@ NAMES = st.one_of(
 ).filter(lambda name: "\0" not in name)
 
 
-def test_any_name_is_taken_or_refused_and_nothing_else(tide: Database):
+def test_any_name_is_taken_or_refused_and_nothing_else(tide: Database) -> None:
     tide.execute("CREATE TABLE public.canary (id int)")
     objects = "SELECT count(*) FROM pg_class WHERE relnamespace = 'tide'::regnamespace"
     before = value(tide, objects)
@@ -225,7 +227,7 @@ def _sweep(tide: Database) -> list[int]:
     return left
 
 
-def test_without_pipelines_age_alone_counts(tide: Database):
+def test_without_pipelines_age_alone_counts(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 2)")
     tide.execute("SELECT tide.outbox_publish('o', '1', 'k')")
     _age(tide, 3)
@@ -234,7 +236,7 @@ def test_without_pipelines_age_alone_counts(tide: Database):
     assert value(tide, "SELECT tide.outbox_publish('o', '3', 'k')") == 3
 
 
-def test_every_pipeline_must_have_delivered(tide: Database):
+def test_every_pipeline_must_have_delivered(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     pipeline(tide, "p", "o")
     pipeline(tide, "q", "o", group="other")
@@ -253,7 +255,7 @@ def test_every_pipeline_must_have_delivered(tide: Database):
     assert _sweep(tide) == []
 
 
-def test_a_pipeline_that_starts_at_the_end_holds_only_what_comes(tide: Database):
+def test_a_pipeline_that_starts_at_the_end_holds_only_what_comes(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     tide.execute("SELECT tide.outbox_publish('o', '1')")
     pipeline(tide, "p", "o", start="end")
@@ -264,7 +266,7 @@ def test_a_pipeline_that_starts_at_the_end_holds_only_what_comes(tide: Database)
     assert _sweep(tide) == []
 
 
-def test_a_place_from_another_cluster_lets_nothing_go(tide: Database):
+def test_a_place_from_another_cluster_lets_nothing_go(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 0)")
     pipeline(tide, "p", "o")
     tide.execute("SELECT tide.outbox_publish('o', '1')")
@@ -272,7 +274,7 @@ def test_a_place_from_another_cluster_lets_nothing_go(tide: Database):
     assert _sweep(tide) == [1]
 
 
-def test_a_sweep_goes_through_all_windows(tide: Database):
+def test_a_sweep_goes_through_all_windows(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 0)")
     tide.execute(
         "INSERT INTO tide.outbox_o (payload, headers)"
@@ -282,7 +284,7 @@ def test_a_sweep_goes_through_all_windows(tide: Database):
     assert value(tide, "SELECT tide.outbox_sweep('o')") == 0
 
 
-def test_status_says_what_is_held_and_by_whom(tide: Database):
+def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     status: Callable[[], Any] = lambda: value(tide, "SELECT tide.outbox_status('o')")  # noqa: E731
     assert (status()["rows"], status()["held_by"], status()["oldest"]) == (0, [], None)
@@ -311,7 +313,7 @@ def test_status_says_what_is_held_and_by_whom(tide: Database):
     assert _sweep(tide) == []
 
 
-def test_dropping_asks_where_somebody_reads(tide: Database):
+def test_dropping_asks_where_somebody_reads(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     pipeline(tide, "p", "o")
     raised = raises(tide, "SELECT tide.outbox_drop('o')")

@@ -58,13 +58,13 @@ def state(tide: Database, message: str) -> tuple[str, int, str | None, bool]:
         ("inbox_grant_process('i', 'nobody')", "TD014"),
     ],
 )
-def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code: str):
+def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code: str) -> None:
     raised = raises(tide, f"SELECT tide.{call}")
     assert raised.state == code, raised
     assert raised.hint
 
 
-def test_a_message_is_there_once_and_can_be_done(tide: Database):
+def test_a_message_is_there_once_and_can_be_done(tide: Database) -> None:
     receive(tide, "a", "a")
     assert state(tide, "a") == ("pending", 0, None, False)
     tide.execute("SELECT tide.inbox_mark_processed('i', 'a')")
@@ -76,7 +76,9 @@ def test_a_message_is_there_once_and_can_be_done(tide: Database):
     assert state(tide, "a") == ("processed", 1, None, True)
 
 
-def test_a_message_that_fails_too_often_is_a_dead_letter_until_it_is_replayed(tide: Database):
+def test_a_message_that_fails_too_often_is_a_dead_letter_until_it_is_replayed(
+    tide: Database,
+) -> None:
     receive(tide, "a", "b", "c")
     failed = "SELECT tide.inbox_mark_failed('i', %s, 'oh')"
     assert value(tide, failed, "a") == "pending"
@@ -94,7 +96,7 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_until_it_is_replayed(ti
     assert state(tide, "b") == ("processed", 1, None, True)
 
 
-def test_a_dead_letter_can_still_be_marked_as_done(tide: Database):
+def test_a_dead_letter_can_still_be_marked_as_done(tide: Database) -> None:
     receive(tide, "a")
     for _ in range(2):
         tide.execute("SELECT tide.inbox_mark_failed('i', 'a', 'oh')")
@@ -102,7 +104,7 @@ def test_a_dead_letter_can_still_be_marked_as_done(tide: Database):
     assert state(tide, "a") == ("processed", 3, None, True)
 
 
-def test_the_states_follow_a_model(tide: Database):
+def test_the_states_follow_a_model(tide: Database) -> None:
     receive(tide, "m")
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -128,7 +130,7 @@ def test_the_states_follow_a_model(tide: Database):
     check()
 
 
-def test_only_what_was_processed_long_ago_is_swept(tide: Database):
+def test_only_what_was_processed_long_ago_is_swept(tide: Database) -> None:
     receive(tide, "a", "b", "c")
     tide.execute("SELECT tide.inbox_mark_processed('i', 'a'), tide.inbox_mark_processed('i', 'b')")
     tide.execute(
@@ -139,7 +141,7 @@ def test_only_what_was_processed_long_ago_is_swept(tide: Database):
     assert tide.execute("SELECT message_id FROM tide.inbox_i ORDER BY 1") == [("b",), ("c",)]
 
 
-def test_dropping_asks_where_something_fills_it(tide: Database):
+def test_dropping_asks_where_something_fills_it(tide: Database) -> None:
     tide.execute("SELECT tide.relay_set_inbox('in', 'i', 'g', %s)", [json.dumps(SOURCE)])
     (found,) = value(tide, "SELECT tide.inbox_status('i')")["pipelines"]
     assert (found["pipeline"], found["direction"]) == ("in", "in")

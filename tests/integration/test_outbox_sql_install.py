@@ -38,7 +38,9 @@ def schema(postgres: EmbeddedPostgres, database: Database) -> str:
     return re.sub(r"(?m)^(\\(un)?restrict .*|--.*)\n", "", done.stdout)
 
 
-def test_the_command_installs_once_and_then_does_nothing(database: Database, tmp_path: Path):
+def test_the_command_installs_once_and_then_does_nothing(
+    database: Database, tmp_path: Path
+) -> None:
     arguments = ("--url", database.url)
     assert "Made the schema tide" in run(tmp_path, "outbox install", *arguments)
     before = value(database, "SELECT at FROM tide.migrations")
@@ -51,7 +53,7 @@ def test_the_command_installs_once_and_then_does_nothing(database: Database, tmp
 
 def test_the_printed_script_gives_the_same_schema(
     database: Database, other: Database, postgres: EmbeddedPostgres, tmp_path: Path
-):
+) -> None:
     installed(database)
     printed = run(tmp_path, "outbox install", "--print")
     file = tmp_path / "tide.sql"
@@ -69,7 +71,7 @@ def test_the_printed_script_gives_the_same_schema(
 
 def test_psycopg_runs_the_script_in_a_transaction_that_can_be_undone(
     database: Database, other: Database, postgres: EmbeddedPostgres
-):
+) -> None:
     empty = schema(postgres, other)
     with other.connect() as connection:
         connection.execute(script().encode())
@@ -80,7 +82,7 @@ def test_psycopg_runs_the_script_in_a_transaction_that_can_be_undone(
     assert schema(postgres, other) == schema(postgres, installed(database))
 
 
-def test_the_script_refuses_a_database_that_has_another_version(database: Database):
+def test_the_script_refuses_a_database_that_has_another_version(database: Database) -> None:
     installed(database)
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has version"):
         database.execute(script())
@@ -91,7 +93,7 @@ def test_the_script_refuses_a_database_that_has_another_version(database: Databa
 
 def test_functions_that_differ_are_replaced_and_keep_grants_and_switches(
     database: Database, postgres: EmbeddedPostgres
-):
+) -> None:
     installed(database)
     database.execute("SELECT tide.outbox_create('a'), tide.outbox_create('b')")
     database.execute("SELECT tide.outbox_disable('b')")
@@ -112,7 +114,7 @@ def test_functions_that_differ_are_replaced_and_keep_grants_and_switches(
         database.execute("SELECT tide.outbox_publish('b', '{}')")
 
 
-def test_two_at_once_are_one_after_the_other(database: Database):
+def test_two_at_once_are_one_after_the_other(database: Database) -> None:
     done: list[bool] = []
 
     def run_one() -> None:
@@ -127,7 +129,7 @@ def test_two_at_once_are_one_after_the_other(database: Database):
     assert sorted(done) == [False, False, False, True]
 
 
-def test_a_newer_schema_is_refused_and_left_alone(database: Database, tmp_path: Path):
+def test_a_newer_schema_is_refused_and_left_alone(database: Database, tmp_path: Path) -> None:
     installed(database)
     database.execute("INSERT INTO tide.migrations (version, functions) VALUES (99, '')")
     said = fails(tmp_path, 1, "outbox install", "--url", database.url)
@@ -135,7 +137,7 @@ def test_a_newer_schema_is_refused_and_left_alone(database: Database, tmp_path: 
     assert "newer Penstock" in said
 
 
-def test_a_schema_of_somebody_else_is_refused(database: Database):
+def test_a_schema_of_somebody_else_is_refused(database: Database) -> None:
     database.execute("CREATE SCHEMA tide; CREATE TABLE tide.waves ()")
     with (
         database.connect(autocommit=True) as connection,
@@ -147,7 +149,7 @@ def test_a_schema_of_somebody_else_is_refused(database: Database):
         database.execute(script())
 
 
-def test_a_role_without_rights_hears_which_it_lacks(database: Database):
+def test_a_role_without_rights_hears_which_it_lacks(database: Database) -> None:
     with role(database) as (name, session):
         connection = session._connection
         assert connection is not None
@@ -167,7 +169,7 @@ def test_a_role_without_rights_hears_which_it_lacks(database: Database):
         assert database.execute(f"{owners} WHERE pronamespace = 'tide'::regnamespace") == [(name,)]
 
 
-def test_another_role_hears_whose_schema_it_is(database: Database):
+def test_another_role_hears_whose_schema_it_is(database: Database) -> None:
     installed(database)
     with role(database) as (name, session):
         connection = session._connection
@@ -176,7 +178,7 @@ def test_another_role_hears_whose_schema_it_is(database: Database):
             install(connection)
 
 
-def test_a_schema_that_was_made_for_the_role_is_enough(database: Database):
+def test_a_schema_that_was_made_for_the_role_is_enough(database: Database) -> None:
     with role(database) as (name, session):
         connection = session._connection
         assert connection is not None
@@ -188,7 +190,9 @@ def test_a_schema_that_was_made_for_the_role_is_enough(database: Database):
         session.execute("SELECT tide.outbox_create('mine')")
 
 
-def test_the_commands_say_what_is_wrong_and_show_no_password(database: Database, tmp_path: Path):
+def test_the_commands_say_what_is_wrong_and_show_no_password(
+    database: Database, tmp_path: Path
+) -> None:
     assert "--url" in fails(tmp_path, 1, "outbox install")
     url = f"postgresql://someone:{SECRET}@localhost:1/x"
     assert "connection" in fails(tmp_path, 1, "outbox install", "--url", url).lower()
@@ -196,7 +200,7 @@ def test_the_commands_say_what_is_wrong_and_show_no_password(database: Database,
     assert "outbox install" in fails(tmp_path, 1, "outbox status", "--url", database.url)
 
 
-def test_it_warns_where_no_relay_could_read_the_wal(tmp_path: Path):
+def test_it_warns_where_no_relay_could_read_the_wal(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres", settings={"wal_level": "replica"}) as server:
         url = server.create_database("app")
         with psycopg.connect(url, autocommit=True) as connection:
@@ -204,7 +208,7 @@ def test_it_warns_where_no_relay_could_read_the_wal(tmp_path: Path):
     assert "ALTER SYSTEM SET wal_level = 'logical'" in warning
 
 
-def test_no_server_that_is_too_old(database: Database, monkeypatch: pytest.MonkeyPatch):
+def test_no_server_that_is_too_old(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "OLDEST_SERVER", 99)
     with (
         database.connect(autocommit=True) as connection,

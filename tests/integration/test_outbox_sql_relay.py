@@ -50,7 +50,7 @@ def tide(database: Database) -> Database:
         {"route": [RULE]},
     ],
 )  # fmt: skip
-def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]):
+def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
     tide.execute(SET, [json.dumps(CONFIG | more)])
     assert value(tide, "SELECT config FROM tide.relays") == CONFIG | more
 
@@ -104,7 +104,7 @@ def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]):
         ({"route": [RULE | {"when": 5}]}, ("route[0].when", "condition")),
     ],
 )
-def test_what_it_may_not_hold(tide: Database, more: dict[str, Any], says: tuple[str, str]):
+def test_what_it_may_not_hold(tide: Database, more: dict[str, Any], says: tuple[str, str]) -> None:
     raised = raises(tide, SET, json.dumps(CONFIG | more))
     assert raised.state == "TD006"
     assert says[0] in raised.message
@@ -114,11 +114,11 @@ def test_what_it_may_not_hold(tide: Database, more: dict[str, Any], says: tuple[
 
 
 @pytest.mark.parametrize("config", [None, "null", "[]", "1", "{}", '{"sink_type": "nats"}'])
-def test_a_config_must_be_there(tide: Database, config: str | None):
+def test_a_config_must_be_there(tide: Database, config: str | None) -> None:
     assert raises(tide, SET, config).state == "TD006"
 
 
-def test_the_keys_are_those_that_the_relay_reads(tide: Database):
+def test_the_keys_are_those_that_the_relay_reads(tide: Database) -> None:
     known = {row[0] for row in tide.execute("SELECT key FROM tide._config_keys('out')")}
     assert known == set(RelayPipeline.model_fields)
 
@@ -141,13 +141,15 @@ def test_the_keys_are_those_that_the_relay_reads(tide: Database):
         ("relay_status('')", "TD001", "letter"),
     ],
 )
-def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code: str, says: str):
+def test_each_mistake_has_its_state_and_its_hint(
+    tide: Database, call: str, code: str, says: str
+) -> None:
     raised = raises(tide, f"SELECT tide.{call}")
     assert raised.state == code, raised
     assert says in raised.hint
 
 
-def test_names_of_pipelines_and_groups_take_dots_and_hyphens(tide: Database):
+def test_names_of_pipelines_and_groups_take_dots_and_hyphens(tide: Database) -> None:
     pipeline(tide, "orders-to.nats", "o", group="nats-group.1")
     bad = "SELECT tide.relay_set_outbox('p', 'o', 'g h', %s)"
     assert raises(tide, bad, json.dumps(CONFIG)).state == "TD001"
@@ -155,7 +157,7 @@ def test_names_of_pipelines_and_groups_take_dots_and_hyphens(tide: Database):
     assert "'orders-to.nats'" in near.hint
 
 
-def test_settings_change_and_the_place_stays(tide: Database):
+def test_settings_change_and_the_place_stays(tide: Database) -> None:
     pipeline(tide, "p", "o")
     tide.execute("SELECT tide.relay_enable('p')")
     delivered(tide, "p")
@@ -172,7 +174,7 @@ def test_settings_change_and_the_place_stays(tide: Database):
     assert tide.execute(place) == []
 
 
-def test_another_outbox_or_group_is_another_pipeline(tide: Database):
+def test_another_outbox_or_group_is_another_pipeline(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('q')")
     pipeline(tide, "p", "o")
     for outbox, group in (("q", "g"), ("o", "h")):
@@ -184,7 +186,7 @@ def test_another_outbox_or_group_is_another_pipeline(tide: Database):
     assert raises(tide, query, json.dumps(SOURCE)).state == "TD003"
 
 
-def test_every_change_is_told_and_publishing_is_not(tide: Database):
+def test_every_change_is_told_and_publishing_is_not(tide: Database) -> None:
     with tide.connect(autocommit=True) as listener:
         listener.execute("LISTEN tide_relay")
         for call in (
@@ -203,7 +205,7 @@ def test_every_change_is_told_and_publishing_is_not(tide: Database):
         assert told.payload == "end"
 
 
-def test_secrets_are_told_to_nobody_but_references_are(tide: Database):
+def test_secrets_are_told_to_nobody_but_references_are(tide: Database) -> None:
     url = f"nats://u:{SECRET}@a:4222, tls://{SECRET}@b"
     pipeline(tide, "p", "o", url=url, username="u", password=SECRET)
     pipeline(tide, "q", "o", token="${env:TOKEN}")
@@ -219,7 +221,7 @@ def test_secrets_are_told_to_nobody_but_references_are(tide: Database):
     assert "${env:TOKEN}" in shown
 
 
-def test_sources_of_inboxes(tide: Database):
+def test_sources_of_inboxes(tide: Database) -> None:
     login = {"username": "u", "password": "p"}
     for more in ({}, {"subject": "a.>", "durable": "d", "start": "end", "batch_size": 5} | login):
         tide.execute(SET_INBOX, [json.dumps(SOURCE | more)])

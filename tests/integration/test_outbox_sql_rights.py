@@ -40,7 +40,7 @@ def tables(tide: Database) -> list[str]:
     return [row[0] for row in found]
 
 
-def test_nobody_may_do_anything_that_was_not_granted(tide: Database):
+def test_nobody_may_do_anything_that_was_not_granted(tide: Database) -> None:
     with role(tide) as (name, session):
         for call in calls(tide):
             assert raises(session, f"SELECT {call}").state == DENIED, call
@@ -53,7 +53,7 @@ def test_nobody_may_do_anything_that_was_not_granted(tide: Database):
             assert raises(session, f"SELECT * FROM {table}").state == DENIED, table
 
 
-def test_a_publisher_may_publish_to_its_outbox_and_nothing_else(tide: Database):
+def test_a_publisher_may_publish_to_its_outbox_and_nothing_else(tide: Database) -> None:
     with role(tide) as (name, session):
         tide.execute("SELECT tide.outbox_grant_publish('o', %s)", [name])
         session.execute("SELECT tide.outbox_publish('o', '{}', 'k', '{\"a\": \"b\"}')")
@@ -90,7 +90,7 @@ def test_a_publisher_may_publish_to_its_outbox_and_nothing_else(tide: Database):
         assert value(tide, "SELECT tide.outbox_status('o')")["publishers"] == []
 
 
-def test_a_grant_lasts_while_the_outbox_is_switched(tide: Database):
+def test_a_grant_lasts_while_the_outbox_is_switched(tide: Database) -> None:
     with role(tide) as (name, session):
         tide.execute("SELECT tide.outbox_grant_publish('o', %s)", [name])
         tide.execute("SELECT tide.outbox_disable('o')")
@@ -100,7 +100,7 @@ def test_a_grant_lasts_while_the_outbox_is_switched(tide: Database):
         session.execute("SELECT tide.outbox_publish('o', '{}')")
 
 
-def test_a_search_path_with_traps_changes_nothing(tide: Database):
+def test_a_search_path_with_traps_changes_nothing(tide: Database) -> None:
     with role(tide) as (name, session):
         tide.execute("SELECT tide.outbox_grant_publish('o', %s)", [name])
         tide.execute(f"CREATE SCHEMA traps AUTHORIZATION {name}")
@@ -117,7 +117,7 @@ def test_a_search_path_with_traps_changes_nothing(tide: Database):
         session.execute("SELECT tide.outbox_publish('o', '{}', 'k', '{\"a\": \"b\"}')")
 
 
-def test_every_function_has_its_search_path_pinned(tide: Database):
+def test_every_function_has_its_search_path_pinned(tide: Database) -> None:
     loose = tide.execute(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'tide'::regnamespace AND NOT"
         " coalesce(proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp']"
@@ -125,7 +125,7 @@ def test_every_function_has_its_search_path_pinned(tide: Database):
     assert loose == []
 
 
-def test_a_worker_may_work_through_its_inbox_and_nothing_else(tide: Database):
+def test_a_worker_may_work_through_its_inbox_and_nothing_else(tide: Database) -> None:
     tide.execute("SELECT tide.inbox_create('j')")
     tide.execute("INSERT INTO tide.inbox_i (message_id, subject) VALUES ('a', 's'), ('b', 's')")
     with role(tide) as (name, session):
@@ -151,7 +151,7 @@ def test_a_worker_may_work_through_its_inbox_and_nothing_else(tide: Database):
         assert raises(session, take).state == DENIED
 
 
-def test_a_relays_role_may_do_what_relays_do_also_later(tide: Database):
+def test_a_relays_role_may_do_what_relays_do_also_later(tide: Database) -> None:
     with role(tide) as (name, session):
         tide.execute("SELECT tide.relay_grant(%s)", [name])
         tide.execute("SELECT tide.outbox_create('later'), tide.inbox_create('later')")
