@@ -465,6 +465,39 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
     assert task.written.delivered == len(expected_keys)
 
 
+def linking(count: int) -> Task:
+    """Return a task whose rows, all of one group, are in flight, linked."""
+    task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, count)
+    task.linking = True
+    assert len(linked(bytes(task.wave(count, 10**6, 0.0)))) == count
+    return task
+
+
+def test_an_ack_out_of_turn_releases_nobody() -> None:
+    task = linking(3)
+    task.acked([b"2"])  # the stream had it before
+    assert (task.written.delivered, task.flying, task.ready) == (0, 2, False)
+    task.take_back(2)
+    assert not task.ready
+    task.acked([b"1"])
+    assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-1-0", b"t-2-0"]
+    task.acked([b"2", b"3"])
+    assert (task.left, task.flying) == (0, 0)
+
+
+def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None:
+    task = linking(3)
+    told: list[str] = []
+    error = SinkError("permission_denied", "no")
+    task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
+    assert (told, task.flying, task.ready) == (["permission_denied"], 0, False)
+    assert [bucket.rows for bucket in task.buckets.values()] == [[0]]
+    task.release_due(1e9)
+    assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]
+    task.acked([b"1"])
+    assert len(linked(bytes(task.wave(9, 10**6, 0.0)))) == 2
+
+
 def test_many_blocks_and_late_rows() -> None:
     count = BLOCK_ROWS * 2 + 10
     task = Task(batch(count), encoder(), 1, None)
