@@ -215,6 +215,12 @@ def test_any_name_is_taken_or_refused_and_nothing_else(tide: Database) -> None:
     assert value(tide, "SELECT count(*) FROM public.canary") == 0
 
 
+def test_no_name_is_taken_by_what_hangs_on_another_outbox(tide: Database) -> None:
+    for name in ("a", "a_pkey", "a_id_seq", "a_key", "a_dedup_key_key", "A"):
+        tide.execute("SELECT tide.outbox_create(%s), tide.inbox_create(%s)", [name, name])
+        tide.execute("SELECT tide.outbox_publish(%s, '{}', 'k')", [name])
+
+
 def _age(tide: Database, hours: float) -> None:
     tide.execute(f"UPDATE tide.outbox_o SET created_at = created_at - interval '{hours} hours'")
 

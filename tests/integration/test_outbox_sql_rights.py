@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
@@ -100,6 +102,21 @@ def test_a_grant_lasts_while_the_outbox_is_switched(tide: Database) -> None:
         session.execute("SELECT tide.outbox_publish('o', '{}')")
 
 
+def test_grants_at_the_same_time_are_one_after_the_other(tide: Database) -> None:
+    with role(tide) as (name, session), tide.connect() as first, tide.connect() as second:
+        grant = "SELECT tide.outbox_grant_publish(%s, %s)"
+        first.execute(grant, ["o", name])
+        thread = threading.Thread(target=second.execute, args=(grant, ["other", name]))
+        thread.start()
+        while not value(tide, "SELECT pg_blocking_pids(%s) <> '{}'", second.info.backend_pid):
+            pass
+        first.commit()
+        thread.join()
+        second.commit()
+        for outbox in ("o", "other"):
+            session.execute("SELECT tide.outbox_publish(%s, '{}')", [outbox])
+
+
 def test_a_search_path_with_traps_changes_nothing(tide: Database) -> None:
     with role(tide) as (name, session):
         tide.execute("SELECT tide.outbox_grant_publish('o', %s)", [name])
@@ -115,6 +132,7 @@ def test_a_search_path_with_traps_changes_nothing(tide: Database) -> None:
             "SET search_path = traps, pg_catalog"
         )
         session.execute("SELECT tide.outbox_publish('o', '{}', 'k', '{\"a\": \"b\"}')")
+        session.execute("SELECT tide.append_o('{}', 'l', '{\"a\": \"b\"}')")
 
 
 def test_every_function_has_its_search_path_pinned(tide: Database) -> None:

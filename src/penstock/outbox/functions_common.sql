@@ -94,16 +94,18 @@ BEGIN
     END IF;
 END $tide$;
 
--- name: check_role
--- Raises TD014 unless there is such a role.
-CREATE OR REPLACE FUNCTION tide._check_role(role text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
+-- name: check_grant
+-- Raises TD014 unless there is such a role, and waits for others that grant: two that change the rights
+-- of one function at a time would fail.
+CREATE OR REPLACE FUNCTION tide._check_grant(role text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = role) OR role IS NULL THEN
         RAISE EXCEPTION 'there is no role %', coalesce(quote_literal(left(role, 100)), 'NULL')
             USING ERRCODE = 'TD014', HINT = 'Give a role''s name as \du shows it, without quotes; '
                 'CREATE ROLE makes one. PUBLIC is none.';
     END IF;
+    PERFORM pg_advisory_xact_lock(1886741603, 117);
 END $tide$;
 
 -- name: check_hours

@@ -202,7 +202,7 @@ CREATE OR REPLACE FUNCTION tide.inbox_grant_process(name text, role text) RETURN
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._require('inbox', name, true);
-    PERFORM tide._check_role(role);
+    PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %I', role);
     EXECUTE format('GRANT SELECT, UPDATE (status, attempts, error, processed_at) ON tide.%I TO %I',
         'inbox_' || name, role);
@@ -219,7 +219,7 @@ CREATE OR REPLACE FUNCTION tide.inbox_revoke_process(name text, role text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._require('inbox', name, true);
-    PERFORM tide._check_role(role);
+    PERFORM tide._check_grant(role);
     -- The table's columns lose theirs with the table.
     EXECUTE format('REVOKE SELECT, UPDATE ON tide.%I FROM %I', 'inbox_' || name, role);
 END $tide$;

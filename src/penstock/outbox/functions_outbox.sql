@@ -207,7 +207,7 @@ CREATE OR REPLACE FUNCTION tide.outbox_grant_publish(name text, role text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._require('outbox', name, true);
-    PERFORM tide._check_role(role);
+    PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %I', role);
     EXECUTE format('GRANT EXECUTE ON FUNCTION tide.outbox_publish, tide.%I TO %I',
         'append_' || name, role);
@@ -221,7 +221,7 @@ CREATE OR REPLACE FUNCTION tide.outbox_revoke_publish(name text, role text) RETU
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._require('outbox', name, true);
-    PERFORM tide._check_role(role);
+    PERFORM tide._check_grant(role);
     EXECUTE format('REVOKE EXECUTE ON FUNCTION tide.%I FROM %I', 'append_' || name, role);
 END $tide$;
 

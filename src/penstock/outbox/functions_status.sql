@@ -83,7 +83,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.relay_grant(role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._check_role(role);
+    PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %1$I;'
         ' GRANT SELECT ON ALL TABLES IN SCHEMA tide TO %1$I;'
         ' GRANT INSERT, UPDATE ON tide.places TO %1$I;'
