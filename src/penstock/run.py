@@ -327,7 +327,7 @@ class Run:
         """See to it that nothing of this run is left in the session, whatever it was at."""
         with contextlib.suppress(Exception):  # the JVM may be gone
             for query in spark.streams.active:
-                if query.name in self._sources:
+                if (query.name or "").rpartition(" ")[0] in self._sources:
                     query.stop()
 
     def _await_backlogs(self) -> None:

@@ -27,6 +27,8 @@ _SWEEP_SECONDS: Final = 60.0
 _LSN_SECONDS: Final = 30.0
 """How often a place is written where nothing but the LSN has moved: each write moves that itself."""
 
+_RESUME: Final = "Mend that, then: penstock backfill resume (the store is the relay's)."
+
 log = structlog.get_logger("penstock")
 
 
@@ -79,7 +81,7 @@ class Places:
                 upto = waiting.get(name, flushed)
                 if name not in unread:
                     self._sample(place, upto, done)
-                self._write(name, place, min(upto, flushed), name in unread)
+                self._write(name, place, min(upto, flushed), unread.get(name))
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
             self.sweep()
 
@@ -98,21 +100,23 @@ class Places:
             rows = connection.execute(_SQL["backlog"], [source.id]).fetchall()
         return {sink: first - source.base for sink, first in rows if first is not None}
 
-    def _unread(self) -> set[str]:
-        """Return the pipelines whose first rows are still to come; release those that have them."""
+    def _unread(self) -> dict[str, tuple[bool, str | None]]:
+        """Return the pipelines whose first rows are still to come; release those that wait no more.
+
+        Of each: whether what reads the rows has failed, and why it stands still.
+        """
         with self._store.connection() as connection:
             rows = connection.execute(_SQL["open_backfills"], [self._wanted.source]).fetchall()
         unread = {sink: (failed, error) for sink, failed, error in rows}
         for name in sorted(self._starting):
-            failed, error = unread.get(name, (True, None))
-            if name not in unread or failed:
-                self._starting.discard(name)
-                self._run.release(name)
-            if name in unread and failed:
-                log.error(
-                    "the outbox's kept messages could not be read", pipeline=name, error=error
-                )
-        return set(unread)
+            failed, error = unread.get(name, (False, None))
+            if name in unread and not failed:
+                continue
+            self._starting.discard(name)
+            self._run.release(name)
+            if failed:
+                log.error("the outbox's kept messages can't be read", pipeline=name, error=error)
+        return unread
 
     def _sample(self, place: _Place, upto: int, done: list[int] | None) -> None:
         """Take a snapshot where there is something new to be told, and keep one that is reached."""
@@ -132,7 +136,9 @@ class Places:
         assert row is not None  # noqa: S101 - a SELECT without FROM
         return row
 
-    def _write(self, name: str, place: _Place, upto: int, unread: bool) -> None:
+    def _write(
+        self, name: str, place: _Place, upto: int, unread: tuple[bool, str | None] | None
+    ) -> None:
         sink = self._run.state.sinks[name]
         told = self._told(name, unread)
         delivered = place.pipeline.delivered + sink.delivered
@@ -149,7 +155,9 @@ class Places:
         self._connection.execute(_SQL["put_place"], values)
         place.written, place.written_at = written, time.monotonic()
 
-    def _told(self, name: str, unread: bool) -> tuple[str, str | None, str | None, str | None]:
+    def _told(
+        self, name: str, unread: tuple[bool, str | None] | None
+    ) -> tuple[str, str | None, str | None, str | None]:
         """Return a pipeline's state, and code, error and remedy of what holds it up."""
         if (trouble := self._wanted.held.get(name)) is not None:
             if trouble.code == DISABLED:
@@ -162,6 +170,9 @@ class Places:
             return "error", sink.code, message, sink.remedy or None
         if source.error is not None:
             return "error", source.code, source.error, None
-        if unread:
-            return "starting", None, None, None
+        if unread is not None:
+            failed, why = unread
+            if failed:
+                return "error", "backfill_failed", f"Kept messages can't be read: {why}", _RESUME
+            return "starting", None, why, None
         return ("catching up" if sink.behind else "running"), None, None, None

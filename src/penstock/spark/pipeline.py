@@ -75,7 +75,8 @@ class Pipeline:
         delivered = map_in_arrow(messages, fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
-            .queryName(self._source)
+            # Spark may take a query that has ended for one that runs, and no second one of its name.
+            .queryName(f"{self._source} {time.time_ns()}")
             .option("checkpointLocation", self._checkpoint())
         )
         if once:
