@@ -255,8 +255,9 @@ BEGIN
     -- Ids come in the order of time but for moments: the oldest windows are looked at until one has
     -- nothing to delete, so that no index on the time is needed and a sweep with no work is short.
     LOOP
-        EXECUTE format('SELECT max(id) FROM (SELECT id FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w',
-            'outbox_' || name) INTO last_id USING after_id, window_size;
+        EXECUTE format('SELECT max(id) FROM'
+            ' (SELECT id FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w', 'outbox_' || name)
+            INTO last_id USING after_id, window_size;
         EXIT WHEN last_id IS NULL;
         EXECUTE format('DELETE FROM tide.%I WHERE id > $1 AND id <= $2 AND created_at < $3'
             ' AND NOT EXISTS (SELECT FROM unnest($4) s WHERE NOT pg_visible_in_snapshot(xid, s))',

@@ -31,7 +31,7 @@ BEGIN
     IF there IS DISTINCT FROM {after} THEN
         RAISE EXCEPTION 'the schema tide has version %, and this script starts from {after}', there
             USING ERRCODE = 'object_not_in_prerequisite_state',
-            HINT = 'penstock outbox install brings it up to date, whatever it has; or print with --from.';
+            HINT = 'penstock outbox install brings any version up to date; or print with --from.';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide') THEN
         CREATE PUBLICATION tide WITH (publish = 'insert');
