@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,7 +169,7 @@ def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path)
         assert two.status()["relays"]["outbox"]["nats-group"]["state"] == "standby"
         publish(app, 1)
         one.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 30, "relayed")
-        threading.Event().wait(5)  # a standby is warm by then
+        two.wait_for(lambda: "warm" in two.log(), 60, "warm")
         one.kill_tree()
         killed = time.monotonic()
         publish(app, 2)

@@ -19,8 +19,8 @@ from penstock.postgres.admin import address, connection_error
 from penstock.postgres.errors import CaptureError, SetupError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
-from penstock.spark.pipeline import warm
 from penstock.spark.session import jvm_exit_code
+from penstock.spark.warm import warm
 from penstock.state import State
 from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
@@ -233,6 +233,7 @@ class Group:
             log.info("standing by: another relay runs the group", group=self.name)
             try:
                 warm(self._spark)
+                log.info("warm", group=self.name)
             except Exception:  # it only saves time later
                 log.exception("Spark could not be warmed up", group=self.name)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.udf import UserDefinedFunction
@@ -146,17 +145,6 @@ class Pipeline:
             if old.name.isdigit() and (old / "metadata").is_file():
                 shutil.rmtree(old, ignore_errors=True)
         return str(folder / str(time.time_ns()))
-
-
-def warm(spark: SparkSession) -> None:
-    """Start what a session's first batch would wait for: Python's daemon, a worker for each task."""
-    tasks = spark.sparkContext.defaultParallelism
-    frame = map_in_arrow(spark.range(0, tasks, 1, tasks), _same, "id bigint")
-    frame.write.format("noop").mode("overwrite").save()
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 def _groupings(sink: Sink) -> list[list[str] | None]:
