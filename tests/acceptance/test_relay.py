@@ -210,3 +210,28 @@ def test_nothing_is_enabled(app: Database, streams: JetStream, tmp_path: Path) -
                            " and database = current_database()") == []  # fmt: skip
         app.execute("select tide.relay_enable('notify')")
         process.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 60, "relayed")
+
+
+def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """As a source of type outbox of `penstock run`: the outbox still has what the slot had not."""
+    streams.add_stream("A", "a")
+    app.execute("select tide.outbox_create('notifications')")
+    set_outbox(app, "a", "A")
+    app.execute("select tide.relay_enable('a')")
+    (tmp_path / "penstock.yaml").write_text("sources: {app: {type: outbox, url: '${APP_URL}'}}")
+    environment = {"APP_URL": app.url, "NATS_URL": streams.url}
+    with Penstock(tmp_path, environment=environment) as process:
+        process.start().wait_ready()
+        publish(app, 1)
+        process.wait_for(lambda: status(app, "a")["delivered"] == 1, 60, "delivered")
+        assert process.stop() == 0
+        publish(app, 2)
+        app.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+                    " where database = current_database()")  # fmt: skip
+        publish(app, 3)
+        process.start().wait_ready()
+        assert "the group's slot is gone" in process.log()
+        publish(app, 4)
+        process.wait_for(lambda: streams.info("A").state.messages == 4, 60, "all delivered")
+        assert process.stop() == 0
+    assert bodies(streams, "A") == [1, 2, 3, 4]
