@@ -17,7 +17,7 @@ from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.wanted import Pipeline, Planner, capture_url, slot_of, source_name
 from penstock.settings import SparkSettings
 from penstock.spark.pipeline import _groupings
-from penstock.spark.source import SourceOptions
+from penstock.spark.options import SourceOptions
 
 URL = "postgresql://app@db/shop"
 PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
@@ -105,7 +105,9 @@ def test_the_captures_sessions_notice_a_dead_client_soon() -> None:
 def test_order_is_kept_in_one_split(orders: list[str | None], expected: Any) -> None:
     """All of an outbox, or the rows of a value: they must not go to two tasks."""
     rows = [
-        pipeline(f"p{n}", **({} if order is None else {"group_by": order}))
+        dataclasses.replace(pipeline(f"p{n}"), config={**PLAIN, "group_by": order})
+        if order is not None
+        else pipeline(f"p{n}")
         for n, order in enumerate(orders)
     ]
     (wanted,) = planner().plan(rows, {}).values()
