@@ -16,8 +16,8 @@ from penstock.config import Config, ConfigError, load
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.wanted import Pipeline, Planner, capture_url, slot_of, source_name
 from penstock.settings import SparkSettings
-from penstock.spark.pipeline import _groupings
 from penstock.spark.options import SourceOptions
+from penstock.spark.pipeline import _groupings
 
 URL = "postgresql://app@db/shop"
 PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
