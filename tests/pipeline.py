@@ -35,7 +35,7 @@ def penstock(
 
 
 class Penstock:
-    """One `penstock run` in a session of its own, so that its group is its own too.
+    """One `penstock run`, or another `command`, in a session and so a group of its own.
 
     `folder` is where it runs and where `penstock.yaml` stands; what it says is appended to
     `stdout.log` and `stderr.log` there. Leaving the context kills what is left of it.
@@ -45,10 +45,12 @@ class Penstock:
         self,
         folder: Path,
         *options: str,
+        command: str = "run",
         listen: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
+        self._command = command
         self.listen = listen or f"127.0.0.1:{free_port()}"
         self._options = options
         self._environment = {
@@ -67,7 +69,7 @@ class Penstock:
             self.stderr_path.open("ab") as err,
         ):
             self._process = subprocess.Popen(
-                [*COMMAND, "run", "--listen", self.listen, *self._options],
+                [*COMMAND, self._command, "--listen", self.listen, *self._options],
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 start_new_session=True,
                 env=self._environment,

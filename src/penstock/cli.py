@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import __version__, cli_backfill, cli_store, cli_try
+from penstock import __version__, cli_backfill, cli_outbox, cli_relay, cli_store, cli_try
 from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors
 
 app = typer.Typer(
@@ -21,7 +21,9 @@ app = typer.Typer(
 app.add_typer(cli_store.tokens, name="token")
 app.add_typer(cli_store.dead_letters, name="dead-letters")
 app.add_typer(cli_backfill.backfills, name="backfill")
+app.add_typer(cli_outbox.outboxes, name="outbox")
 app.command("try")(cli_try.try_sink)
+app.command()(cli_relay.relay)
 
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
 
@@ -129,9 +131,9 @@ def run(
 
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
-        from penstock import run as runs  # noqa: PLC0415
+        from penstock import service  # noqa: PLC0415
 
-        raise typer.Exit(runs.run(loaded, once=once, listen=listen))
+        raise typer.Exit(service.run(loaded, once=once, listen=listen))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from penstock.settings import (
     Config,
     Consumer,
     NatsSinkSettings,
+    OutboxSource,
     PostgresSource,
     PullConsumer,
     Sink,
@@ -42,6 +43,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "NatsSinkSettings",
+    "OutboxSource",
     "PostgresSource",
     "PullConsumer",
     "SparkSettings",
@@ -164,15 +166,30 @@ class _Reader:
         if root is None:
             return None
         sources: dict[str, PostgresSource] = {}
+        outboxes: dict[str, OutboxSource] = {}
         for name, value in self.parts(root, "sources"):
+            if _type(value) == "outbox":
+                if outbox := self.model(OutboxSource, value, ("sources", name)):
+                    outboxes[name] = outbox
+                continue
             default = slot_name(f"penstock_{name}")
             filled = {"slot": default, "publication": default} | value
             if source := self.model(PostgresSource, filled, ("sources", name)):
                 sources[name] = source
         sinks: dict[str, Sink] = {}
-        for name, value in self.parts(root, "sinks"):
+        given = _names(root, "sources")
+        relayed = [name for name, source in given.items() if _type(source) == "outbox"]
+        # Nothing but outboxes: their sinks are not in the file.
+        bare = "sinks" not in root and 0 < len(relayed) == len(given)
+        for name, value in () if bare else self.parts(root, "sinks"):
             if sink := self.typed(_SINKS, value, ("sinks", name)):
                 sinks[name] = sink
+                if sink.source in relayed:
+                    message = (
+                        f"{sink.source!r} is an outbox, whose pipelines are set in its database:"
+                        " select tide.relay_set_outbox(…)"
+                    )
+                    self.problem(("sinks", name, "source"), message)
         consumers: dict[str, Consumer] = {}
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
             if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
@@ -191,8 +208,9 @@ class _Reader:
         if self.document.problems or spark is None or store is None:
             return None
         return Config(
-            sources=sources, sinks=sinks, consumers=consumers, store=store.store, spark=spark
-        )
+            sources=sources, sinks=sinks, outboxes=outboxes, consumers=consumers,
+            store=store.store, spark=spark,
+        )  # fmt: skip
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         value = root.get(key)

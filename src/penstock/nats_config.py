@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import nkeys
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from penstock.outbox.forms import OutboxForm
 from penstock.sinks.base import SinkError
 from penstock.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
@@ -71,6 +72,8 @@ class NatsSinkConfig(BaseModel):
     tls_key: Path | None = None
     ack_timeout: float = Field(5.0, gt=0, le=300)
     """Seconds to wait for an ack before the connection is given up and the message sent again."""
+    batch_size: int = Field(1, ge=1, le=1000)
+    """How many messages of one group go at once to a stream that takes atomic batches; 1 is none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,7 +148,16 @@ class NatsSinkConfig(BaseModel):
     @property
     def template(self) -> SubjectTemplate:
         """The subject template, read."""
-        return SubjectTemplate.parse(self.subject)
+        return self.subject_template(self.subject)
+
+    def subject_template(self, text: str) -> SubjectTemplate:
+        """Return a template that is read with the variables of this sink's messages."""
+        return SubjectTemplate.parse(text)
+
+    @property
+    def form(self) -> OutboxForm | None:
+        """How messages are made of an outbox's rows; None is the envelope of a change."""
+        return None
 
     @property
     def wants_tls(self) -> bool:

@@ -1,35 +1,33 @@
-"""`penstock run`: the session, the pipelines, the HTTP endpoints, and an orderly end."""
+"""One run of a configuration: its pipelines in a Spark session, and an orderly end.
+
+A session may see many runs, one after the other or beside each other: what ends a run leaves the
+session alone. `penstock.service` has the process around it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import socketserver
 import threading
 import time
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock import log as logging
-from penstock.api.app import Api
-from penstock.api.health import Server, application
 from penstock.backfilling import Backfilling, tell_left_out
 from penstock.check import shared_streams
 from penstock.config import Config
-from penstock.embedded.store import open_store
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
-from penstock.push.pusher import Pusher
 from penstock.settings import PostgresSource
-from penstock.spark import planning, session
+from penstock.sinks.base import SinkError
+from penstock.spark import planning
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
+from penstock.spark.session import jvm_exit_code, reason_of
 from penstock.state import State
 from penstock.store_session import StoreSession
 from penstock.streams.errors import StoreError
@@ -56,22 +54,57 @@ _FATAL: Final = frozenset(
 log = structlog.get_logger("penstock")
 
 
-class Run:
-    """One run of a configuration."""
+@dataclass(frozen=True)
+class Holding:
+    """Sinks whose messages only wait, with the reason.
 
-    def __init__(self, config: Config, store_url: str, *, once: bool) -> None:
+    What is read by a backfill for those that are `starting` is delivered all the same: it goes before
+    what waits.
+    """
+
+    sinks: Mapping[str, SinkError]
+    starting: frozenset[str] = frozenset()
+
+
+QUIET: Final = frozenset({"disabled", "starting"})
+"""Codes of what is held that are no errors."""
+
+
+class Run:
+    """One run of a configuration, whose streams and backlogs are in the store at `store_url`.
+
+    A context manager, as it has its part in the store: then `prepare`, then `stream`. With `once` it
+    ends when what is there is delivered, else when `stop` asks for it.
+
+    A relay's run has a `Holding`: its slot may be made anew, as the messages are in a table too.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store_url: str,
+        *,
+        once: bool = False,
+        holding: Holding | None = None,
+    ) -> None:
         self._config = config
         self._once = once
+        self._holding = holding
         self._sources = [name for name in config.sources if config.sinks_of(name)]
         sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
         self.state = State(self._sources, sinks)
         self._stopping = threading.Event()
         self._expired = threading.Event()
         self._wake = threading.Event()
-        self._failed: str | None = None
+        self._failed: tuple[str, str] | None = None
         self._held: dict[str, set[str]] = {}
         self._ask_streams = False
-        self._store = StoreSession(config, store_url, self._handle)
+        self._store = StoreSession(
+            config, store_url, self._handle,
+            {} if holding is None else holding.sinks, () if holding is None else holding.starting,
+        )  # fmt: skip
+        for name, why in ({} if holding is None else holding.sinks).items():
+            self.state.hold(name, why.code, None if why.code in QUIET else str(why))
         self._backfilling: Backfilling | None = None
 
     # -- reports
@@ -129,51 +162,50 @@ class Run:
 
     # -- the run
 
-    def stop(self, *_: object) -> None:
-        """Ask for an orderly end (a signal handler)."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.__exit__(*_)
+
+    def stop(self) -> None:
+        """Ask for an orderly end, from any thread."""
         self._stopping.set()
         self._wake.set()
 
-    def main(self, listen: str) -> int:
-        """Run to the end and return the exit code."""
-        started = time.monotonic()
-        self._take_signals()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._store)
-            server = None if self._once else Server(self._app(), listen)
-            if server is not None:
-                stack.callback(server.close)
-            for name in self._sources:
-                self._ensure(name, self._config.sources[name])
-                planning.refuse(self._config.sources[name], self._config.sinks_of(name))
-                self._store.register(name, self._stopping)
-            self._refuse_shared_streams()
-            if not self._stopping.is_set():
-                self._store.start()
-                spark = self._spark()
-                if spark is not None:
-                    self._stream(spark, started, server)
-        if self._failed is not None:
-            return 1
-        delivered = {name: sink.delivered for name, sink in self.state.sinks.items()}
-        behind = {name: sink.backlog for name, sink in self.state.sinks.items() if sink.behind}
-        log.info("stopped", delivered=delivered, **({"backlog": behind} if behind else {}))
-        return 0
+    @property
+    def stopping(self) -> bool:
+        """Whether the end was asked for."""
+        return self._stopping.is_set()
 
-    def _app(self) -> Api:
-        """Return the API with the webhooks' deliveries beside it, and the run's own endpoints."""
-        app = Api(self._store.url, beside=lambda consumers, stop: Pusher(consumers).run(stop))
-        application(self.state, lambda: self.healthy, lambda: self.ready, app)
-        return app
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """The code and the text of what ended the run, None where nothing did."""
+        return self._failed
 
-    def _take_signals(self) -> None:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self.stop)
+    @property
+    def store(self) -> StoreSession:
+        """The run's part in its store."""
+        return self._store
+
+    def prepare(self) -> None:
+        """Make and claim what the sources need; returns early where the end is asked for.
+
+        Raises `CaptureError` and `StoreError`.
+        """
+        for name in self._sources:
+            self._ensure(name, self._config.sources[name])
+            planning.refuse(self._config.sources[name], self._config.sinks_of(name))
+            self._store.register(name, self._stopping)
+        self._refuse_shared_streams()
+        if not self._stopping.is_set():
+            self._store.start()
 
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
         deadline, told = time.monotonic() + _SLOT_PATIENCE, False
-        self._refuse_lost_slot(name, source)
+        if self._holding is None:
+            self._refuse_lost_slot(name, source)
         while not self._stopping.is_set():
             try:
                 setup.ensure(source)
@@ -191,9 +223,12 @@ class Run:
     def _refuse_shared_streams(self) -> None:
         """End the run where two sinks' messages would be each other's duplicates.
 
-        Sinks that can't be asked now are asked when they deliver again.
+        Sinks that can't be asked now are asked when they deliver again. One pipeline of a relay must
+        not end the others, so theirs are left alone.
         """
         self._ask_streams = False
+        if self._holding is not None:
+            return
         for name in self._sources:
             sinks = self._config.sinks_of(name)
             for finding in shared_streams(name, sinks) if len(sinks) > 1 else ():
@@ -221,30 +256,19 @@ class Run:
                 " what is missing.",
             ) from None
 
-    def _spark(self) -> SparkSession | None:
-        """Return the session, or None where it can't start or the end was asked for meanwhile."""
-        # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
-        socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
-        try:
-            master = session.local_master(self._config.spark.master, len(self._sources))
-            spark = session.create(master, self._config.spark.conf)
-            self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
-            return spark
-        except (PySparkException, Py4JError, OSError) as error:
-            # A service manager's SIGTERM may have met the JVM at its start.
-            if not self._stopping.wait(0.5):
-                self._fail(f"Spark can't start: {_reason(error)}. `penstock check` looks for Java.")
-            return None
-
     def _fail(self, reason: str, **fields: str) -> None:
         """Note why the run can't go on, and ask for its end."""
         if self._failed is None:
-            self._failed = reason
-            log.error("run failed", **{"code": "spark", **fields}, error=reason)
+            told = {"code": "spark", **fields}
+            self._failed = told["code"], reason
+            log.error("run failed", **told, error=reason)
         self.stop()
 
-    def _stream(self, spark: SparkSession, started: float, server: Server | None) -> None:
-        """Run a query for each source until the end, and take everything down."""
+    def stream(self, spark: SparkSession, on_ready: Callable[[], None]) -> None:
+        """Run a query for each source until the end, and take down all but the session.
+
+        `on_ready` is called once, when every query has run a batch.
+        """
         local = self._config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         monitor = Monitor(self._handle, "127.0.0.1" if local else host)
@@ -254,7 +278,7 @@ class Run:
         else:
             self._backfilling = Backfilling(
                 self._config, self._store.url, self._sources, monitor.command,
-                lambda sink: self.state.sinks[sink].behind, self.state.show_backfills,
+                self._waits, self.state.show_backfills,
             )  # fmt: skip
             self._backfilling.start()
         threads = {
@@ -273,10 +297,8 @@ class Run:
                 self._refuse_shared_streams()
             if self.ready and not said:
                 said = True
-                seconds = round(time.monotonic() - started, 1)
-                where = {} if server is None else {"listen": server.address}
-                log.info("ready", seconds=seconds, sources=self._sources, **where)
-            if (code := _jvm_exit_code()) is not None and not self._stopping.wait(0.5):
+                on_ready()
+            if (code := jvm_exit_code()) is not None and not self._stopping.wait(0.5):
                 self._fail(
                     f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
                     " memory). What was not delivered is still in the slot: start penstock again."
@@ -292,12 +314,27 @@ class Run:
         self._expired.set()
         for thread in threads.values():
             thread.join(_DRAIN_SECONDS)
-        with contextlib.suppress(Py4JError, OSError):
-            # Where a service manager ends every process at once, the JVM is gone already.
-            spark.stop()
+        self._end_queries(spark)
         if self._backfilling is not None:
             self._backfilling.close()
         monitor.close()
+
+    def _waits(self, sink: str) -> bool:
+        """Tell whether a backfill would only add to what a sink has waiting."""
+        starting = self._holding is not None and sink in self._holding.starting
+        return self.state.sinks[sink].behind and not starting
+
+    def release(self, sink: str) -> None:
+        """Deliver from now on what a held sink has waiting; raises `StoreError`."""
+        self.state.release(sink)
+        self._store.release(sink)
+
+    def _end_queries(self, spark: SparkSession) -> None:
+        """See to it that nothing of this run is left in the session, whatever it was at."""
+        with contextlib.suppress(Exception):  # the JVM may be gone
+            for query in spark.streams.active:
+                if (query.name or "").rpartition(" ")[0] in self._sources:
+                    query.stop()
 
     def _await_backlogs(self) -> None:
         """Wait until what sinks did not take at once is delivered too."""
@@ -339,10 +376,12 @@ class Run:
                 pipeline.stop()
                 return
             except Exception as error:
-                if self._stopping.is_set() or _jvm_exit_code() is not None:
+                if self._stopping.is_set() or jvm_exit_code() is not None:
+                    with contextlib.suppress(Exception):
+                        pipeline.stop()
                     return
                 state = self.state.sources[source]
-                code, text = state.code or "query", state.error or _reason(error)
+                code, text = state.code or "query", state.error or reason_of(error)
                 if code in _FATAL or self._once:
                     state.error, state.state = text, "error"
                     self._fail(text, source=source, code=code)
@@ -365,37 +404,3 @@ class Run:
         while not query.awaitTermination(0.05 if self._stopping.is_set() else 0.5):  # type: ignore[arg-type]
             if self._stopping.is_set() and (state.drained or self._expired.is_set()):
                 return
-
-
-def _say_nothing(*_: object) -> None:
-    """Stand in for `socketserver`'s printing of traces."""
-
-
-def _jvm_exit_code() -> int | None:
-    """Return how Spark's JVM ended, or None while it runs."""
-    process = getattr(SparkContext._gateway, "proc", None)
-    try:
-        # A connection breaks a moment before its process can be waited for.
-        return None if process is None else process.poll()
-    except OSError:
-        return None
-
-
-def _reason(error: BaseException) -> str:
-    """Return the line of a query's failure that says what happened, without the traces around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        if "Error:" in line and not line.startswith(("File ", "at ")):
-            return line[:500]
-    return (lines[0] if lines else type(error).__name__)[:500]
-
-
-def run(config: Config, *, once: bool, listen: str) -> int:
-    """Run `config` until a signal, or with `once` until what is there is delivered.
-
-    Returns the process's exit code. Raises `CaptureError`, `EmbeddedError`, `ListenError` and
-    `StoreError` before anything started.
-    """
-    logging.configure()
-    with open_store(config) as store_url:
-        return Run(config, store_url, once=once).main(listen)

@@ -103,6 +103,23 @@ class PostgresSource(_Model):
         return publication
 
 
+class OutboxSource(_Model):
+    """A database whose outboxes are relayed; its pipelines are set there, by `tide.relay_set_outbox`.
+
+    `relay_group` names one group of pipelines; None means all that there are.
+    """
+
+    type: Literal["outbox"]
+    url: SecretStr
+    relay_group: str | None = Field(None, min_length=1)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        check_postgres_url(url.get_secret_value())
+        return url
+
+
 class SinkSettings(_Model):
     """What every sink takes from its source."""
 
@@ -238,10 +255,14 @@ class StoreSettings(_Model):
 
 
 class Config(StoreSettings):
-    """A whole configuration: sources, sinks and consumers by name, the store, and Spark."""
+    """A whole configuration: sources, sinks and consumers by name, the store, and Spark.
+
+    The sources of type outbox are `outboxes`: what takes from them is set in their databases.
+    """
 
     sources: dict[str, PostgresSource]
     sinks: dict[str, Sink]
+    outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
     consumers: dict[str, Consumer] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -72,6 +72,7 @@ class SinkState:
     retries: int = 0
     error: str | None = None
     code: str | None = None
+    remedy: str = ""
     delivered_at: float = 0.0
     state: str = "attached"
     since: float | None = None
@@ -122,6 +123,7 @@ class State(Collector):
                 sink = self.sinks[report["sink"]]
                 if "error" in report:
                     sink.error, sink.code = report["error"], report["code"]
+                    sink.remedy = report.get("remedy", "")
                     sink.retries += 1
                 elif "state" in report:
                     sink.state, sink.since = report["state"], report["since"]
@@ -144,6 +146,17 @@ class State(Collector):
         last = self._last.get((name, key), 0)
         setattr(source, key, getattr(source, key) + (value - last if value >= last else value))
         self._last[name, key] = value
+
+    def hold(self, sink: str, code: str, error: str | None) -> None:
+        """Note that a sink's messages only wait, and why; `error` is None where that is as it should."""
+        state = self.sinks[sink]
+        state.state, state.code, state.error = "held", code, error
+
+    def release(self, sink: str) -> None:
+        """Note that a held sink's messages wait no longer."""
+        state = self.sinks[sink]
+        if state.state == "held":
+            state.state, state.code, state.error = "behind", None, None
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of `/status`."""
@@ -237,6 +250,48 @@ class State(Collector):
                 ok = value == "streaming" if attribute == "state" else value is None
                 family.add_metric([key], float(ok) if up else float(value))
             yield family
+
+
+class States(Collector):
+    """Several runs of one process as one: what `/status` and `/metrics` tell of all of them.
+
+    `runs` gives their states, `relays` what each outbox's relay has to tell; both are asked each time.
+    """
+
+    def __init__(
+        self, runs: Callable[[], Iterable[State]], relays: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._runs = runs
+        self._relays = relays
+
+    @property
+    def sinks(self) -> dict[str, SinkState]:
+        """The sinks of all runs, by name."""
+        return {name: sink for state in self._runs() for name, sink in state.sinks.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the body of `/status`."""
+        told = [state.as_json() for state in self._runs()]
+        body: dict[str, Any] = {"sources": {}, "sinks": {}}
+        for of_run in told:
+            body["sources"] |= of_run["sources"]
+            body["sinks"] |= of_run["sinks"]
+        errors = [of_run["store"]["error"] for of_run in told]
+        body["store"] = {"error": next((error for error in errors if error is not None), None)}
+        body["backfills"] = [backfill for of_run in told for backfill in of_run["backfills"]]
+        relays = self._relays()
+        return body | ({"relays": relays} if relays else {})
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all runs; a name comes once (Prometheus's own interface)."""
+        found: dict[str, Metric] = {}
+        for state in self._runs():
+            for metric in state.collect():
+                if metric.name in found:
+                    found[metric.name].samples.extend(metric.samples)
+                else:
+                    found[metric.name] = metric
+        yield from found.values()
 
 
 _SOURCE_METRICS = (

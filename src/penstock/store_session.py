@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Self
 
 import structlog
@@ -15,7 +15,7 @@ from penstock.message import Position, format_lsn
 from penstock.monitor import Report
 from penstock.postgres.replication import identify
 from penstock.settings import NatsSinkSettings
-from penstock.sinks.base import DeadLetter
+from penstock.sinks.base import DeadLetter, SinkError
 from penstock.sinks.nats import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.writer import StoreTarget
@@ -34,17 +34,29 @@ log = structlog.get_logger("penstock")
 class StoreSession:
     """One run's part in the store at `url`; a context manager.
 
-    Its methods raise `StoreError`. `on_report` gets what the drainers have to tell.
+    Its methods raise `StoreError`. `on_report` gets what the drainers have to tell. The messages of
+    the sinks in `held` wait in their backlogs, for the reason given, until `release`; but what a
+    backfill reads for those that are `starting` is delivered, as it goes before.
     """
 
-    def __init__(self, config: Config, url: str, on_report: Callable[[Report], object]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        url: str,
+        on_report: Callable[[Report], object],
+        held: Mapping[str, SinkError] | None = None,
+        starting: Collection[str] = (),
+    ) -> None:
         self.url = url
         self._config = config
         self._on_report = on_report
+        self._held = dict(held or {})
+        self._starting = frozenset(starting)
         self._store = Store.open(url)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
         self._drainers: dict[str, Drainer] = {}
+        self._done: dict[str, Position] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -105,13 +117,35 @@ class StoreSession:
         self._stack.enter_context(Maintenance(self.url))
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):
-                target = NatsSink(sink, name=name, source=sink.source)
-                drainer = self._drainers[name] = Drainer(
-                    self.url, self._sources[sink.source].id, name, target, sink.detach_after,
-                    self._on_report,
-                )  # fmt: skip
-                drainer.start()
-                self._stack.callback(drainer.stop)
+                if (why := self._held.get(name)) is not None:
+                    with self._store.connection() as connection:
+                        source_id = self._sources[sink.source].id
+                        backlog.fall_behind(connection, source_id, name, why)
+                else:
+                    self._drain(name, sink)
+
+    def _drain(self, name: str, sink: NatsSinkSettings) -> None:
+        target = NatsSink(sink, name=name, source=sink.source)
+        drainer = Drainer(
+            self.url, self._sources[sink.source].id, name, target, sink.detach_after,
+            self._on_report,
+        )  # fmt: skip
+        if (done := self._done.get(sink.source)) is not None:
+            drainer.done(done)
+        self._drainers[name] = drainer
+        drainer.start()
+        self._stack.callback(drainer.stop)
+
+    def release(self, name: str) -> None:
+        """Deliver a held sink's messages from now on."""
+        sink = self._config.sinks[name]
+        if self._held.pop(name, None) is not None and isinstance(sink, NatsSinkSettings):
+            self._drain(name, sink)
+
+    def drop_backlog(self, source: str, sink: str) -> None:
+        """Forget what a sink that there is no more should have had."""
+        with self._store.connection() as connection:
+            backlog.join(connection, self._sources[source].id, sink)
 
     def _check_backlogs(self) -> None:
         with self._store.connection() as connection:
@@ -131,6 +165,10 @@ class StoreSession:
                     remedy=f"Let it drain with `source: {of.source}`, or give the sink another name.",
                 )
 
+    def source(self, name: str) -> SourceRecord:
+        """Return what the store knows of a source that was registered."""
+        return self._sources[name]
+
     def target(self, source: str) -> StoreTarget:
         """Return what the executors need to know of the store."""
         record = self._sources[source]
@@ -145,6 +183,7 @@ class StoreSession:
                 name,
                 sink.model_copy(update={"group_by": None}) if agree else sink,
                 self._streams.get(name),
+                name in self._starting,
             )
             for name, sink in sinks.items()
         ]
@@ -159,11 +198,11 @@ class StoreSession:
                 self._store.add_dead_letters(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
-        if report.get("behind"):
-            self._drainers[report["sink"]].wake()
+        if report.get("behind") and (drainer := self._drainers.get(report["sink"])) is not None:
+            drainer.wake()
         if (source := report.get("capture")) is not None and report.get("done") is not None:
-            done = self._sources[source].position(Position(*report["done"]))
-            for name, drainer in self._drainers.items():
+            done = self._done[source] = self._sources[source].position(Position(*report["done"]))
+            for name, drainer in list(self._drainers.items()):
                 if self._config.sinks[name].source == source:
                     drainer.done(done)
         return None

@@ -11,6 +11,9 @@ different values never give the same text:
 
 Everything else, `_` and non-ASCII letters included, stays as it is. Values of `record` that are not
 strings are written as JSON.
+
+The messages of an outbox have variables of their own, `{stream_table}` (the outbox), `{op}` (always
+`insert`), `{outbox_id}`, `{payload.<field>}` and `{header.<name>}`, and the same rules.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.json_members import members, text_of
+from penstock.message import INSERT
 
 DEFAULT_SUBJECT: Final = "{source}.{schema}.{table}.{action}"
 ROWS_SUBJECT: Final = "{source}.{schema}.{table}"
@@ -40,6 +44,10 @@ SUBJECT_RULES: Final = (
 _SUBJECT: Final = r"^[^\x00-\x20\x7f.*>$][^\x00-\x20\x7f.*>]*(?:\.[^\x00-\x20\x7f.*>]+)*$"
 
 _VARIABLES: Final = ("source", "database", "schema", "table", "action")
+_FIXED_OF_OUTBOX: Final = ("stream_table", "op")
+_OF_OUTBOX: Final = ("outbox_id",)
+_OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
+_MEMBERS: Final = {"payload": "payload", "header": "headers"}
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
 _EMPTY_TEXT: Final = pa.scalar("", pa.string())
@@ -74,8 +82,11 @@ class SubjectTemplate:
     variables: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> SubjectTemplate:
-        """Read a template; raises `ValueError` that names the position of what is wrong."""
+    def parse(cls, text: str, *, outbox: str | None = None) -> SubjectTemplate:
+        """Read a template; raises `ValueError` that names the position of what is wrong.
+
+        With `outbox`, the name of one, the variables are those of its messages.
+        """
         literals, variables = [""], list[str]()
         at = 0
         while at < len(text):
@@ -84,9 +95,13 @@ class SubjectTemplate:
                 end = text.find("}", at)
                 if end < 0:
                     raise _wrong(text, at, "'{' without its '}'")
-                variables.append(_variable(text, at, text[at + 1 : end]))
-                literals.append("")
+                name = text[at + 1 : end]
                 at = end + 1
+                if outbox is not None and name in _FIXED_OF_OUTBOX:
+                    literals[-1] += escape(outbox if name == "stream_table" else INSERT)
+                    continue
+                variables.append(_variable(text, at - len(name) - 2, name, outbox is not None))
+                literals.append("")
                 continue
             if char == "}":
                 raise _wrong(text, at, "'}' without its '{'")
@@ -123,6 +138,8 @@ class SubjectTemplate:
         """
         if not batch.num_rows:
             return pa.array([], pa.binary())
+        if any(v in _OF_OUTBOX or v.partition(".")[0] in _MEMBERS for v in self.variables):
+            return self._render_outbox(batch)
         fixed = {"source": escape(source), "database": escape(database)}
         if self.record_columns:
             return self._render_rows(batch, fixed)
@@ -155,6 +172,29 @@ class SubjectTemplate:
             subjects.append(self._fill(values).encode())
         return pa.array(subjects, pa.binary())
 
+    def _render_outbox(self, batch: pa.RecordBatch) -> pa.Array:
+        columns = ("id", "payload", "headers")
+        read = members(*columns)
+        wanted = {
+            column: [(v, v.partition(".")[2]) for v in self.variables if v.startswith(f"{prefix}.")]
+            for prefix, column in _MEMBERS.items()
+        }
+        readers = {
+            column: members(*(name for _, name in found))
+            for column, found in wanted.items()
+            if found
+        }
+        subjects: list[bytes] = []
+        for text in batch.column("record").to_pylist():
+            record = read(text)
+            values = {"outbox_id": escape(text_of(record["id"]))}
+            for column, reader in readers.items():
+                found = reader(record[column])
+                for variable, name in wanted[column]:
+                    values[variable] = escape(text_of(found[name]))
+            subjects.append(self._fill(values).encode())
+        return pa.array(subjects, pa.binary())
+
     def _fill(self, values: dict[str, str]) -> str:
         parts = [self.literals[0]]
         for variable, literal in zip(self.variables, self.literals[1:], strict=True):
@@ -162,7 +202,12 @@ class SubjectTemplate:
         return "".join(parts)
 
 
-def _variable(text: str, at: int, name: str) -> str:
+def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
+    if of_outbox:
+        prefix, dot, rest = name.partition(".")
+        if name in _OF_OUTBOX or (prefix in _MEMBERS and dot and rest):
+            return name
+        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {_OUTBOX_VARIABLES}")
     if name in _VARIABLES or (name.startswith("record.") and name != "record."):
         return name
     known = " ".join(f"{{{v}}}" for v in _VARIABLES)

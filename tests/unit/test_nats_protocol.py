@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import orjson
@@ -199,7 +200,7 @@ def test_the_expected_stream_is_a_header() -> None:
 def test_a_key_cannot_add_headers() -> None:
     rows = batch(2, idempotency_key=["x\r\nNats-Rollup: all", "ok"])
     block = encoder().block(rows, 0, 1)
-    assert block.refused == {0: ("invalid_key", "the idempotency key holds a line end")}
+    assert block.refused == {0: ("invalid_key", "the message's id holds a line end")}
     assert b"Rollup" not in bytes(block.data)
 
 
@@ -300,6 +301,201 @@ def test_a_group_has_one_message_in_flight(
     for group in range(6):
         mine = [row for row in done if group in groups[row]]
         assert mine == sorted(mine)
+
+
+def sent_batches(data: bytes) -> list[list[tuple[int, list[bytes]]]]:
+    """Read what goes to the server: for each batch, or message alone, row numbers and headers."""
+    found: list[list[tuple[int, list[bytes]]]] = []
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        _, _, *reply, header, total = line.split(b" ")
+        head, data = data[: int(header)], data[int(total) + 2 :]
+        headers = head.split(b"\r\n")[1:-2]
+        row = int(json.loads(headers[-1].partition(b"t-")[2].partition(b"-")[0]))
+        batched = any(name.startswith(b"Nats-Batch-Id") for name in headers)
+        if batched and b"Nats-Batch-Sequence: 1" not in headers:
+            found[-1].append((row, headers))
+            assert headers[1] == b"Nats-Batch-Sequence: %d" % len(found[-1])
+        else:
+            found.append([(row, headers)])
+        ends = batched and not (b"Nats-Batch-Commit: 1" in headers or len(found[-1]) == 1)
+        assert bool(reply) != ends
+        if reply:
+            assert reply[0] == INBOX + str(row + 1).encode()
+    for sent in found:
+        assert len(sent) == 1 or len({headers[0] for _, headers in sent}) == 1
+        assert (b"Nats-Batch-Commit: 1" in sent[-1][1]) == (len(sent) > 1)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=60),
+    st.integers(2, 8),
+    st.integers(0, 2**32),
+)
+def test_a_group_has_one_atomic_batch_in_flight(
+    groups: list[tuple[int, int | None]], size: int, seed: int
+) -> None:
+    """What a stream takes is in order, whatever it refuses and whatever is lost on the way."""
+    random = Random(seed)
+    count = len(groups)
+    rows = batch(
+        count, group_hash=[g for g, _ in groups], old_group_hash=[old for _, old in groups]
+    )
+    task = Task(rows, encoder(), 1, None, None, size)
+    flying: list[list[int]] = []
+    stored: list[int] = []
+    while task.left:
+        task.release_due(1e9)
+        while task.ready:
+            task.atomic = random.random() < 0.8
+            data = bytes(task.wave(random.randint(1, 12), 10**6, 0.0))
+            flying += [[row for row, _ in sent] for sent in sent_batches(data)]
+        assert task.flying == sum(map(len, flying))
+        assert all(len(sent) <= size for sent in flying)
+        held = [{g for row in sent for g in groups[row] if g is not None} for sent in flying]
+        assert sum(map(len, held)) == len(set().union(*held)), "two of a group in flight"
+        at = random.randrange(len(flying))
+        rows_ = flying[at]
+        last, fate = rows_[-1], random.random()
+        if fate < 0.2:  # all is lost, but perhaps the stream has taken it
+            stored += [row for sent in flying if random.random() < 0.5 for row in sent]
+            task.disconnected()
+            flying.clear()
+            continue
+        del flying[at]
+        if len(rows_) == 1:
+            if fate < 0.4:
+                task.fail([last], SinkError("stream_full", "full"), 0.0, lambda _e, _s: None)
+            else:
+                stored.append(last)
+                task.acked([str(last + 1).encode()])
+        elif fate < 0.4:
+            task.dissolve(random.choice(rows_))
+        elif fate < 0.5:
+            task.fail(rows_, SinkError("permission_denied", "no"), 0.0, lambda _e, _s: None)
+        elif fate < 0.6:
+            assert not task.committed(last, len(rows_) - 1)
+            task.acked([str(last + 1).encode()])  # of a server that knows no batches
+        else:
+            stored += rows_
+            assert task.committed(last, len(rows_))
+    assert task.written.delivered == count
+    assert set(stored) == set(range(count))
+    first = list(dict.fromkeys(stored))
+    for group in range(4):
+        mine = [row for row in first if group in groups[row]]
+        assert mine == sorted(mine)
+
+
+class LinkedStream:
+    """What a stream does with messages that name the one before them; acks are lost by `lose`."""
+
+    def __init__(self) -> None:
+        self.stored: list[bytes] = []
+        self.last = b""
+
+    def take(self, key: bytes, expected: bytes | None) -> bool:
+        """Store a message, or have it already; False if it is out of line."""
+        if key in self.stored:
+            return True
+        if expected is not None and expected != self.last:
+            return False
+        self.stored.append(key)
+        self.last = key
+        return True
+
+
+def linked(data: bytes) -> list[tuple[bytes, bytes | None]]:
+    """Return id, and the id that must stand before it, of what goes to the server."""
+    found = []
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        header, total = map(int, line.split(b" ")[3:])
+        head, data = data[:header], data[total + 2 :]
+        lines = (line.split(b": ") for line in head.split(b"\r\n")[1:-2])
+        values: dict[bytes, bytes] = dict(lines)
+        found.append((values[b"Nats-Msg-Id"], values.get(b"Nats-Expected-Last-Msg-Id")))
+    return found
+
+
+@given(st.integers(1, 40), st.integers(2, 9), st.integers(0, 2**32))
+def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -> None:
+    """Whatever the stream refuses, others publish, is lost, or comes late from a lost connection."""
+    random = Random(seed)
+    task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, size)
+    stream, never = LinkedStream(), {f"t-{random.randrange(count)}-0".encode()}
+    queue: list[tuple[bytes, bytes | None]] = []
+    late: list[tuple[bytes, bytes | None]] = []
+    for _ in range(100_000):
+        if not task.left:
+            break
+        task.release_due(1e9)
+        while task.ready and (room := random.randint(1, 2 * size)) > 0:
+            task.linking = random.random() < 0.9
+            queue += linked(bytes(task.wave(room, 10**6, 0.0)))
+        assert task.flying == len(queue)
+        fate = random.random()
+        if fate < 0.05:
+            stream.last = random.choice([b"", b"another's"])
+        elif fate < 0.08:  # the connection is lost; some of what it had comes later or never
+            late = late + queue if random.random() < 0.7 else []
+            queue = []
+            task.disconnected()
+        elif fate < 0.2 and late:
+            stream.take(*late.pop(0))
+        elif queue:
+            key, expected = queue.pop(0)
+            row = int(key.split(b"-")[1])
+            if fate < 0.25:
+                task.fail([row], SinkError("stream_full", "full"), 0.0, lambda _e, _s: None)
+            elif key in never and (expected is None or expected == stream.last):
+                late = [message for message in late if message[0] != key]
+                if task.is_early(row):
+                    task.take_back(row)
+                else:
+                    task.bury(row, "message_too_large", "refused for ever")
+            elif key not in never and stream.take(key, expected):
+                task.acked([str(row + 1).encode()])
+            elif task.flies(row + 1) is not None:
+                task.take_back(row)
+    assert not task.left
+    expected_keys = [key for n in range(count) if (key := f"t-{n}-0".encode()) not in never]
+    assert [key for key in stream.stored if key not in never] == expected_keys
+    assert task.written.delivered == len(expected_keys)
+
+
+def linking(count: int) -> Task:
+    """Return a task whose rows, all of one group, are in flight, linked."""
+    task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, count)
+    task.linking = True
+    assert len(linked(bytes(task.wave(count, 10**6, 0.0)))) == count
+    return task
+
+
+def test_an_ack_out_of_turn_releases_nobody() -> None:
+    task = linking(3)
+    task.acked([b"2"])  # the stream had it before
+    assert (task.written.delivered, task.flying, task.ready) == (0, 2, False)
+    task.take_back(2)
+    assert not task.ready
+    task.acked([b"1"])
+    assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-1-0", b"t-2-0"]
+    task.acked([b"2", b"3"])
+    assert (task.left, task.flying) == (0, 0)
+
+
+def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None:
+    task = linking(3)
+    told: list[str] = []
+    error = SinkError("permission_denied", "no")
+    task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
+    assert (told, task.flying, task.ready) == (["permission_denied"], 0, False)
+    assert [bucket.rows for bucket in task.buckets.values()] == [[0]]
+    task.release_due(1e9)
+    assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]
+    task.acked([b"1"])
+    assert len(linked(bytes(task.wave(9, 10**6, 0.0)))) == 2
 
 
 def test_many_blocks_and_late_rows() -> None:

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api.server import Uvicorn, address, bind
-from penstock.state import State
+from penstock.state import State, States
 
 
 def application(
-    state: State,
+    state: State | States,
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
     app: FastAPI | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
@@ -134,6 +135,18 @@ class JetStream:
             return await (await self._context()).stream_info(name)
 
         return self._call(info())
+
+    def api(self, call: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of a call of JetStream's API, for what nats-py has no method or field."""
+
+        async def ask() -> bytes:
+            await self._context()
+            assert self._client is not None  # noqa: S101 - for the type checker
+            data = json.dumps(payload).encode()
+            return (await self._client.request(f"$JS.API.{call}", data, timeout=10)).data
+
+        answer: dict[str, Any] = json.loads(self._call(ask()))
+        return answer
 
     def publish(
         self, subject: str, data: bytes, headers: dict[str, str] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import LiteralString
 
 from psycopg import sql
@@ -106,7 +106,9 @@ def _columns(
 
 def rule_columns(sink: SinkSettings) -> list[str]:
     """Return the columns that the templates of a route's rules name."""
-    parse = SubjectTemplate.parse if isinstance(sink, NatsSinkSettings) else PathTemplate.parse
+    parse: Callable[[str], SubjectTemplate | PathTemplate] = PathTemplate.parse
+    if isinstance(sink, NatsSinkSettings):
+        parse = sink.subject_template
     texts = [rule.to for rule in sink.route or () if not isinstance(rule, str)]
     return list(dict.fromkeys(name for text in texts for name in parse(text).record_columns))
 

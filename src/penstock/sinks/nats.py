@@ -5,6 +5,13 @@ refuse a large k and take a small k + 1. So at most one message of a group is in
 for the rows before it that share a group with it, and goes out as soon as they are acked. Rows that
 wait for nothing fill one window, without a Python object a row until their ack comes.
 
+With a `batch_size` that many rows of a group go at once, in one of two ways. Where all rows are one
+group, as an outbox's, each names the one before it (`Nats-Expected-Last-Msg-Id`): the stream refuses
+what does not follow on it. As it also refuses what follows on another publisher's message, this
+pauses then, for longer each time. Meanwhile, and where there are several groups, they go as an atomic
+batch, which a stream with `allow_atomic` takes whole or not at all. A batch that is refused, as where
+one of its messages is there already, goes one by one, and so does all of a stream without.
+
 What can be mended (no stream, stream full, not permitted, connection lost) is tried again with
 backoff and holds back only its own group; what the server can never accept is a dead letter.
 
@@ -29,8 +36,10 @@ from penstock.message import DELETE, TRUNCATE, WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import OnRetry, SinkError, Unfinished, Written
 from penstock.sinks.nats_check import (
+    ATOMIC_DISABLED,
     ack_overdue,
     jetstream_not_enabled,
+    knows_batches,
     no_stream,
     publish_denied,
     refused_by_stream,
@@ -44,6 +53,10 @@ WINDOW: Final = 4096
 IDLE_TICK: Final = 0.25
 CONNECT_TRIES: Final = 3
 """Tries to connect after which patience is over."""
+ATOMIC_RETRY: Final = 60.0
+"""Seconds after which a stream that takes no atomic batches is asked again."""
+LINK_PAUSE: Final = (0.1, 60.0)
+"""Seconds for which messages are not linked once somebody else has published between two of them."""
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
 
@@ -104,7 +117,14 @@ class NatsSink:
         self._window = WINDOW
         self._jetstream: bool | None = None
         self._asked = False
+        self._knows_batches = False
         self._patience = _Patience(None, 0)
+        self._atomic_from = float("-inf")  # until then no stream is asked for an atomic batch
+        # Messages of other groups between those of one would break its links.
+        form = config.form
+        self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
+        self._link_from = float("-inf")
+        self._link_pause = LINK_PAUSE[0]
 
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
@@ -118,7 +138,10 @@ class NatsSink:
         if not batch.num_rows:
             return Written()
         self._patience = _Patience(patience, batch.num_rows)
-        task = Task(batch, self._encoder, self._next_number, self._config.group_by)
+        config = self._config
+        task = Task(
+            batch, self._encoder, self._next_number, config.group_by, config.form, config.batch_size
+        )
         self._next_number += batch.num_rows
         try:
             return self._write(task)
@@ -170,8 +193,11 @@ class NatsSink:
         seen = connection.parser.duplicates
         try:
             while task.left:
+                left = task.left
                 if task.buckets:
                     task.release_due(now)
+                task.linking = self._may_link and now >= self._link_from
+                task.atomic = self._knows_batches and now >= self._atomic_from
                 while (
                     connection.unsent < WAVE_BYTES
                     and task.ready
@@ -183,14 +209,14 @@ class NatsSink:
                 except SinkError as error:
                     return error
                 now = time.monotonic()
-                if acks:
-                    task.acked(acks)
+                task.acked(acks)
+                if events:
+                    self._handle(connection, task, events, now)
+                if task.left < left:
                     last_ack = now
                     self._patience.progress(now)
                     # What a busy stream took away comes back slowly, as in any congestion control.
                     self._window = min(WINDOW, self._window + 1)
-                if events:
-                    self._handle(connection, task, events, now)
                 if late := task.late(now, timeout, last_ack):
                     overdue = ack_overdue(task.subject(late[0]), timeout)
                     task.fail(late, overdue, now, self._on_retry)
@@ -231,8 +257,15 @@ class NatsSink:
             elif isinstance(event, Reply) and event.number == 0:
                 self._jetstream = event.status != 503 and b'"error"' not in event.body
             elif isinstance(event, Reply) and (row := task.flies(event.number)) is not None:
+                if task.in_batch(row):
+                    self._settle_batch(task, event, row, now)
+                    continue
                 error = self._verdict(connection, task, event, row)
-                if error is not None and error.code == "message_too_large":
+                if error is not None and (error.code == "out_of_line" or task.is_early(row)):
+                    if not task.is_early(row):
+                        self._pause_links(now)
+                    task.take_back(row)
+                elif error is not None and error.code == "message_too_large":
                     task.bury(row, error.code, error.message)
                 elif error is not None:
                     failed.setdefault(error.code, (error, []))[1].append(row)
@@ -243,6 +276,28 @@ class NatsSink:
         if denied:
             error = publish_denied(next(iter(denied)), connection.server)
             task.fail(task.flying_to(set(denied)), error, now, self._on_retry)
+
+    def _pause_links(self, now: float) -> None:
+        """Link no messages for a while, longer each time, as somebody else publishes to the stream."""
+        again = now < self._link_from + 4 * self._link_pause
+        self._link_pause = min(2 * self._link_pause, LINK_PAUSE[1]) if again else LINK_PAUSE[0]
+        self._link_from = now + self._link_pause
+
+    def _settle_batch(self, task: Task, reply: Reply, row: int, now: float) -> None:
+        """Take a reply to the first or the last message of an atomic batch."""
+        if not reply.status:
+            try:
+                body = orjson.loads(reply.body)
+            except orjson.JSONDecodeError:
+                return  # empty, as the batch has begun; or of somebody else who listens
+            if not isinstance(body, dict):
+                return
+            error = body.get("error")
+            if error is None and task.committed(row, body.get("count")):
+                return
+            if isinstance(error, dict) and error.get("err_code") == ATOMIC_DISABLED:
+                self._atomic_from = now + ATOMIC_RETRY
+        task.dissolve(row)
 
     def _verdict(
         self, connection: Connection, task: Task, reply: Reply, row: int
@@ -303,6 +358,7 @@ class NatsSink:
                 continue
             self._was_connected = True
             self._jetstream, self._asked = None, False
+            self._knows_batches = knows_batches(connection.info)
             return connection
         assert first is not None  # noqa: S101 - the settings hold at least one server
         raise first

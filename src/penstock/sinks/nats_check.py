@@ -19,12 +19,22 @@ from penstock.sinks.nats_client import Connection, connect
 
 REQUEST_TIMEOUT: Final = 5.0
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
+ATOMIC_DISABLED: Final = 10174
+"""The error of a stream without `allow_atomic` to which an atomic batch is sent."""
+_ATOMIC_SINCE: Final = (2, 12)
 _FULL: Final = {10047, 10023, 10028, 10005}
+
+
+def knows_batches(info: dict[str, Any]) -> bool:
+    """Tell by a server's `INFO` whether it knows atomic batches; others store their parts at once."""
+    found = re.match(r"(\d+)\.(\d+)", str(info.get("version", "")))
+    return found is not None and (int(found[1]), int(found[2])) >= _ATOMIC_SINCE
 
 
 def stream_add(config: NatsSinkConfig, source: str | None) -> str:
     """Return the command that makes a stream for the sink's subjects."""
-    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", (source or "penstock").upper())
+    called = config.form.name if config.form is not None else source or "penstock"
+    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
     return (
         f'nats stream add {name} --subjects "{config.template.wildcard(source)}" '
         "--storage file --dupe-window 2m --defaults"
@@ -80,6 +90,12 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
             f"Stream {stream!r} refuses the message to {subject!r}: {text} ({code}).",
             remedy=f"Run: nats stream edit {stream} --max-msg-size=-1",
             transient=False,
+        )
+    if code == 10070:
+        return SinkError(
+            "out_of_line",
+            f"Stream {stream!r} has another message before the one to {subject!r}: {text} ({code}).",
+            remedy="Nothing is to be done: it is sent again.",
         )
     if code == 10060:
         return SinkError(

@@ -5,6 +5,7 @@ Nothing here is done row by row: a joined column's buffer is what goes to the so
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 from penstock.json_members import Members, text_of
 from penstock.message import SUBJECT_FIELD
 from penstock.nats_config import NatsSinkConfig
+from penstock.outbox.forms import Maker
 from penstock.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
 
 BLOCK_ROWS: Final = 4096
@@ -57,8 +59,27 @@ _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
+_ID: Final = b"\r\nNats-Msg-Id: "
+_VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
+_BLANK_LINE: Final = _constant(b"\r\n\r\n")
+_LINE_END: Final = _constant(b"\r\n")
+_INSERT: Final = _constant(b"insert")
+MAX_HEADER: Final = 65_535
+"""The bytes of a message's headers, its id among them, that JetStream takes."""
 _ONE: Final = pa.scalar(1, pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What messages are made of, behind the name of the header that has their id."""
+
+    key: pa.Array
+    extra: pa.Array | None  # more headers, each with a line end before it
+    pieces: list[pa.Array | pa.Scalar]  # from the blank line on
+    sized: list[pa.Array]  # those that differ from message to message
+    around: int  # bytes of the body that do not
+    refused: dict[int, tuple[str, str]]
 
 
 class Encoder:
@@ -67,6 +88,7 @@ class Encoder:
     def __init__(self, config: NatsSinkConfig, name: str, source: str, inbox: bytes):
         self._template = config.template
         self._has_changes = config.kind == "changes"
+        self._form = None if config.form is None else Maker(config.form)
         self._source = source
         consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
         after_metadata = b"," + consumer[1:] + b"}\r\n"
@@ -80,8 +102,7 @@ class Encoder:
         before = b'{"record":,"metadata":'
         if self._has_changes:
             before = b'{"record":,"changes":,"action":"","metadata":'
-        around = len(before) + len(after_metadata) - 2
-        self._around_size = pa.scalar(around, pa.int32())
+        self._around = len(before) + len(after_metadata) - 2
 
     def block(self, batch: pa.RecordBatch, first: int, base: int) -> Block:
         """Encode as many rows from `first` on as one block takes; `base` numbers the batch."""
@@ -90,14 +111,19 @@ class Encoder:
             part = part.slice(0, part.num_rows // 2)
         rows = part.num_rows
         subject = self._subject(part)
-        key = _text(part, "idempotency_key")
-        body = self._body(part)
-        refused = _refused(subject, key, first, routed=SUBJECT_FIELD.name in part.schema.names)
+        made = self._texts(part)
+        key, extra = made.key, made.extra
+        header = self._header_sizes(key, extra)
+        refused = _refused(
+            subject, key, header, first, routed=SUBJECT_FIELD.name in part.schema.names
+        )
+        refused |= {first + row: why for row, why in made.refused.items()}
         if refused:  # their frames are made, for the dead letter's body, but never sent
             subject, key = _without(subject, refused, first), _without(key, refused, first)
-        header = pc.add(pc.binary_length(key), self._header_size)
-        payload = pc.add(header, self._around_size)
-        for column in body[::2]:
+            extra = None if extra is None else _without(extra, refused, first, b"")
+            header = self._header_sizes(key, extra)
+        payload = pc.add(header, pa.scalar(made.around, pa.int32()))
+        for column in made.sized:
             payload = pc.add(payload, pc.binary_length(column))
         numbers = pc.add(
             pc.cumulative_sum(pa.repeat(_ONE, rows)), pa.scalar(base + first - 1, pa.int64())
@@ -114,9 +140,8 @@ class Encoder:
             _digits(payload),
             self._header,
             key,
-            _RECORD,
-            *body,
-            self._after_metadata,
+            *(() if extra is None else (extra,)),
+            *made.pieces,
             _NOTHING,
         )
         # fmt: on
@@ -131,6 +156,26 @@ class Encoder:
             refused=refused,
             body_bytes=pc.sum(payload).as_py() - pc.sum(header).as_py(),
         )
+
+    def _header_sizes(self, key: pa.Array, extra: pa.Array | None) -> pa.Array:
+        size = pc.add(pc.binary_length(key), self._header_size)
+        return size if extra is None else pc.add(size, pc.binary_length(extra))
+
+    def _texts(self, batch: pa.RecordBatch) -> _Texts:
+        """Return what the messages of a batch are made of."""
+        made = None if self._form is None else self._form(batch)
+        if made is None or made.body is None:
+            body = self._body(batch)
+            if made is not None:
+                body[4] = _INSERT  # an outbox's rows are only ever inserted, backfilled ones too
+        if made is None:
+            key, extra, refused = _text(batch, "idempotency_key"), None, {}
+        else:
+            key, extra, refused = made.key, made.headers, made.refused
+        if made is not None and made.body is not None:
+            return _Texts(key, extra, [_BLANK_LINE, made.body, _LINE_END], [made.body], 0, refused)
+        pieces = [_RECORD, *body, self._after_metadata]
+        return _Texts(key, extra, pieces, body[::2], self._around, refused)
 
     def _body(self, batch: pa.RecordBatch) -> list[pa.Array | pa.Scalar]:
         """Return the columns of the messages and, in turn, what stands between them."""
@@ -158,6 +203,53 @@ class Encoder:
         return text_of(_METADATA_OF(batch.column("metadata")[0].as_py())["database"])
 
 
+def as_batch(frames: Sequence[memoryview]) -> bytes:
+    """Return the frames of an atomic batch: theirs, with the headers that make a batch of them.
+
+    The first message has a reply, which comes early if the stream takes no batches, and the last
+    has one, which tells of all.
+    """
+    start = b"NATS/1.0\r\nNats-Batch-Id: " + secrets.token_hex(12).encode()
+    start += b"\r\nNats-Batch-Sequence: "
+    pieces: list[bytes] = []
+    last = len(frames)
+    for number, view in enumerate(frames, 1):
+        line, _, rest = bytes(view).partition(b"\r\n")
+        _, subject, reply, header, total = line.split(b" ")
+        added = b"%b%d\r\n" % (start, number)
+        if number == last:
+            added += b"Nats-Batch-Commit: 1\r\n"
+        more = len(added) - _VERSION_LINE
+        to = b"%b %b" % (subject, reply) if number in (1, last) else subject
+        pieces += (b"HPUB %b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
+        pieces.append(rest[_VERSION_LINE:])
+    return b"".join(pieces)
+
+
+def as_links(frames: Sequence[memoryview]) -> bytes:
+    """Return frames of which each but the first is refused where it does not follow the one before.
+
+    That is the case where the one before was lost or refused, and also where somebody else has
+    published to the stream meanwhile.
+    """
+    pieces: list[bytes] = []
+    before = b""
+    for view in frames:
+        frame = bytes(view)
+        line, _, rest = frame.partition(b"\r\n")
+        if before:
+            added = b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: %b\r\n" % before
+            more = len(added) - _VERSION_LINE
+            to, header, total = line.rsplit(b" ", 2)
+            pieces += (b"%b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
+            pieces.append(rest[_VERSION_LINE:])
+        else:
+            pieces.append(frame)
+        at = rest.index(_ID) + len(_ID)
+        before = rest[at : rest.index(b"\r\n", at)]
+    return b"".join(pieces)
+
+
 def _text(batch: pa.RecordBatch, name: str, null: pa.Scalar = _NULL) -> pa.Array:
     column = batch.column(name)
     if not pa.types.is_binary(column.type):
@@ -180,7 +272,7 @@ def _open_object(column: pa.Array) -> pa.Array:
 
 
 def _refused(
-    subject: pa.Array, key: pa.Array, first: int, *, routed: bool
+    subject: pa.Array, key: pa.Array, header: pa.Array, first: int, *, routed: bool
 ) -> dict[int, tuple[str, str]]:
     """Return the rows that no server could take, with code and reason."""
     refused: dict[int, tuple[str, str]] = {}
@@ -197,17 +289,22 @@ def _refused(
             if not is_valid and row not in refused:
                 reason = f"{text.decode(errors='replace')!r} is no subject to publish to"
                 refused[row] = "bad_subject", f"{reason}: {SUBJECT_RULES}"
+    if pc.max(header).as_py() > MAX_HEADER:
+        for row, length in enumerate(header.to_pylist(), first):
+            if length > MAX_HEADER:
+                reason = f"headers of {length} bytes, the message's id in them; JetStream takes"
+                refused[row] = "headers_too_large", f"{reason} {MAX_HEADER}"
     # A line end in the key would end the header that carries it.
     broken = pc.or_(pc.match_substring(key, "\r"), pc.match_substring(key, "\n"))
     if pc.any(broken).as_py():
         for row, is_broken in enumerate(broken.to_pylist(), first):
             if is_broken:
-                refused[row] = "invalid_key", "the idempotency key holds a line end"
+                refused[row] = "invalid_key", "the message's id holds a line end"
     return refused
 
 
-def _without(column: pa.Array, rows: Iterable[int], first: int) -> pa.Array:
+def _without(column: pa.Array, rows: Iterable[int], first: int, value: bytes = b"-") -> pa.Array:
     values = column.to_pylist()
     for row in rows:
-        values[row - first] = b"-"
+        values[row - first] = value
     return pa.array(values, pa.binary())

@@ -16,12 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.json_members import members
+from penstock.outbox.forms import OutboxForm, groups_of
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
-from penstock.sinks.nats_frames import Block, Encoder
+from penstock.sinks.nats_frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 WAVE_BYTES: Final = 256 * 1024
 WAVE_ROWS: Final = 512
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""How large an atomic batch may be: the server keeps it aside until its last message is there."""
+MAX_BATCHES: Final = 16
+"""Atomic batches in flight. A stream takes 50 from all its publishers."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MAX: Final = 10.0
 _SLOWER: Final = {"permission_denied": 4, "jetstream_not_enabled": 3}
@@ -37,9 +42,11 @@ def backoff(attempt: int) -> float:
 
 
 def _keys(
-    batch: pa.RecordBatch, group_by: Sequence[str] | None
+    batch: pa.RecordBatch, group_by: Sequence[str] | None, form: OutboxForm | None
 ) -> Iterable[tuple[Any, ...]] | None:
     """Return the groups of each row, or None if no two rows share one: the common case."""
+    if form is not None:
+        return groups_of(batch, form)
     if group_by:
         return group_keys(batch, group_by)
     new, old = batch.column("group_hash"), batch.column("old_group_hash")
@@ -115,8 +122,15 @@ class Task:
     """How far the publishing of one batch is: which rows may go, fly, back off, are done."""
 
     def __init__(
-        self, batch: pa.RecordBatch, encoder: Encoder, base: int, group_by: Sequence[str] | None
+        self,
+        batch: pa.RecordBatch,
+        encoder: Encoder,
+        base: int,
+        group_by: Sequence[str] | None,
+        form: OutboxForm | None = None,
+        batch_size: int = 1,
     ):
+        """`base` numbers the first row; `batch_size` bounds the rows of a group that go at once."""
         self.written = Written()
         self.left = batch.num_rows
         self.flying = 0
@@ -137,7 +151,14 @@ class Task:
         self._ready: deque[int] = deque()
         self._held: dict[str, list[int]] = {}  # subject -> rows that one of it asks for
         self._next = 0  # from here on no row was looked at yet; all of them may go
-        if keys := _keys(batch, group_by):
+        self.linking = self.atomic = False
+        """Whether rows of one group may go at once now, each naming the one before it; or else as
+        an atomic batch."""
+        self._batch_size = batch_size
+        self._batch_of: dict[int, list[int]] = {}  # row in flight -> its atomic batch
+        self._batches = 0
+        self._singles: set[int] = set()  # rows whose batch was refused
+        if keys := _keys(batch, group_by, form):
             self._waits, self._followers = waits_of(keys)
             self._ready.extend(row for row, count in enumerate(self._waits) if not count)
             self._next = self._rows
@@ -175,16 +196,94 @@ class Task:
                 reason = f"{block.payload[at]} bytes; the server takes {max_payload} (max_payload)"
                 self.bury(row, "message_too_large", reason)
                 continue
-            if row in self._attempts:
-                self._resent[row] = now
-            self._state[row] = _SENT
-            frame = block.frame(row)
-            rows.append(row)
+            chain = self._chain(row, room - len(rows), max_payload)
+            frame = block.frame(row) if len(chain) == 1 else self._together(chain)
+            for row in chain:
+                if row in self._attempts or row in self._resent:
+                    self._resent[row] = now
+                self._state[row] = _SENT
+            rows += chain
             frames.append(frame)
             size += len(frame)
         self.flying += len(rows)
         self._waves.append((now, rows))
         return b"".join(frames)
+
+    def _chain(self, row: int, room: int, max_payload: int) -> list[int]:
+        """Return `row` and the rows behind it that wait for nothing but each other, in order."""
+        chain = [row]
+        if not self.linking and (
+            not self.atomic or row in self._singles or self._batches >= MAX_BATCHES
+        ):
+            return chain
+        if self._batch_size < 2 or row in self._attempts:
+            return chain
+        block = self._block(row)
+        size = block.payload[row - block.first]
+        while len(chain) < min(self._batch_size, room):
+            behind = self._followers.get(chain[-1])
+            if behind is None or len(behind) > 1 or self._waits[behind[0]] > 1:
+                break
+            row = behind[0]
+            block = self._block(row)
+            payload = block.payload[row - block.first]
+            size += payload
+            if row in block.refused or payload > max_payload or size > BATCH_BYTES:
+                break
+            if self._state[row] != _WAITING or (row in self._singles and not self.linking):
+                break
+            chain.append(row)
+        return chain
+
+    def _together(self, chain: list[int]) -> memoryview:
+        """Return the frames of rows of one group that go at once."""
+        frames = [self._block(row).frame(row) for row in chain]
+        if self.linking:
+            return memoryview(as_links(frames))
+        self._batch_of.update(dict.fromkeys(chain, chain))
+        self._batches += 1
+        return memoryview(as_batch(frames))
+
+    def is_early(self, row: int) -> bool:
+        """Whether a row of its group before this one is not done yet."""
+        return bool(self._waits and self._waits[row])
+
+    def take_back(self, row: int) -> None:
+        """Send a row again that is in flight, once those are done that it waits for."""
+        self._state[row] = _WAITING
+        self._resent[row] = 0.0  # its first time does not count any more
+        self.flying -= 1
+        if not self.is_early(row):
+            self._ready.appendleft(row)
+
+    def in_batch(self, row: int) -> bool:
+        """Whether a row is in flight as a part of an atomic batch."""
+        return row in self._batch_of
+
+    def committed(self, row: int, count: object) -> bool:
+        """Take the ack of an atomic batch by its last row; False if it is not that of the whole."""
+        chain = self._batch_of[row]
+        if row != chain[-1] or count != len(chain):
+            return False
+        self._forget(chain)
+        self.acked([str(row + self._base).encode() for row in chain])
+        return True
+
+    def dissolve(self, row: int) -> None:
+        """Let the rows of a refused batch go one by one: each tells what is wrong with it."""
+        chain = self._batch_of[row]
+        self._singles.update(chain)
+        self._take_back(chain)
+
+    def _take_back(self, chain: Sequence[int]) -> None:
+        self._forget(chain)
+        for row in chain:  # of which only the first waits for none
+            self.take_back(row)
+
+    def _forget(self, chain: Sequence[int]) -> None:
+        for row in chain:
+            del self._batch_of[row]
+        self._batches -= 1
 
     def _run_of(self, block: Block, room: int, now: float) -> memoryview:
         at = self._next - block.first
@@ -207,6 +306,13 @@ class Task:
             row = int(number) - base
             if not 0 <= row < rows or (before := state[row]) == _DONE:
                 continue  # of an earlier batch, or sent twice
+            if row in self._batch_of:
+                self.dissolve(row)  # by a server that knows nothing of atomic batches
+                continue
+            if settle and self.is_early(row):
+                if before == _SENT:
+                    self.take_back(row)
+                continue
             state[row] = _DONE
             done += 1
             landed += before == _SENT
@@ -248,6 +354,12 @@ class Task:
         """Let rows in flight back off; they are `ready` again when their time has come."""
         for row in rows:
             if self._state[row] != _SENT:
+                continue
+            if row in self._batch_of:
+                self.dissolve(row)
+                continue
+            if self.is_early(row):
+                self.take_back(row)
                 continue
             self._state[row] = _BACKOFF
             self.flying -= 1
@@ -308,6 +420,8 @@ class Task:
     def disconnected(self) -> None:
         """Send again what was in flight."""
         self._waves.clear()
+        while self._batch_of:
+            self._take_back(next(iter(self._batch_of.values())))
         self.flying = 0
         waiting = list(self._ready)
         self._ready.clear()
@@ -317,7 +431,8 @@ class Task:
     def _again(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._state[row] = _WAITING
-            self._ready.append(row)
+            if not self.is_early(row):
+                self._ready.append(row)
 
     def rest(self) -> pa.RecordBatch:
         """Return the messages that are neither acked nor dead letters, in their order."""

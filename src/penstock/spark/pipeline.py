@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from penstock.config import Config
+from penstock.settings import NatsSinkSettings, Sink
 from penstock.spark import planning
 from penstock.spark.routes import Route
 from penstock.spark.source import PostgresChanges
@@ -72,7 +74,8 @@ class Pipeline:
         delivered = map_in_arrow(messages, fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
-            .queryName(self._source)
+            # Spark may take a query that has ended for one that runs, and no second one of its name.
+            .queryName(f"{self._source} {time.time_ns()}")
             .option("checkpointLocation", self._checkpoint())
         )
         if once:
@@ -96,14 +99,25 @@ class Pipeline:
     def _sources(self) -> int:
         return len({sink.source for sink in self._config.sinks.values()})
 
+    def _splits(self, sinks: Iterable[Sink]) -> int:
+        """Return how many tasks a batch may have."""
+        forms = [sink.form for sink in sinks if isinstance(sink, NatsSinkSettings)]
+        if any(form is not None and form.group_by is None for form in forms):
+            return (
+                1  # the rows of an outbox keep their order, and so do those that a backfill reads
+            )
+        # A sink that is down keeps its tasks waiting; they must not take every slot.
+        return max(1, self._spark.sparkContext.defaultParallelism // self._sources())
+
     def _options(self) -> dict[str, str]:
         source = self._config.sources[self._source]
         sinks = self._config.sinks_of(self._source)
         everything = list(source.tables)
         wanted = [list(s.tables) if s.tables else everything for s in sinks.values()]
         groupings = [
-            {"tables": tables, "group_by": sink.group_by}
+            {"tables": tables, "group_by": group_by}
             for tables, sink in zip(wanted, sinks.values(), strict=True)
+            for group_by in _groupings(sink)
         ]
         conf = self._spark.sparkContext.getConf()
         return {
@@ -111,8 +125,7 @@ class Pipeline:
             "tables": orjson.dumps(sorted({t for tables in wanted for t in tables})).decode(),
             "slot": source.slot,
             "publication": source.publication,
-            # A sink that is down keeps its tasks waiting; they must not take every slot.
-            "splits": str(max(1, self._spark.sparkContext.defaultParallelism // self._sources())),
+            "splits": str(self._splits(sinks.values())),
             "host": conf.get("spark.driver.host") or "127.0.0.1",
             "blocks": "true",
             "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
@@ -132,6 +145,17 @@ class Pipeline:
             if old.name.isdigit() and (old / "metadata").is_file():
                 shutil.rmtree(old, ignore_errors=True)
         return str(folder / str(time.time_ns()))
+
+
+def _groupings(sink: Sink) -> list[list[str] | None]:
+    """Return what a sink's order means for its source (see `SourceOptions.grouping`)."""
+    form = sink.form if isinstance(sink, NatsSinkSettings) else None
+    if form is None:
+        return [sink.group_by]
+    if form.group_by is None:
+        return [[]]  # the whole outbox is one group
+    # Rows that share a value, which the sink reads, are to be in one split, whichever that is.
+    return [None] if form.group_by == "none" else [None, []]
 
 
 def checkpoint_folder(config: Config, source: str) -> Path:

@@ -20,12 +20,14 @@ from penstock.tables import TablePattern, matches_any
 class Route:
     """A sink, and which messages of its source it wants; `stream_id` is a stream's in the store.
 
-    Where `settings` have no `group_by`, the source's groups are the sink's.
+    Where `settings` have no `group_by`, the source's groups are the sink's. While a sink `starts`, what
+    a backfill reads for it is published, though the live messages go to its backlog.
     """
 
     name: str
     settings: Sink
     stream_id: int | None = None
+    starts: bool = False
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Tell of each message whether the sink wants it; None where it wants them all."""

@@ -107,3 +107,22 @@ def _launch(conf: SparkConf) -> None:
     threading.Thread(
         target=forward, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True
     ).start()
+
+
+def jvm_exit_code() -> int | None:
+    """Return how Spark's JVM ended, or None while it runs."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    try:
+        # A connection breaks a moment before its process can be waited for.
+        return None if process is None else process.poll()
+    except OSError:
+        return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the line of a query's failure that says what happened, without the traces around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        if "Error:" in line and not line.startswith(("File ", "at ")):
+            return line[:500]
+    return (lines[0] if lines else type(error).__name__)[:500]

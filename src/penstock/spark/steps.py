@@ -108,7 +108,9 @@ class Steps:
         )
         self._select = Select(plan.items) if plan is not None and plan.items is not None else None
         self._templates: list[SubjectTemplate | PathTemplate] = [
-            SubjectTemplate.parse(text) if self._is_nats else PathTemplate.parse(text)
+            settings.subject_template(text)
+            if isinstance(settings, NatsSinkSettings)
+            else PathTemplate.parse(text)
             for text in (plan.templates if plan is not None else None) or ()
         ]
 

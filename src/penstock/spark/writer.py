@@ -83,6 +83,7 @@ class Worker:
 
     def __init__(self, fan_out: FanOut) -> None:
         self.plans = fan_out.plans
+        self.monitor = fan_out.monitor
         self.store = fan_out.store
         self.reporter = Reporter(fan_out.monitor)
         self.streams: list[Steps] = []
@@ -188,8 +189,11 @@ class Worker:
         self.patiently(step)
         for name, (error, _) in left.items():
             self.reporter.send(
-                {"sink": name, "behind": True, "error": str(error), "code": error.code}
-            )
+                {
+                    "sink": name, "behind": True, "error": str(error), "code": error.code,
+                    "remedy": error.remedy,
+                }
+            )  # fmt: skip
 
 
 class _Part:
@@ -279,7 +283,8 @@ class _Part:
         for name, lane in worker.lanes.items():
             if name in self._feeds or not self._is_for(name):
                 continue
-            if name in behind:
+            starts = lane.steps.route.starts and self._part.sink == name
+            if name in behind and not starts:
                 spilled.append(name)
                 continue
             feed = self._feeds[name] = SimpleQueue()
@@ -373,8 +378,11 @@ class _Lane:
 
     def _on_retry(self, error: SinkError, seconds: float) -> None:
         self._reporter.send(
-            {"sink": self._name, "error": str(error), "code": error.code, "retry_in": seconds}
-        )
+            {
+                "sink": self._name, "error": str(error), "code": error.code,
+                "remedy": error.remedy, "retry_in": seconds,
+            }
+        )  # fmt: skip
 
     def _tell(self, written: Written) -> None:
         tell(self._reporter, self._name, written)
@@ -408,11 +416,12 @@ _workers: dict[str, Worker] = {}
 
 
 def _worker(fan_out: FanOut) -> Worker:
-    # Keyed by run and source: a worker process outlives queries, and serves those of every source.
-    key = f"{fan_out.monitor} {fan_out.source}"
+    # Keyed by source: a worker process outlives queries, and serves those of every source.
+    key = fan_out.source
     worker = _workers.get(key)
-    # A query that is started again may have another plan: the tables may have changed.
-    if worker is None or worker.plans != fan_out.plans:
+    # A query that is started again may have another plan, as the tables may have changed, or be of
+    # another run, with other sinks.
+    if worker is None or worker.monitor != fan_out.monitor or worker.plans != fan_out.plans:
         if worker is not None:
             worker.close()
         worker = _workers[key] = Worker(fan_out)

@@ -338,8 +338,11 @@ class Drainer:
 
     def _report_error(self, error: SinkError, seconds: float) -> None:
         self._on_report(
-            {"sink": self._sink, "error": str(error), "code": error.code, "retry_in": seconds}
-        )
+            {
+                "sink": self._sink, "error": str(error), "code": error.code,
+                "remedy": error.remedy, "retry_in": seconds,
+            }
+        )  # fmt: skip
 
 
 def _without(messages: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:

@@ -186,6 +186,7 @@ class Store:
             raise store_error(error, self.url) from None
         with contextlib.closing(connection):
             try:
+                connection.execute(_SQL["claim_session"])
                 row = connection.execute(_SQL["try_session_lock"], [LOCK_RUN, source_id]).fetchone()
             except psycopg.Error as error:
                 raise store_error(error, self.url) from None

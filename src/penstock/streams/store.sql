@@ -16,6 +16,17 @@ FROM (VALUES
     ('tcp_user_timeout', '30s')) AS v (name, value)
 JOIN pg_settings AS s ON s.name = v.name
 
+-- name: claim_session
+-- What the session that claims a source needs besides: where its client's machine is gone, another
+-- run shall have the source within seconds.
+SELECT set_config(s.name, v.value, false)
+FROM (VALUES
+    ('tcp_keepalives_idle', '2'),
+    ('tcp_keepalives_interval', '1'),
+    ('tcp_keepalives_count', '3'),
+    ('tcp_user_timeout', '5s')) AS v (name, value)
+JOIN pg_settings AS s ON s.name = v.name
+
 -- name: server
 -- The server's version (180001), the database's encoding, and whether it is a standby.
 SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),

@@ -1,0 +1,143 @@
+"""`penstock outbox`: the schema `tide` in an application's database, made and looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli_common import AsJson, errors, fail, json_text, print_table
+
+if TYPE_CHECKING:
+    import psycopg
+
+outboxes = typer.Typer(
+    help="Set up the transactional outbox in a database, and look at what it holds.",
+    no_args_is_help=True,
+)
+
+Url = Annotated[
+    str, typer.Option("--url", help="The application's database: a libpq URL.", show_default=False)
+]
+
+
+@outboxes.command()
+def install(
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="The application's database: a libpq URL.", show_default=False),
+    ] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print the SQL for a migration tool; needs no --url.")
+    ] = False,
+    after: Annotated[
+        int, typer.Option("--from", help="With --print: the version that is there; 0 is none.")
+    ] = 0,
+) -> None:
+    """Make the schema `tide`, or bring it up to date; nothing happens if it is."""
+    with errors():
+        from penstock.outbox import install as installation  # noqa: PLC0415
+
+        if print_:
+            typer.echo(installation.script(after), nl=False)
+            return
+        if url is None:
+            raise fail("Where? Give --url postgresql://…, or --print for the SQL.")
+        with _connect(url) as connection:
+            done = installation.install(connection)
+        for warning in done.warnings:
+            typer.echo(f"Warning: {warning}", err=True)
+        if not done.changed:
+            typer.echo(f"The schema tide is up to date (version {installation.VERSION}).")
+        elif done.before is None:
+            typer.echo(f"Made the schema tide, version {installation.VERSION}.")
+        else:
+            typer.echo(
+                f"Brought the schema tide from version {done.before} to {installation.VERSION}."
+            )
+
+
+@outboxes.command()
+def status(url: Url, as_json: AsJson = False) -> None:
+    """Show what the outboxes and inboxes hold, and how far the pipelines are."""
+    with errors():
+        import psycopg  # noqa: PLC0415
+
+        from penstock.outbox.catalog import status as find  # noqa: PLC0415
+        from penstock.outbox.errors import install_error  # noqa: PLC0415
+
+        with _connect(url) as connection:
+            try:
+                found = find(connection)
+            except psycopg.Error as error:
+                raise install_error(error) from None
+    if as_json:
+        typer.echo(json_text(found))
+        return
+    _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    print_table(
+        ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),
+        [
+            (
+                box["name"],
+                _yes(box["enabled"]),
+                f"{box['retention_hours']} h",
+                f"{'' if box['rows_exact'] else 'about '}{box['rows']:,}",
+                box["oldest"],
+                ", ".join(box["publishers"]),
+                "; ".join(f"{held['pipeline']}: {held['reason']}" for held in box["held_by"]),
+            )
+            for box in found["outboxes"]
+        ],
+    )
+    if found["inboxes"]:
+        print_table(
+            ("inbox", "pending", "processed", "dead letters", "oldest pending"),
+            [
+                (
+                    box["name"],
+                    box["pending"],
+                    box["processed"],
+                    box["failed"],
+                    box["oldest_pending"],
+                )
+                for box in found["inboxes"]
+            ],
+        )
+    print_table(
+        ("pipeline", "for", "group", "enabled", "state", "delivered", "error", "remedy"),
+        [
+            (
+                pipeline["pipeline"],
+                pipeline["outbox"] or pipeline["inbox"],
+                pipeline["relay_group"],
+                _yes(pipeline["enabled"]),
+                pipeline["state"],
+                f"{pipeline['delivered']:,}",
+                pipeline["error"],
+                pipeline["remedy"],
+            )
+            for pipeline in found["pipelines"]
+        ],
+    )
+
+
+def _connect(url: str) -> psycopg.Connection[Any]:
+    """Return a connection in autocommit mode; raises `CaptureError` where there is none."""
+    import psycopg  # noqa: PLC0415
+
+    from penstock.postgres.admin import connection_error  # noqa: PLC0415
+
+    try:
+        return psycopg.connect(
+            url, autocommit=True, connect_timeout=10, application_name="penstock outbox"
+        )
+    except psycopg.Error as error:
+        raise connection_error(error, url) from None
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,50 @@
+"""`penstock relay`: the pipelines of a database's outboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli_common import LISTEN, errors
+
+
+def relay(
+    url: Annotated[
+        str, typer.Option(help="The application's database.", envvar="PENSTOCK_RELAY_URL")
+    ],
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", help="Run this group of pipelines alone; may be given again."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Keep backlogs in this Postgres, not in the application's."),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="Serve /healthz, /readyz, /status and /metrics here.")
+    ] = LISTEN,
+) -> None:
+    """Relay the outboxes of a database in the foreground, until SIGTERM or Ctrl-C."""
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from penstock.config import Config, ConfigError, OutboxSource  # noqa: PLC0415
+
+    with errors():
+        try:
+            groups: list[str | None] = [*dict.fromkeys(group)] if group else [None]
+            outboxes = {
+                name or "outbox": OutboxSource(type="outbox", url=url, relay_group=name)
+                for name in groups
+            }
+            config = Config(sources={}, sinks={}, outboxes=outboxes, store=store)
+        except ValidationError as error:
+            faults = [f"--{e['loc'][0]}: {_message(e['msg'])}" for e in error.errors()]
+            raise ConfigError(faults) from None
+        from penstock import service  # noqa: PLC0415
+
+        raise typer.Exit(service.run(config, once=False, listen=listen))
+
+
+def _message(text: str) -> str:
+    return text.removeprefix("Value error, ")

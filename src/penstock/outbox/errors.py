@@ -1,0 +1,31 @@
+"""What keeps the schema `tide` from being installed or asked, and what to do about it."""
+
+from __future__ import annotations
+
+import psycopg
+
+from penstock.postgres.errors import SetupError
+
+
+class InstallError(SetupError):
+    """The schema can't be made, brought up to date or asked; nothing was changed."""
+
+
+def install_error(error: psycopg.Error) -> InstallError:
+    """Return what an error of psycopg in a session means; DETAIL, which may quote rows, is left out."""
+    diag = error.diag
+    said = diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
+    if error.sqlstate == "42501":
+        return InstallError(
+            "permission_denied",
+            f"The role lacks a right: {said}.",
+            remedy=diag.message_hint or "Connect as the role that owns the schema tide.",
+        )
+    if error.sqlstate in ("3F000", "42P01", "42883"):
+        return InstallError(
+            "not_installed",
+            f"The schema tide is not there or not whole: {said}.",
+            remedy="penstock outbox install --url …",
+        )
+    transient = isinstance(error, psycopg.OperationalError)
+    return InstallError("postgres", f"{said}.", remedy=diag.message_hint or "", transient=transient)

@@ -1,0 +1,232 @@
+-- The config of a pipeline, checked when it is set: its keys, the types of their values, and what can
+-- be told of these without the relay. A reference, ${env:NAME} or ${file:path}, may stand in any text,
+-- and as a whole in the place of a number or a boolean; what it gives is the relay's to check.
+
+-- name: config_keys
+-- The keys that a config knows, by direction; `kind` is what `_check_value` tests, `expected` the words
+-- for it.
+CREATE OR REPLACE FUNCTION tide._config_keys(direction text)
+RETURNS TABLE (key text, kind text, expected text)
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT k.key, k.kind, k.expected FROM (VALUES
+        ('out', 'sink_type', 'nats', '"nats"'),
+        ('in', 'source_type', 'nats', '"nats"'),
+        (NULL, 'url', 'url', 'nats://host:port or tls://host:port, several separated by commas'),
+        ('out', 'subject', 'subject',
+            'a subject, with {stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}'),
+        ('in', 'subject', 'text', 'the subject to read, * and > allowed'),
+        (NULL, 'stream', 'stream', 'the name of a stream: no blanks, . * > / \'),
+        ('in', 'durable', 'stream', 'the name of a durable consumer: no blanks, . * > / \'),
+        (NULL, 'credentials_file', 'text', 'the path of a file that `nsc generate creds` wrote'),
+        (NULL, 'nkey_seed', 'text', 'a seed (SU…), or the path of a file that holds it'),
+        (NULL, 'token', 'text', 'a text'),
+        (NULL, 'username', 'text', 'a text'),
+        (NULL, 'password', 'text', 'a text'),
+        (NULL, 'tls_enabled', 'boolean', 'true or false'),
+        (NULL, 'tls_ca_cert', 'text', 'the path of a PEM file'),
+        (NULL, 'tls_cert', 'text', 'the path of a PEM file'),
+        (NULL, 'tls_key', 'text', 'the path of a PEM file'),
+        (NULL, 'batch_size', 'batch_size', 'a whole number from 1 to 1000'),
+        ('out', 'format', 'format', '"plain", "envelope", "cloudevents" or "debezium"'),
+        (NULL, 'start', 'start', '"beginning" or "end"'),
+        ('out', 'route', 'route', 'a list of rules {"when": condition, "to": subject}'),
+        ('out', 'group_by', 'group_by', '"payload.<field>", "header.<name>" or "none"')
+    ) AS k (direction, key, kind, expected)
+    WHERE k.direction IS NULL OR k.direction = _config_keys.direction
+$tide$;
+
+-- name: config_error
+-- Raises TD006.
+CREATE OR REPLACE FUNCTION tide._config_error(message text, hint text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    RAISE EXCEPTION 'config: %', message USING ERRCODE = 'TD006', HINT = hint;
+END $tide$;
+
+-- name: shown
+-- Returns a value as an error may show it: a secret, or what may hold one, not at all.
+CREATE OR REPLACE FUNCTION tide._shown(key text, value jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT CASE jsonb_typeof(value)
+        WHEN 'object' THEN 'an object'
+        WHEN 'array' THEN 'a list'
+        WHEN 'string' THEN CASE WHEN key IN ('password', 'token', 'nkey_seed')
+            OR value::text ~ '@|BEGIN|\\n' THEN '***' ELSE left(value::text, 100) END
+        WHEN 'number' THEN CASE WHEN key IN ('password', 'token') THEN '***'
+            ELSE left(value::text, 100) END
+        ELSE value::text END
+$tide$;
+
+-- name: without_references
+-- Returns a text with each reference replaced by a letter, so that the rest of it can be judged.
+CREATE OR REPLACE FUNCTION tide._without_references(given text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT regexp_replace(given, '\$\{[A-Za-z_]+:[^{}]*\}', 'x', 'g')
+$tide$;
+
+-- name: check_references
+-- Raises TD006 where a reference in a text is none that a relay resolves. A secret may hold what only
+-- begins like one, and is not shown.
+CREATE OR REPLACE FUNCTION tide._check_references(key text, given text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE
+    secret boolean := key IN ('password', 'token', 'nkey_seed', 'url');
+    wrong text;
+BEGIN
+    SELECT f.found[1] INTO wrong
+    FROM regexp_matches(given,
+        CASE WHEN secret THEN '\$\{[A-Za-z_]+:[^{}]*\}' ELSE '\$\{[^{}]*\}?' END, 'g') AS f (found)
+    WHERE f.found[1] !~ '^\$\{(env:[A-Za-z_][A-Za-z0-9_]*|file:[^{}]+)\}$' LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        PERFORM tide._config_error(
+            CASE WHEN secret THEN key || ' holds what is no reference'
+                 ELSE format('%s: %s is no reference', key, quote_literal(left(wrong, 60))) END,
+            'Write ${env:NAME} for a variable of the relay''s environment, ${file:path} for a file '
+            'on its machine.');
+    END IF;
+END $tide$;
+
+-- name: is_subject
+-- Tells whether a text can be a subject template to publish to.
+CREATE OR REPLACE FUNCTION tide._is_subject(given text) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    -- Variables become a letter; then it is a subject, of letters that are no braces.
+    SELECT regexp_replace(tide._without_references(given),
+        '\{(stream_table|op|outbox_id|(payload|header)\.[^{}]+)\}', 'x', 'g')
+        ~ '^[^[:space:][:cntrl:].*>{}$][^[:space:][:cntrl:].*>{}]*(\.[^[:space:][:cntrl:].*>{}]+)*$'
+$tide$;
+
+-- name: check_value
+-- Raises TD006 unless `value` is one that `kind` takes.
+CREATE OR REPLACE FUNCTION tide._check_value(key text, kind text, expected text, value jsonb)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE
+    given text := value #>> '{}';
+    type text := jsonb_typeof(value);
+    whole boolean := type = 'string' AND given ~ '^\$\{(env|file):[^{}]+\}$';
+    bare text := CASE WHEN type = 'string' THEN tide._without_references(given) END;
+    good boolean;
+BEGIN
+    IF type = 'string' THEN
+        PERFORM tide._check_references(key, given);
+    END IF;
+    good := CASE kind
+        WHEN 'boolean' THEN type = 'boolean' OR whole
+        WHEN 'batch_size' THEN whole OR type = 'number' AND CASE WHEN given ~ '^[0-9]{1,4}$'
+            THEN given::integer BETWEEN 1 AND 1000 ELSE false END
+        WHEN 'route' THEN type = 'array' AND value <> '[]'
+        ELSE type = 'string' AND given <> '' AND CASE kind
+            WHEN 'nats' THEN whole OR given = 'nats'
+            WHEN 'format' THEN whole OR given IN ('plain', 'envelope', 'cloudevents', 'debezium')
+            WHEN 'start' THEN whole OR given IN ('beginning', 'end')
+            WHEN 'group_by' THEN whole OR given = 'none' OR given ~ '^(payload|header)\..'
+            WHEN 'stream' THEN bare !~ '[[:space:][:cntrl:].*>/\\]'
+            WHEN 'subject' THEN tide._is_subject(given)
+            -- What a reference gives may be the scheme, or several servers.
+            WHEN 'url' THEN given ~ '\$\{'
+                OR bare ~ '^\s*((nats|tls)://)?[^\s/]+/?(\s*,\s*((nats|tls)://)?[^\s/]+/?)*\s*$'
+            ELSE true END
+        END;
+    IF good IS NOT TRUE THEN
+        PERFORM tide._config_error(format('%s is %s', key, tide._shown(key, value)),
+            format('Expected %s.', expected));
+    END IF;
+END $tide$;
+
+-- name: check_rules
+-- Raises TD006 unless a route's rules are such as are read.
+CREATE OR REPLACE FUNCTION tide._check_rules(rules jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE rule jsonb; number integer := 0; place text; wrong text;
+BEGIN
+    FOR rule IN SELECT r.value FROM jsonb_array_elements(rules) AS r LOOP
+        place := format('route[%s]', number);
+        number := number + 1;
+        IF jsonb_typeof(rule) <> 'object' THEN
+            PERFORM tide._config_error(format('%s is %s', place, tide._shown(place, rule)),
+                'Expected {"when": condition, "to": subject}.');
+        END IF;
+        SELECT k.key INTO wrong FROM jsonb_object_keys(rule) AS k (key)
+        WHERE k.key NOT IN ('when', 'to') LIMIT 1;
+        IF wrong IS NOT NULL THEN
+            PERFORM tide._config_error(
+                format('%s has the unknown key %s', place, quote_literal(left(wrong, 60))),
+                'A rule has "when", a condition, and "to", a subject.');
+        ELSIF NOT rule ? 'to' THEN
+            PERFORM tide._config_error(format('%s has no "to"', place), 'Add the subject.');
+        ELSIF NOT rule ? 'when' AND number < jsonb_array_length(rules) THEN
+            PERFORM tide._config_error(
+                format('%s has no "when", so those behind it are never reached', place),
+                'Put it last, or add its condition.');
+        END IF;
+        PERFORM tide._check_value(place || '.to', 'subject',
+            'a subject, with {stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}',
+            rule -> 'to');
+        IF rule ? 'when' THEN
+            PERFORM tide._check_value(place || '.when', 'text', 'a condition', rule -> 'when');
+        END IF;
+    END LOOP;
+END $tide$;
+
+-- name: check_config
+-- Raises TD006 unless `config` can be a pipeline's of this direction.
+CREATE OR REPLACE FUNCTION tide._check_config(direction text, config jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE
+    known text[] := ARRAY(SELECT k.key FROM tide._config_keys(direction) AS k);
+    entry record; near text; ways text[]; pair text[];
+BEGIN
+    IF config IS NULL OR jsonb_typeof(config) <> 'object' THEN
+        PERFORM tide._config_error(
+            coalesce('it is a JSON ' || jsonb_typeof(config) || ', not an object', 'it is null'),
+            format('Give {"%s": "nats", "url": …, …}.', known[1]));
+    END IF;
+    FOR entry IN
+        SELECT c.key, c.value, k.kind, k.expected
+        FROM jsonb_each(config) AS c LEFT JOIN tide._config_keys(direction) AS k USING (key)
+        ORDER BY k.kind IS NOT NULL, c.key
+    LOOP
+        IF entry.kind IS NULL THEN
+            near := tide._nearest(entry.key, known);
+            PERFORM tide._config_error(
+                format('unknown key %s', quote_literal(left(entry.key, 60))),
+                coalesce(format('Did you mean %s? ', near), '')
+                || format('The keys are: %s.', array_to_string(known, ', ')));
+        END IF;
+        PERFORM tide._check_value(entry.key, entry.kind, entry.expected, entry.value);
+    END LOOP;
+    IF config ? 'route' THEN
+        PERFORM tide._check_rules(config -> 'route');
+    END IF;
+    FOR entry IN SELECT k.key, k.expected FROM tide._config_keys(direction) AS k
+        WHERE k.key IN ('sink_type', 'source_type', 'url') AND NOT config ? k.key
+    LOOP
+        PERFORM tide._config_error(format('%s is missing', entry.key),
+            format('Expected %s.', entry.expected));
+    END LOOP;
+    IF direction = 'in' AND NOT config ?| ARRAY['stream', 'subject'] THEN
+        PERFORM tide._config_error('stream is missing',
+            'Name the stream to read, or a subject by which it is found.');
+    END IF;
+    ways := ARRAY(SELECT w.way FROM (VALUES
+        ('username and password', ARRAY['username', 'password']), ('token', ARRAY['token']),
+        ('credentials_file', ARRAY['credentials_file']), ('nkey_seed', ARRAY['nkey_seed'])
+    ) AS w (way, keys) WHERE config ?| w.keys);
+    IF cardinality(ways) > 1 THEN
+        PERFORM tide._config_error(
+            format('%s are %s ways to log in', array_to_string(ways, ', '), cardinality(ways)),
+            'Keep one of them.');
+    END IF;
+    FOREACH pair SLICE 1 IN ARRAY ARRAY[['username', 'password'], ['tls_cert', 'tls_key']] LOOP
+        IF config ? pair[1] <> config ? pair[2] THEN
+            PERFORM tide._config_error(
+                format('%s is missing', CASE WHEN config ? pair[1] THEN pair[2] ELSE pair[1] END),
+                format('%s and %s go together.', pair[1], pair[2]));
+        END IF;
+    END LOOP;
+    IF config -> 'tls_enabled' = 'false' AND config ?| ARRAY['tls_ca_cert', 'tls_cert'] THEN
+        PERFORM tide._config_error('tls_enabled is false, but tls_ca_cert or tls_cert is set',
+            'Remove one of them.');
+    END IF;
+END $tide$;

@@ -1,0 +1,158 @@
+-- Pipelines: from an outbox to a sink, from a source into an inbox.
+
+-- name: relay_set
+-- Makes a pipeline, disabled, or gives it other settings. Raises TD001, TD003.
+CREATE OR REPLACE FUNCTION tide._relay_set(
+    pipeline text, direction text, box text, relay_group text, config jsonb
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE there record;
+BEGIN
+    PERFORM tide._check_name('pipeline', pipeline, true);
+    PERFORM tide._check_name('relay group', relay_group, true);
+    INSERT INTO tide.relays AS r (pipeline, direction, outbox, inbox, relay_group, config)
+    VALUES (_relay_set.pipeline, _relay_set.direction,
+        CASE WHEN _relay_set.direction = 'out' THEN box END,
+        CASE WHEN _relay_set.direction = 'in' THEN box END,
+        _relay_set.relay_group, _relay_set.config)
+    ON CONFLICT ON CONSTRAINT relays_pkey DO UPDATE
+        SET config = excluded.config, changed_at = clock_timestamp()
+        WHERE (r.outbox, r.inbox, r.relay_group)
+            IS NOT DISTINCT FROM (excluded.outbox, excluded.inbox, excluded.relay_group);
+    IF NOT FOUND THEN
+        SELECT * INTO there FROM tide.relays r WHERE r.pipeline = _relay_set.pipeline;
+        RAISE EXCEPTION 'there is a pipeline % already, for % % in the group %',
+            quote_literal(pipeline), CASE there.direction WHEN 'out' THEN 'outbox' ELSE 'inbox' END,
+            coalesce(there.outbox, there.inbox), there.relay_group
+            USING ERRCODE = 'TD003', HINT = 'Only its config can be changed. Choose another name, or '
+                'delete it first, and with it its place: select tide.relay_delete('
+                || quote_literal(pipeline) || ')';
+    END IF;
+END $tide$;
+
+-- name: relay_set_outbox
+-- Makes a pipeline from an outbox to a sink, disabled, or gives it other settings, which a relay that
+-- runs takes within seconds. Raises TD001, TD002, TD003, TD006.
+CREATE OR REPLACE FUNCTION tide.relay_set_outbox(
+    pipeline text, outbox text, relay_group text, config jsonb
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._check_name('pipeline', pipeline, true);
+    PERFORM tide._require('outbox', outbox, false);
+    PERFORM tide._check_config('out', config);
+    PERFORM tide._relay_set(pipeline, 'out', outbox, relay_group, config);
+END $tide$;
+
+-- name: relay_set_inbox
+-- Makes a pipeline from a source into an inbox, disabled, or gives it other settings. Raises TD001,
+-- TD003, TD006, TD008.
+CREATE OR REPLACE FUNCTION tide.relay_set_inbox(
+    pipeline text, inbox text, relay_group text, config jsonb
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._check_name('pipeline', pipeline, true);
+    PERFORM tide._require('inbox', inbox, false);
+    PERFORM tide._check_config('in', config);
+    PERFORM tide._relay_set(pipeline, 'in', inbox, relay_group, config);
+END $tide$;
+
+-- name: require_pipeline
+-- Raises TD001 or TD007 unless there is a pipeline of this name.
+CREATE OR REPLACE FUNCTION tide._require_pipeline(given text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._check_name('pipeline', given, true);
+    IF NOT EXISTS (SELECT FROM tide.relays r WHERE r.pipeline = given) THEN
+        PERFORM tide._unknown('pipeline', given,
+            ARRAY(SELECT r.pipeline FROM tide.relays r ORDER BY 1), 'TD007');
+    END IF;
+END $tide$;
+
+-- name: relay_switch
+CREATE OR REPLACE FUNCTION tide._relay_switch(given text, wanted boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._require_pipeline(given);
+    UPDATE tide.relays r SET enabled = wanted, changed_at = clock_timestamp()
+    WHERE r.pipeline = given AND r.enabled <> wanted;
+END $tide$;
+
+-- name: relay_enable
+-- Starts a pipeline, where it stopped. Raises TD001, TD007.
+CREATE OR REPLACE FUNCTION tide.relay_enable(pipeline text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._relay_switch(pipeline, true);
+END $tide$;
+
+-- name: relay_disable
+-- Stops a pipeline, which keeps its place; its outbox keeps what it has not delivered. Raises TD001,
+-- TD007.
+CREATE OR REPLACE FUNCTION tide.relay_disable(pipeline text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._relay_switch(pipeline, false);
+END $tide$;
+
+-- name: relay_delete
+-- Deletes a pipeline and its place. Raises TD001, TD007.
+CREATE OR REPLACE FUNCTION tide.relay_delete(pipeline text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+BEGIN
+    PERFORM tide._require_pipeline(pipeline);
+    DELETE FROM tide.relays r WHERE r.pipeline = relay_delete.pipeline;
+END $tide$;
+
+-- name: safe_config
+-- Returns a config without secrets; references to them stay.
+CREATE OR REPLACE FUNCTION tide._safe_config(config jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT coalesce(jsonb_object_agg(c.key, CASE
+        WHEN jsonb_typeof(c.value) <> 'string' THEN c.value
+        WHEN c.key IN ('password', 'token', 'nkey_seed')
+             AND c.value #>> '{}' !~ '^\$\{(env|file):[^}]+\}$' THEN to_jsonb('***'::text)
+        WHEN c.key = 'url' THEN to_jsonb(regexp_replace(c.value #>> '{}',
+            '((?:^|,)\s*(?:\w+://)?)[^,]*@', '\1***@', 'g'))
+        ELSE c.value END), '{}')
+    FROM jsonb_each(config) AS c
+$tide$;
+
+-- name: relay_list
+-- All pipelines, with their settings but without secrets. `state` is what the relay said last, null
+-- where it said nothing yet.
+CREATE OR REPLACE FUNCTION tide.relay_list() RETURNS TABLE (
+    pipeline text, direction text, outbox text, inbox text, relay_group text, enabled boolean,
+    state text, config jsonb, created_at timestamptz, changed_at timestamptz
+)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT r.pipeline, r.direction, r.outbox, r.inbox, r.relay_group, r.enabled, p.state,
+           tide._safe_config(r.config), r.created_at, r.changed_at
+    FROM tide.relays r LEFT JOIN tide.places p
+        ON (p.relay_group, p.pipeline, p.outbox)
+         = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
+    ORDER BY r.pipeline
+$tide$;
+
+-- name: relay_status
+-- One pipeline: its settings without secrets, its place, and the error it stands at, with the remedy.
+-- Raises TD001, TD007.
+CREATE OR REPLACE FUNCTION tide.relay_status(pipeline text) RETURNS jsonb
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE found jsonb;
+BEGIN
+    PERFORM tide._require_pipeline(pipeline);
+    SELECT jsonb_build_object(
+        'pipeline', r.pipeline, 'direction', r.direction, 'outbox', r.outbox, 'inbox', r.inbox,
+        'relay_group', r.relay_group, 'enabled', r.enabled, 'config', tide._safe_config(r.config),
+        'created_at', r.created_at, 'changed_at', r.changed_at, 'state', p.state, 'code', p.code,
+        'error', p.error, 'remedy', p.remedy, 'lsn', p.lsn, 'delivered', coalesce(p.delivered, 0),
+        'last_id', p.last_id, 'at', p.at)
+    INTO found
+    FROM tide.relays r LEFT JOIN tide.places p
+        ON (p.relay_group, p.pipeline, p.outbox)
+         = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
+    WHERE r.pipeline = relay_status.pipeline;
+    RETURN found;
+END $tide$;

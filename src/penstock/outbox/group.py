@@ -1,0 +1,367 @@
+"""One relay group: its lock, and its run, begun anew whenever what it should be has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any, Final
+
+import psycopg
+import structlog
+from pyspark.sql import SparkSession
+
+from penstock import queries
+from penstock.outbox.begin import begin, forget
+from penstock.outbox.places import Places
+from penstock.outbox.wanted import Trouble, Wanted
+from penstock.postgres.admin import address, connection_error
+from penstock.postgres.errors import CaptureError, SetupError
+from penstock.run import Holding, Run
+from penstock.sinks.base import SinkError
+from penstock.spark.session import jvm_exit_code
+from penstock.spark.warm import warm
+from penstock.state import State
+from penstock.streams.errors import StoreError
+from penstock.streams.store import Store
+
+LOCK_GROUP: Final = 7383
+"""With a group's hash, held by a session in the outboxes' database: relays the group."""
+
+_SQL: Final = queries.load("penstock.outbox", "relay.sql")
+_TICK_SECONDS: Final = 1.0
+_BACKOFF_SECONDS: Final = (1.0, 30.0)
+_CONNECT: Final = {
+    "application_name": "penstock relay", "connect_timeout": 5, "client_encoding": "utf8",
+    "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
+}  # fmt: skip
+
+log = structlog.get_logger("penstock")
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """Return a connection in autocommit mode whose ends soon know that the other one is gone."""
+    connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]
+    try:
+        connection.execute(_SQL["short"])
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def postgres_error(error: psycopg.Error, url: str) -> SetupError:
+    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
+        return connection_error(error, url)
+    said = error.diag.message_primary or type(error).__name__
+    return SetupError("postgres", f"{address(url)}: {said}.", remedy=error.diag.message_hint or "")
+
+
+class GroupLock:
+    """A group's lock: one session in the outboxes' database has it, and no other meanwhile."""
+
+    def __init__(self, url: str, group: str) -> None:
+        self._url = url
+        self._group = group
+        self._connection: psycopg.Connection[Any] | None = None
+        self.held = False
+
+    def acquire(self) -> bool:
+        """Return whether the lock is had now; does not wait. Raises what psycopg does."""
+        if self.held:
+            return True
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url)
+        values = {"class": LOCK_GROUP, "group": self._group}
+        row = self._connection.execute(_SQL["try_lock"], values).fetchone()
+        self.held = bool(row and row[0])
+        return self.held
+
+    def check(self) -> bool:
+        """Return whether the lock is still had: its session may have ended."""
+        if self.held and self._connection is not None:
+            try:
+                self._connection.execute(_SQL["alive"])
+            except psycopg.Error:
+                self.close()
+        return self.held
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The session that has the lock."""
+        if self._connection is None:
+            raise psycopg.OperationalError("the lock's session is gone")
+        return self._connection
+
+    def close(self) -> None:
+        """Give the lock up."""
+        self.held = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Group:
+    """Runs one group's pipelines, in a thread, from `start` to `stop`, while it has the lock.
+
+    Args:
+        name: The group's.
+        url: The outboxes' database.
+        store: The store's URL.
+        spark: The session.
+    """
+
+    def __init__(self, name: str, url: str, store: str, spark: SparkSession) -> None:
+        self.name = name
+        self._url = url
+        self._store_url = store
+        self._spark = spark
+        self._lock = GroupLock(url, name)
+        self._changing = threading.Lock()  # of what is wanted, and what runs
+        self._wanted: Wanted | None = None
+        self._running: Wanted | None = None
+        self._last: Wanted | None = None
+        self._run: Run | None = None
+        self._asked = False
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._state = "connecting"
+        self._error: str | None = None
+        self._told: set[str] = set()
+        self._left_out: dict[str, Trouble] = {}
+        self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
+
+    # -- what others ask
+
+    @property
+    def ready(self) -> bool:
+        """Whether it streams, stands by, or has nothing to run."""
+        run = self._run
+        return self._state in ("standby", "waiting") or (run is not None and run.ready)
+
+    @property
+    def run_state(self) -> State | None:
+        """The state of its run, None while there is none."""
+        run = self._run
+        return None if run is None else run.state
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `/status` says of it."""
+        wanted = self._wanted
+        troubled = {} if wanted is None else {**wanted.held, **wanted.left_out}
+        return {
+            "state": self._state,
+            "error": self._error,
+            "pipelines": {
+                name: {"enabled": p.enabled, "error": str(troubled[name].message)}
+                if name in troubled and p.enabled
+                else {"enabled": p.enabled, "error": None}
+                for name, p in ({} if wanted is None else wanted.pipelines).items()
+            },
+        }
+
+    def want(self, wanted: Wanted | None) -> None:
+        """Take what shall run from now on, None where the group is no more."""
+        with self._changing:
+            self._wanted, self._asked = wanted, True
+            if self._run is not None and not (wanted and wanted.same(self._running)):
+                self._run.stop()
+        self._wake.set()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for an orderly end, from any thread."""
+        with self._changing:
+            self._stopping.set()
+            if self._run is not None:
+                self._run.stop()
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- the thread
+
+    def _main(self) -> None:
+        delay = _BACKOFF_SECONDS[0]
+        while not self._stopping.is_set() and jvm_exit_code() is None:
+            started = time.monotonic()
+            try:
+                if not self._lock.acquire():
+                    self._enter("standby")
+                elif not self._turn():
+                    self._enter("waiting")
+                else:
+                    self._told.clear()
+                    delay = _BACKOFF_SECONDS[0]
+                    continue
+                self._pause(_TICK_SECONDS)
+                continue
+            except (CaptureError, StoreError) as error:
+                self._fail(error.code, error.message, error.remedy, delay)
+            except psycopg.Error as error:
+                self._lock.check()
+                known = postgres_error(error, self._url)
+                self._fail(known.code, known.message, known.remedy, delay)
+            except Exception as error:
+                log.exception("the group could not be run", group=self.name)
+                self._fail("internal", f"{type(error).__name__}: {error}", "", delay)
+            if time.monotonic() - started > 60:
+                delay = _BACKOFF_SECONDS[0]
+            self._pause(delay)
+            delay = min(2 * delay, _BACKOFF_SECONDS[1])
+        self._lock.close()
+
+    def _pause(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+        if self._lock.held:
+            self._lock.check()
+
+    def _enter(self, state: str) -> None:
+        if state == self._state:
+            return
+        self._state, self._error = state, None
+        if state == "standby":
+            log.info("standing by: another relay runs the group", group=self.name)
+            try:
+                warm(self._spark)
+                log.info("warm", group=self.name)
+            except Exception:  # it only saves time later
+                log.exception("Spark could not be warmed up", group=self.name)
+
+    def _fail(self, code: str, message: str, remedy: str, delay: float) -> None:
+        """Tell what keeps the group from running: in the log once, and in its pipelines' status."""
+        self._state, self._error = "error", f"{message} {remedy}".strip()
+        if code not in self._told:
+            self._told.add(code)
+            log.error("the group does not run; trying again", group=self.name, code=code,
+                      error=self._error, retry_in=delay)  # fmt: skip
+        wanted = self._wanted
+        if wanted is None or not self._lock.held:
+            return
+        pipelines = [name for name in wanted.pipelines if name not in wanted.left_out]
+        self._tell(pipelines, Trouble(code, message, remedy))
+
+    def _tell(self, pipelines: list[str], trouble: Trouble) -> None:
+        values = {
+            "group": self.name, "pipelines": pipelines, "code": trouble.code,
+            "error": trouble.message, "remedy": trouble.remedy or None,
+        }  # fmt: skip
+        with contextlib.suppress(psycopg.Error):  # told in the log, too
+            self._lock.connection.execute(_SQL["put_trouble"], values)
+
+    # -- a turn with the lock
+
+    def _turn(self) -> bool:
+        """Run what is wanted until that changes; return False where there is nothing to run."""
+        with self._changing:
+            wanted, asked = self._wanted, self._asked
+        if not asked:
+            return False
+        if wanted is None:
+            self._retire()
+            return False
+        self._tell_left_out(wanted)
+        if not wanted.sinks or not (wanted.begun or self._any_enabled(wanted)):
+            return False
+        with contextlib.closing(Store.open(self._store_url)) as store:
+            self._work(wanted, store)
+        return True
+
+    def _work(self, wanted: Wanted, store: Store) -> None:
+        """Run `wanted` until it is that no longer; raises what ends it otherwise."""
+        self._state, self._error, self._last = "starting", None, wanted
+        starting = begin(self._lock.connection, store, wanted)
+        held = {
+            name: SinkError(t.code, t.message, remedy=t.remedy) for name, t in wanted.held.items()
+        }
+        held |= {name: SinkError("starting", _STARTING) for name in starting}
+        with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
+            if self._enlist(run, wanted):
+                try:
+                    self._stream(run, wanted, store, starting)
+                finally:
+                    with self._changing:
+                        self._run = self._running = None
+        if run.failure is not None and not self._stopping.is_set():
+            raise CaptureError(*run.failure)
+
+    def _retire(self) -> None:
+        """Forget what the pipelines had waiting, now that the group has none any more."""
+        if self._last is not None:
+            with contextlib.closing(Store.open(self._store_url)) as store:
+                forget(store, self._last.source, frozenset())
+            self._last = None
+
+    @staticmethod
+    def _any_enabled(wanted: Wanted) -> bool:
+        return any(name not in wanted.held for name in wanted.sinks)
+
+    def _enlist(self, run: Run, wanted: Wanted) -> bool:
+        """Make `run` known to who may end it; return False where it is not wanted any more."""
+        with self._changing:
+            if self._stopping.is_set() or not (self._wanted and self._wanted.same(wanted)):
+                return False
+            self._run, self._running = run, wanted
+            return True
+
+    def _tell_left_out(self, wanted: Wanted) -> None:
+        for name, trouble in wanted.left_out.items():
+            if wanted.pipelines[name].enabled and self._left_out.get(name) != trouble:
+                log.error("pipeline can't be run", pipeline=name, group=self.name,
+                          code=trouble.code, error=trouble.message, remedy=trouble.remedy)  # fmt: skip
+                self._tell([name], trouble)
+        self._left_out = dict(wanted.left_out)
+
+    def _stream(self, run: Run, wanted: Wanted, store: Store, starting: frozenset[str]) -> None:
+        for name, trouble in wanted.held.items():
+            if wanted.pipelines[name].enabled:
+                log.error("pipeline stopped", pipeline=name, group=self.name, code=trouble.code,
+                          error=trouble.message, remedy=trouble.remedy)  # fmt: skip
+        run.prepare()
+        places = Places(self._lock.connection, store, wanted, run, starting)
+        ended = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep, args=(run, places, ended), name=f"places {self.name}", daemon=True
+        )
+        keeper.start()
+        try:
+            if not run.stopping:
+                run.stream(self._spark, self._say_ready)
+        finally:
+            ended.set()
+            keeper.join()
+
+    def _say_ready(self) -> None:
+        self._state = "running"
+        running = self._running
+        sinks = [] if running is None else list(running.sinks)
+        log.info("relaying", group=self.name, pipelines=sinks)
+
+    def _keep(self, run: Run, places: Places, ended: threading.Event) -> None:
+        """Write the places every second, and once more at the end; without the lock the run ends."""
+        last = False
+        while not last:
+            last = ended.wait(_TICK_SECONDS)
+            if not self._lock.check():
+                if not last:
+                    log.warning("the group's lock is lost: its session ended", group=self.name)
+                run.stop()
+                return
+            try:
+                places.tick()
+            except (psycopg.Error, StoreError) as error:
+                log.warning("places could not be written", group=self.name, error=str(error))
+            except Exception:
+                log.exception("places could not be written", group=self.name)
+
+
+_STARTING: Final = "The messages that the outbox kept go before those that come in now."

@@ -1,0 +1,116 @@
+-- The schema `tide`: what an application's own database holds of its outboxes and inboxes, and of the
+-- relays that carry them. Each migration runs once, in its order, in one transaction with the others
+-- that are due and with the functions (`functions_*.sql`), which are replaced as a whole. A migration
+-- that has been released is never edited; functions that change in a release come with a new number.
+--
+-- No text here has a psycopg placeholder: `penstock outbox install --print` gives it as it stands.
+
+-- name: begin
+-- One installation at a time, by whatever tool, and by one role: all functions act with its rights. The
+-- schema and the publication may have been made for it before. {after} is the version to start from.
+DO $tide$ DECLARE
+    there integer := 0;
+    owner name := (SELECT nspowner::pg_catalog.regrole FROM pg_catalog.pg_namespace
+                   WHERE nspname = 'tide');
+BEGIN
+    PERFORM pg_catalog.pg_advisory_xact_lock(1886741603, 116);
+    IF owner IS NULL THEN
+        CREATE SCHEMA tide;
+    ELSIF owner <> current_user THEN
+        RAISE EXCEPTION 'the schema tide belongs to the role %, and this is %', owner, current_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Run this as that role.';
+    END IF;
+    IF EXISTS (SELECT FROM pg_catalog.pg_tables
+               WHERE schemaname = 'tide' AND tablename = 'migrations') THEN
+        SELECT pg_catalog.max(version) INTO there FROM tide.migrations;
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+                  ON n.oid = c.relnamespace WHERE n.nspname = 'tide') THEN
+        RAISE EXCEPTION 'there is a schema tide that is not Penstock''s'
+            USING ERRCODE = 'duplicate_schema', HINT = 'Rename it, or use another database.';
+    END IF;
+    IF there IS DISTINCT FROM {after} THEN
+        RAISE EXCEPTION 'the schema tide has version %, and this script starts from {after}', there
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'penstock outbox install brings any version up to date; or print with --from.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide') THEN
+        CREATE PUBLICATION tide WITH (publish = 'insert');
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide'
+                  AND (puballtables OR pubowner::pg_catalog.regrole::name <> current_user
+                       OR NOT pubinsert)) THEN
+        RAISE EXCEPTION 'there is a publication tide of another role or for all tables'
+            USING ERRCODE = 'duplicate_object', HINT = 'Drop it: DROP PUBLICATION tide';
+    END IF;
+END $tide$;
+
+-- name: migration_1
+-- What was installed, and when; `functions` is a digest of the functions of that version.
+CREATE TABLE tide.migrations (
+    version integer PRIMARY KEY,
+    functions text NOT NULL,
+    at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Each outbox has a table tide."outbox_<name>", see tide.outbox_create.
+CREATE TABLE tide.outboxes (
+    name text PRIMARY KEY,
+    retention_hours integer NOT NULL CHECK (retention_hours >= 0),
+    enabled boolean NOT NULL DEFAULT true,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Each inbox has a table tide."inbox_<name>", see tide.inbox_create.
+CREATE TABLE tide.inboxes (
+    name text PRIMARY KEY,
+    max_retries integer NOT NULL CHECK (max_retries >= 0),
+    retention_hours integer NOT NULL CHECK (retention_hours >= 0),
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+
+-- Pipelines: from an outbox to a sink (direction out), or from a source into an inbox (in). What is
+-- visible in `since` was published before the pipeline was.
+CREATE TABLE tide.relays (
+    pipeline text PRIMARY KEY,
+    direction text NOT NULL CHECK (direction IN ('out', 'in')),
+    outbox text REFERENCES tide.outboxes,
+    inbox text REFERENCES tide.inboxes,
+    relay_group text NOT NULL,
+    config jsonb NOT NULL,
+    enabled boolean NOT NULL DEFAULT false,
+    since pg_snapshot NOT NULL DEFAULT pg_catalog.pg_current_snapshot(),
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    changed_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    CHECK ((direction = 'out') = (outbox IS NOT NULL)),
+    CHECK ((direction = 'in') = (inbox IS NOT NULL))
+);
+
+-- How far each pipeline is, written by the relay. `outbox` is the outbox's or the inbox's name. All
+-- that is visible in `delivered_snapshot` was delivered.
+CREATE TABLE tide.places (
+    relay_group text NOT NULL,
+    pipeline text NOT NULL REFERENCES tide.relays ON DELETE CASCADE,
+    outbox text NOT NULL,
+    lsn pg_lsn,
+    delivered_snapshot pg_snapshot,
+    delivered bigint NOT NULL DEFAULT 0,
+    last_id bigint,
+    state text,
+    code text,
+    error text,
+    remedy text,
+    at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    PRIMARY KEY (relay_group, pipeline, outbox)
+);
+CREATE INDEX ON tide.places (pipeline);
+
+-- name: end
+-- Outboxes get their functions anew, and nobody may do anything that was not granted: a function is
+-- made callable by all.
+DO $tide$ BEGIN
+    PERFORM tide._outbox_append(o.name, o.enabled) FROM tide.outboxes o;
+END $tide$;
+REVOKE ALL ON ALL TABLES IN SCHEMA tide FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tide FROM PUBLIC;
+REVOKE ALL ON SCHEMA tide FROM PUBLIC;
+INSERT INTO tide.migrations (version, functions) VALUES ({version}, '{digest}')
+ON CONFLICT (version) DO UPDATE SET functions = excluded.functions, at = excluded.at;

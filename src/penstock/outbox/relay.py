@@ -1,0 +1,204 @@
+"""The relay: runs the pipelines of a database's outboxes, a run for each of its groups.
+
+It hears of changes by NOTIFY, and looks every few seconds too. A group's run ends when what it should
+be has changed, and the next one goes on where it was: its place is its slot, and the store's backlogs.
+Of several relays the one that has a group's lock runs the group; the others stand by, with Spark ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import structlog
+from pyspark.sql import SparkSession
+
+from penstock import queries
+from penstock.outbox.group import Group, connect, postgres_error
+from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
+from penstock.postgres.admin import address, open_catalog
+from penstock.postgres.errors import CaptureError, SetupError
+from penstock.postgres.setup import server_fault
+from penstock.settings import Config, OutboxSource, PostgresSource
+from penstock.state import State
+
+_SQL: Final = queries.load("penstock.outbox", "relay.sql")
+_POLL_SECONDS: Final = 5.0
+_HEAR_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 1.0
+
+log = structlog.get_logger("penstock")
+
+
+class Relay:
+    """Relays the outboxes of one database, from `start` until `stop`.
+
+    Args:
+        name: What the configuration calls it.
+        source: Where the outboxes are, and which group of pipelines is to be run.
+        config: Gives the store, where it is not the outboxes' database, and Spark's settings.
+    """
+
+    def __init__(self, name: str, source: OutboxSource, config: Config) -> None:
+        self.name = name
+        self._url = source.url.get_secret_value()
+        self._only = source.relay_group
+        own_store = config.store is not None and config.store != source.url
+        self._store = (config.store or source.url).get_secret_value()
+        self._own_store = own_store
+        self._config = config
+        self._spark: SparkSession | None = None
+        self._planner: Planner | None = None
+        self._groups: dict[str, Group] = {}
+        self._stopping = threading.Event()
+        self._looked = False
+        self._idle_told = False
+        self._thread = threading.Thread(target=self._watch, name=f"relay {name}", daemon=True)
+
+    # -- what others ask
+
+    @property
+    def ready(self) -> bool:
+        """Whether every group that there is runs, waits for something to run, or stands by."""
+        return self._looked and all(group.ready for group in self._groups.values())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def states(self) -> list[State]:
+        """Return the states of the groups' runs."""
+        return [state for g in list(self._groups.values()) if (state := g.run_state) is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `/status` says of it: each group's state."""
+        return {name: group.as_json() for name, group in list(self._groups.items())}
+
+    # -- the process
+
+    def prepare(self) -> None:
+        """See that there is something to relay from; raises `SetupError`."""
+        source = PostgresSource(type="postgres", url=self._url, tables=("tide.*",))
+        with open_catalog(source) as catalog:
+            (row,) = catalog.connection.execute(_SQL["access"]).fetchall()
+            installed, database, role, allowed = row
+            if not installed:
+                raise SetupError(
+                    "not_installed",
+                    f"Database {database} at {address(self._url)} has no schema tide, so there is no"
+                    " outbox in it.",
+                    remedy="Make it by `penstock outbox install --url …`; with `--print` that shows"
+                    " the SQL for a migration tool.",
+                )
+            if not allowed:
+                raise SetupError(
+                    "no_privilege",
+                    f"Role {role} may not read tide.relays in database {database}.",
+                    remedy="Run the relay as the role that installed the schema.",
+                )
+            if fault := server_fault(catalog):
+                raise fault
+            self._planner = Planner(
+                self._url, database, self._store, self._config.spark,
+                lambda group: source_name(group, database if self._own_store else None),
+            )  # fmt: skip
+
+    def start(self, spark: SparkSession) -> None:
+        """Begin; `prepare` has been called."""
+        self._spark = spark
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread."""
+        self._stopping.set()
+        for group in list(self._groups.values()):
+            group.stop()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        for group in self._groups.values():
+            group.join()
+
+    # -- the watching thread
+
+    def _watch(self) -> None:
+        told = False
+        while not self._stopping.is_set():
+            try:
+                with contextlib.closing(connect(self._url)) as connection:
+                    connection.execute(_SQL["listen"])
+                    for _ in self._looks(connection):
+                        self._look(connection)
+                        if told:
+                            told = False
+                            log.info("the outboxes' database answers again", relay=self.name)
+            except psycopg.Error as error:
+                if not told:
+                    told = True
+                    known = postgres_error(error, self._url)
+                    log.warning("the outboxes' database does not answer", relay=self.name,
+                                code=known.code, error=str(known))  # fmt: skip
+                self._stopping.wait(_RETRY_SECONDS)
+            except Exception:
+                log.exception("the relay could not look at its pipelines", relay=self.name)
+                self._stopping.wait(_POLL_SECONDS)
+
+    def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """Yield when there is something to look at: at once, when told, and now and then."""
+        looked = 0.0
+        while not self._stopping.is_set():
+            if time.monotonic() - looked > _POLL_SECONDS:
+                yield
+                looked = time.monotonic()
+            for _ in connection.notifies(timeout=_HEAR_SECONDS, stop_after=1):
+                looked = 0.0
+
+    def _look(self, connection: psycopg.Connection[Any]) -> None:
+        assert self._planner is not None  # noqa: S101 - `prepare` comes first
+        assert self._spark is not None  # noqa: S101
+        slots = [row[0] for row in connection.execute(_SQL["idle_slots"])]
+        found = find(connection)
+        self._drop_slots(connection, slots, found)
+        mine = [p for p in found if self._only in (None, p.relay_group)]
+        try:
+            planned = self._planner.plan(mine)
+        except CaptureError as error:  # a route could not be looked at now
+            log.warning("the relay could not look at its pipelines", relay=self.name,
+                        code=error.code, error=str(error))  # fmt: skip
+            return
+        for name in planned.keys() - self._groups.keys():
+            group = Group(name, self._url, self._store, self._spark)
+            self._groups[name] = group
+            group.start()
+        for name, group in self._groups.items():
+            group.want(planned.get(name))
+        self._looked = True
+        self._say_idle(planned)
+
+    def _drop_slots(
+        self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
+    ) -> None:
+        """Drop the slots of groups that are no more: they would keep the server's WAL for ever."""
+        assert self._planner is not None  # noqa: S101
+        wanted = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
+        for slot in set(idle) - wanted:
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
+                connection.execute(_SQL["drop_slot"], [slot])
+                log.info("slot dropped: its group has no pipelines any more", slot=slot)
+
+    def _say_idle(self, planned: dict[str, Wanted]) -> None:
+        idle = not any(p.enabled for wanted in planned.values() for p in wanted.pipelines.values())
+        if idle and not self._idle_told:
+            which = "" if self._only is None else f" in group {self._only}"
+            log.warning(
+                f"no pipeline is enabled{which}: waiting for one", relay=self.name,
+                remedy="select tide.relay_enable('…'); select * from tide.relay_list() has them",
+            )  # fmt: skip
+        self._idle_told = idle

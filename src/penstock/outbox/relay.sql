@@ -1,0 +1,127 @@
+-- What the relay asks of the schema tide, and writes there. Parameters are psycopg's.
+
+-- name: access
+-- Whether there is the schema, and whether the role may do in it what a relay does.
+SELECT c.oid IS NOT NULL AS installed, pg_catalog.current_database()::pg_catalog.text,
+       current_user::pg_catalog.text,
+       COALESCE(pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+           AND pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) AS allowed
+FROM (SELECT 1) AS one
+LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace)
+    ON n.nspname = 'tide' AND c.relname = 'relays'
+
+-- name: listen
+LISTEN tide_relay
+
+-- name: pipelines
+-- The pipelines from outboxes. `placed`: whether a relay
+-- has run it. What is visible in `snapshot` it has delivered, or never had to.
+SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, p.lsn IS NOT NULL AS placed,
+       COALESCE(p.delivered_snapshot,
+           CASE WHEN r.config ->> 'start' = 'end' THEN r.since END)::pg_catalog.text AS snapshot,
+       COALESCE(p.delivered, 0) AS delivered
+FROM tide.relays r LEFT JOIN tide.places p
+    ON (p.relay_group, p.pipeline, p.outbox) = (r.relay_group, r.pipeline, r.outbox)
+WHERE r.direction = 'out'
+ORDER BY r.pipeline
+
+-- name: try_lock
+-- A group's lock, of the session; `class` tells it from locks of other kinds.
+SELECT pg_catalog.pg_try_advisory_lock(%(class)s, pg_catalog.hashtext(%(group)s))
+
+-- name: short
+-- A session whose client's machine is gone ends within seconds, and with it the lock.
+SELECT pg_catalog.set_config(s.name, v.value, false)
+FROM (VALUES
+    ('idle_session_timeout', '0'),
+    ('statement_timeout', '0'),
+    ('lock_timeout', '0'),
+    ('tcp_keepalives_idle', '2'),
+    ('tcp_keepalives_interval', '1'),
+    ('tcp_keepalives_count', '3'),
+    ('tcp_user_timeout', '5s')) AS v (name, value)
+JOIN pg_catalog.pg_settings AS s ON s.name = v.name
+
+-- name: alive
+SELECT
+
+-- name: snapshot
+SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text
+
+-- name: wal_end
+-- Asked after a snapshot: what is visible in that was committed before here.
+SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::pg_catalog.int8
+
+-- name: slot
+-- No row: there is no such slot.
+SELECT wal_status = 'lost' FROM pg_catalog.pg_replication_slots WHERE slot_name = %s
+
+-- name: idle_slots
+-- Slots of relays of this database that nobody reads now. To be asked before the pipelines are: a slot
+-- is made after the pipelines of its group.
+SELECT slot_name::pg_catalog.text FROM pg_catalog.pg_replication_slots
+WHERE database = pg_catalog.current_database() AND plugin = 'pgoutput' AND NOT active
+  AND slot_name ~ '^tide_.*_[0-9a-f]{8}$'
+
+-- name: drop_slot
+SELECT pg_catalog.pg_drop_replication_slot(slot_name)
+FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND NOT active
+
+-- name: has_rows
+-- Whether an outbox holds a message that fits.
+SELECT EXISTS (SELECT FROM {table} WHERE {condition})
+
+-- name: last_id
+-- The newest message that is visible in a snapshot.
+SELECT id FROM {table} WHERE pg_catalog.pg_visible_in_snapshot(xid, %s::pg_catalog.pg_snapshot)
+ORDER BY id DESC LIMIT 1
+
+-- name: put_place
+-- No row where the pipeline is gone. What is null stays as it was, but for the error.
+INSERT INTO tide.places AS p
+    (relay_group, pipeline, outbox, lsn, delivered_snapshot, last_id, delivered, state, code, error,
+     remedy, at)
+SELECT %(group)s, r.pipeline, r.outbox, %(lsn)s::pg_lsn, %(snapshot)s::pg_snapshot, %(last_id)s,
+       %(delivered)s, %(state)s, %(code)s, %(error)s, %(remedy)s, pg_catalog.clock_timestamp()
+FROM tide.relays r
+WHERE r.pipeline = %(pipeline)s AND r.relay_group = %(group)s
+ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
+SET lsn = COALESCE(excluded.lsn, p.lsn),
+    delivered_snapshot = COALESCE(excluded.delivered_snapshot, p.delivered_snapshot),
+    last_id = COALESCE(excluded.last_id, p.last_id),
+    delivered = GREATEST(excluded.delivered, p.delivered),
+    state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
+    at = excluded.at
+
+-- name: put_trouble
+-- The same for what keeps a whole group from running; places stay as they are.
+INSERT INTO tide.places AS p (relay_group, pipeline, outbox, state, code, error, remedy)
+SELECT r.relay_group, r.pipeline, r.outbox, 'error', %(code)s, %(error)s, %(remedy)s
+FROM tide.relays r
+WHERE r.relay_group = %(group)s AND r.direction = 'out' AND r.enabled
+  AND r.pipeline = ANY (%(pipelines)s)
+ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
+SET state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
+    at = pg_catalog.clock_timestamp()
+
+-- name: unplace
+-- Notes that what is committed goes nowhere from here on, until the group begins anew.
+UPDATE tide.places SET lsn = NULL WHERE relay_group = %s
+
+-- name: sweep
+SELECT tide.outbox_sweep(%s)
+
+-- name: backlog
+-- Of each sink of a source that is behind: the first place that is not delivered yet, null where
+-- everything is. The parameter: the source's id in the store.
+SELECT b.sink, CASE WHEN count(k.id) > 0 THEN GREATEST(min(k.first_lsn), b.drained_lsn) END
+FROM penstock.backlogs b LEFT JOIN penstock.backlog_blocks k USING (source_id, sink)
+WHERE b.source_id = %s
+GROUP BY b.sink, b.drained_lsn
+
+-- name: open_backfills
+-- Of each sink of a source: whether rows that it began with are still to come, and whether what reads
+-- them has failed. The parameter: the source's name.
+SELECT sink, bool_or(state = 'failed'), max(error) FROM penstock.backfills
+WHERE source = %s AND state NOT IN ('done', 'cancelled')
+GROUP BY sink

@@ -1,0 +1,96 @@
+"""Warms a session up: a tiny query of the pipeline's own kind loads, forks and compiles what that needs.
+
+It takes seconds, which a standby spends while it has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from penstock.spark.pipeline import map_in_arrow
+
+_SECONDS: Final = 60.0
+_DDL: Final = "id bigint"
+_SCHEMA: Final = pa.schema([pa.field("id", pa.int64())])
+
+
+class Warmth(DataSource):
+    """One row, and nothing after it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return "penstock-warmth"
+
+    def schema(self) -> str:
+        """Return the columns as DDL."""
+        return _DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """Return the reader."""
+        return WarmthReader()
+
+
+class WarmthReader(DataSourceStreamReader):
+    """Plans one batch."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where it starts."""
+        return {"at": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return a limit, as the pipeline's source does."""
+        return ReadMaxRows(1)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        """Return where it ends."""
+        return {"at": 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the batch's task."""
+        return [] if start == end else [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Yield the row."""
+        yield pa.RecordBatch.from_pylist([{"id": 1}], schema=_SCHEMA)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def warm(spark: SparkSession) -> None:
+    """Run the query until its batch is done; raises what Spark raises."""
+    spark.dataSource.register(Warmth)
+    frame = map_in_arrow(spark.readStream.format(Warmth.name()).load(), _same, _DDL)
+    with tempfile.TemporaryDirectory(prefix="penstock-warm-", ignore_cleanup_errors=True) as folder:
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", folder)
+            .option("asyncProgressTrackingEnabled", "true")
+            .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            waited = 0.0
+            while query.lastProgress is None and waited < _SECONDS:
+                if query.awaitTermination(0.2):  # type: ignore[arg-type]
+                    break
+                waited += 0.2
+        finally:
+            query.stop()

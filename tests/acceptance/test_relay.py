@@ -1,0 +1,237 @@
+"""`penstock relay` from outside: SQL in the application's database, messages at a NATS subscriber."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.outbox.install import install
+
+from ..pipeline import Penstock, penstock
+
+EXAMPLE = """\
+select tide.outbox_create('notifications', retention_hours => 24);
+select tide.relay_set_outbox('notify', 'notifications', 'nats-group',
+  '{"sink_type":"nats","url":"${env:NATS_URL}","subject":"notifications.{op}","stream":"NOTIFICATIONS"}'::jsonb);
+select tide.relay_enable('notify');
+"""
+SHIPPED = """\
+begin;
+insert into orders values (555);
+select tide.outbox_publish('notifications', '{"type":"order.shipped"}', 'ord-555-shipped');
+"""
+
+
+@pytest.fixture
+def app(database: Database) -> Database:
+    """The application's database, with the schema tide."""
+    with database.connect(autocommit=True) as connection:
+        install(connection)
+    database.execute("create table orders (id int primary key)")
+    return database
+
+
+@pytest.fixture
+def streams(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[JetStream]:
+    with (
+        EmbeddedNats(server_dir / f"nats-{request.node.name}") as server,
+        JetStream(server.url) as handle,
+    ):
+        yield handle
+
+
+def relay(folder: Path, app: Database, streams: JetStream, **environment: str) -> Penstock:
+    folder.mkdir(exist_ok=True)
+    environment = {"NATS_URL": streams.url, **environment}
+    return Penstock(folder, "--url", app.url, command="relay", environment=environment)
+
+
+def received(url: str, subject: str, count: int, do: Callable[[], object]) -> list[Msg]:
+    """Return what a plain subscriber gets while `do` is done in another thread, `count` messages."""
+
+    async def main() -> list[Msg]:
+        client = await nats.connect(url)
+        subscription = await client.subscribe(subject)
+        await client.flush()
+        await asyncio.to_thread(do)
+        found = [await subscription.next_msg(timeout=60) for _ in range(count)]
+        await client.close()
+        return found
+
+    return asyncio.run(main())
+
+
+def bodies(streams: JetStream, stream: str) -> list[Any]:
+    return [json.loads(message.data) for message in streams.messages(stream)]
+
+
+def status(app: Database, pipeline: str) -> dict[str, Any]:
+    found: dict[str, Any] = app.execute("select tide.relay_status(%s)", [pipeline])[0][0]
+    return found
+
+
+def publish(app: Database, *numbers: int) -> None:
+    for number in numbers:
+        app.execute("select tide.outbox_publish('notifications', to_jsonb(%s::int))", [number])
+
+
+def set_outbox(app: Database, pipeline: str, stream: str, **config: object) -> None:
+    given = {"sink_type": "nats", "url": "${env:NATS_URL}", "subject": stream.lower(), **config}
+    values = [pipeline, json.dumps(given)]
+    app.execute("select tide.relay_set_outbox(%s, 'notifications', 'nats-group', %s)", values)
+
+
+def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    streams.add_stream("NOTIFICATIONS", "notifications.>")
+    app.execute(EXAMPLE)
+    with relay(tmp_path, app, streams) as process:
+        process.start().wait_ready()
+
+        def work() -> None:
+            app.execute("begin; select tide.outbox_publish('notifications', '1'); rollback")
+            app.execute(SHIPPED + "commit;")
+
+        (message,) = received(streams.url, "notifications.>", 1, work)
+        assert message.subject == "notifications.insert"
+        assert json.loads(message.data) == {"type": "order.shipped"}
+        assert message.headers is not None
+        assert message.headers["Nats-Msg-Id"] == "ord-555-shipped"
+        process.wait_for(lambda: status(app, "notify")["delivered"] == 1, 30, "the place kept")
+        (of_pipeline,) = app.execute(
+            "select lsn is not null, delivered_snapshot is not null, state, error from tide.places"
+        )
+        assert of_pipeline == (True, True, "running", None)
+        assert process.stop() == 0
+        assert not process.stray()
+    # Nothing but the one: what was rolled back is nowhere.
+    assert bodies(streams, "NOTIFICATIONS") == [{"type": "order.shipped"}]
+
+
+def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """Kept messages first; another subject; a pipeline that can't run alone; one that is disabled."""
+    for stream in ("A", "B"):
+        streams.add_stream(stream, [stream.lower(), f"{stream.lower()}.>"])
+    app.execute("select tide.outbox_create('notifications')")
+    publish(app, 1, 2)
+    set_outbox(app, "a", "A")
+    app.execute("select tide.relay_enable('a')")
+    with relay(tmp_path, app, streams) as process:
+        process.start().wait_ready()
+        publish(app, 3)
+        process.wait_for(lambda: streams.info("A").state.messages == 3, 60, "all in A")
+        assert bodies(streams, "A") == [1, 2, 3]
+
+        set_outbox(app, "b", "B", start="end", password="${env:NOWHERE}", username="u")
+        app.execute("select tide.relay_enable('b')")
+        process.wait_for(lambda: status(app, "b")["state"] == "error", 30, "b in error")
+        assert status(app, "b")["code"] == "unresolved_reference"
+        assert "NOWHERE" in status(app, "b")["error"]
+        publish(app, 4)
+        process.wait_for(lambda: streams.info("A").state.messages == 4, 60, "a goes on")
+
+        set_outbox(app, "b", "B", start="end")
+        set_outbox(app, "a", "A", subject="a.{op}")
+        process.wait_for(lambda: status(app, "b")["state"] == "running", 60, "b runs")
+        app.execute("select tide.relay_disable('a')")
+        process.wait_for(lambda: status(app, "a")["state"] == "disabled", 60, "a disabled")
+        publish(app, 5, 6)
+        process.wait_for(lambda: streams.info("B").state.messages == 3, 60, "b has them")
+        assert streams.info("A").state.messages == 4
+        app.execute("select tide.relay_enable('a')")
+        process.wait_for(lambda: streams.info("A").state.messages == 6, 60, "a has them")
+        assert process.stop() == 0
+    assert bodies(streams, "A") == [1, 2, 3, 4, 5, 6]
+    assert [m.subject for m in streams.messages("A")] == ["a"] * 4 + ["a.insert"] * 2
+    assert bodies(streams, "B") == [4, 5, 6]  # what was published since it was set up
+
+
+def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    streams.add_stream("NOTIFICATIONS", "notifications")
+    app.execute("select tide.outbox_create('notifications')")
+    set_outbox(app, "notify", "NOTIFICATIONS")
+    app.execute("select tide.relay_enable('notify')")
+    with (
+        relay(tmp_path / "one", app, streams) as one,
+        relay(tmp_path / "two", app, streams) as two,
+    ):
+        one.start().wait_ready()
+        two.start().wait_ready()
+        assert two.status()["relays"]["outbox"]["nats-group"]["state"] == "standby"
+        publish(app, 1)
+        one.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 30, "relayed")
+        two.wait_for(lambda: "warm" in two.log(), 60, "warm")
+        one.kill_tree()
+        killed = time.monotonic()
+        publish(app, 2)
+        two.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 2, 60, "taken over")
+        took = time.monotonic() - killed
+        assert took < 10, f"{took:.1f} s"
+        assert two.stop() == 0
+    assert bodies(streams, "NOTIFICATIONS") == [1, 2]
+
+
+def test_what_it_refuses(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    role = f"plain_{app.name}"
+    app.execute(f"create role {role} login; grant usage on schema tide to {role};"
+                f" grant select on all tables in schema tide to {role}")  # fmt: skip
+    url = app.url.replace("//postgres@", f"//{role}@")
+    done = penstock("relay", "--url", url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "may not replicate" in done.stderr
+    assert f"ALTER ROLE {role} REPLICATION" in done.stderr.replace('"', "")
+    app.execute("drop schema tide cascade")
+    app.execute(f"drop owned by {role}; drop role {role}")
+    done = penstock("relay", "--url", app.url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "penstock outbox install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_enabled(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """It waits, and says so; what is enabled then runs."""
+    streams.add_stream("NOTIFICATIONS", "notifications")
+    app.execute("select tide.outbox_create('notifications')")
+    set_outbox(app, "notify", "NOTIFICATIONS")
+    publish(app, 1)
+    with relay(tmp_path, app, streams) as process:
+        process.start().wait_ready()
+        process.wait_for(lambda: "no pipeline is enabled" in process.log(), 30, "told")
+        assert app.execute("select 1 from pg_replication_slots where slot_name ~ '^tide_nats'"
+                           " and database = current_database()") == []  # fmt: skip
+        app.execute("select tide.relay_enable('notify')")
+        process.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 60, "relayed")
+
+
+def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """As a source of type outbox of `penstock run`: the outbox still has what the slot had not."""
+    streams.add_stream("A", "a")
+    app.execute("select tide.outbox_create('notifications')")
+    set_outbox(app, "a", "A")
+    app.execute("select tide.relay_enable('a')")
+    (tmp_path / "penstock.yaml").write_text("sources: {app: {type: outbox, url: '${APP_URL}'}}")
+    environment = {"APP_URL": app.url, "NATS_URL": streams.url}
+    with Penstock(tmp_path, environment=environment) as process:
+        process.start().wait_ready()
+        publish(app, 1)
+        process.wait_for(lambda: status(app, "a")["delivered"] == 1, 60, "delivered")
+        assert process.stop() == 0
+        publish(app, 2)
+        app.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+                    " where database = current_database()")  # fmt: skip
+        publish(app, 3)
+        process.start().wait_ready()
+        assert "the group's slot is gone" in process.log()
+        publish(app, 4)
+        process.wait_for(lambda: streams.info("A").state.messages == 4, 60, "all delivered")
+        assert process.stop() == 0
+    assert bodies(streams, "A") == [1, 2, 3, 4]

@@ -1,0 +1,359 @@
+"""An outbox's messages into a real JetStream: forms, subjects, atomic batches, faults."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from penstock.embedded.handles import JetStream, Msg
+from penstock.embedded.nats import EmbeddedNats
+from penstock.message import WIRE_SCHEMA
+from penstock.outbox.settings import OutboxSinkSettings, read
+from penstock.sinks import nats_client
+from penstock.sinks.nats import NatsSink
+
+from .nats_servers import Writer, await_true
+
+PADDING = "x" * 100
+
+
+@pytest.fixture
+def own_server(server_dir: Path) -> Iterator[EmbeddedNats]:
+    """A server that the test may stop."""
+    with EmbeddedNats(server_dir / f"outbox{uuid.uuid4().hex[:8]}") as server:
+        yield server
+
+
+@pytest.fixture
+def stream() -> str:
+    return f"O{uuid.uuid4().hex[:8]}"
+
+
+def rows(numbers: Sequence[int], **record: Any) -> pa.RecordBatch:
+    """Return rows of an outbox, in one group: their ids and what a payload has are `numbers`."""
+    count = len(numbers)
+    usual = {"dedup_key": None, "headers": {}, "created_at": "2026-11-21T10:00:00Z", **record}
+    texts = [
+        orjson.dumps({"id": n, "payload": {"n": n, "of": n % 7, "p": PADDING}} | usual).decode()
+        for n in numbers
+    ]
+    columns = [
+        texts, [None] * count, ["insert"] * count, ["tide"] * count, ["outbox_orders"] * count,
+        ['{"database":"shop"}'] * count, [f"t-{n}-0" for n in numbers], list(numbers),
+        [0] * count, [1] * count, [None] * count, [None] * count, [0] * count,
+    ]  # fmt: skip
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, WIRE_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=WIRE_SCHEMA)
+
+
+def settings(url: str, stream: str, **keys: Any) -> OutboxSinkSettings:
+    config = {"sink_type": "nats", "url": url, "subject": f"{stream}.x", **keys}
+    return read(config, {}).sink(source="group", outbox="orders")
+
+
+def make(nats: JetStream, stream: str, *, atomic: bool = True, **config: Any) -> None:
+    """Make a stream, which takes atomic batches or not; nats-py knows no such setting."""
+    nats.add_stream(stream, f"{stream}.>", **config)
+    if atomic:
+        set_atomic(nats, stream, atomic=True)
+
+
+def set_atomic(nats: JetStream, stream: str, *, atomic: bool) -> None:
+    answer = nats.api(f"STREAM.INFO.{stream}", {})
+    changed = answer["config"] | {"allow_atomic": atomic}
+    answer = nats.api(f"STREAM.UPDATE.{stream}", changed)
+    assert answer["config"].get("allow_atomic", False) == atomic, answer
+
+
+def without_links(sink: NatsSink) -> NatsSink:
+    """Return a sink that links no messages, as where others publish to the stream all the time."""
+    sink._may_link = False
+    return sink
+
+
+def stored(nats: JetStream, stream: str, count: int) -> bool:
+    """Tell whether a stream has more than `count` messages."""
+    return int(nats.info(stream).state.messages) > count
+
+
+def numbers(messages: Sequence[Msg]) -> list[int]:
+    return [json.loads(message.data)["n"] for message in messages]
+
+
+def batches(messages: Sequence[Msg]) -> dict[str, int]:
+    """Return how many messages of each atomic batch there are."""
+    found: dict[str, int] = {}
+    for message in messages:
+        if (name := message.headers.get("Nats-Batch-Id")) is not None:
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_an_outbox_goes_many_at_once_in_its_order(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, atomic: bool
+) -> None:
+    make(nats, stream, atomic=atomic)
+    writer = Writer(settings(nats_server.url, stream))
+    if atomic:
+        without_links(writer.sink)
+    written = writer.write(rows(range(1, 2051)))
+    assert (written.delivered, written.duplicates, written.dead) == (2050, 0, [])
+    messages = nats.messages(stream)
+    assert numbers(messages) == list(range(1, 2051))
+    if atomic:
+        assert sorted(batches(messages).values()) == [50] + [100] * 20
+    else:
+        assert batches(messages) == {}
+        unlinked = [m for m in messages if "Nats-Expected-Last-Msg-Id" not in m.headers]
+        assert numbers(unlinked) == list(range(1, 2051, 100))
+    assert messages[4].headers["Nats-Msg-Id"] == "orders:5"
+    assert json.loads(messages[4].data) == {"n": 5, "of": 5, "p": PADDING}
+    assert written.bytes == sum(len(message.data) for message in messages)
+
+
+def test_a_stream_without_atomic_batches_gets_one_by_one(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is asked again only after a while, as it may have been changed."""
+    make(nats, stream, atomic=False)
+    sink = NatsSink(settings(nats_server.url, stream), name="notify", source="group")
+    without_links(sink)
+    assert sink.write(rows(range(300))).delivered == 300
+    set_atomic(nats, stream, atomic=True)
+    assert sink.write(rows(range(300, 400))).delivered == 100
+    assert batches(nats.messages(stream)) == {}
+    monkeypatch.setattr(sink, "_atomic_from", float("-inf"))
+    assert sink.write(rows(range(400, 500))).delivered == 100
+    messages = nats.messages(stream)
+    assert numbers(messages) == list(range(500))
+    assert list(batches(messages).values()) == [100]
+    sink.close()
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("seen", [range(150, 160), range(1), range(299, 300), range(300)])
+def test_messages_that_are_there_already_are_passed_over(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, seen: range, links: bool
+) -> None:
+    make(nats, stream)
+    sink = NatsSink(settings(nats_server.url, stream), name="notify", source="group")
+    if not links:
+        without_links(sink)
+    assert sink.write(rows(seen)).delivered == len(seen)
+    written = sink.write(rows(range(300)))
+    assert (written.delivered, written.duplicates) == (300, len(seen))
+    found = numbers(nats.messages(stream))
+    assert found == [*seen, *(n for n in range(300) if n not in seen)]
+    sink.close()
+
+
+def test_links_that_others_break_keep_the_order(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """Another publisher writes to the stream all the while, and nothing comes twice or late."""
+    make(nats, stream)
+    writer = Writer(settings(nats_server.url, stream))
+    writer.start(rows(range(20_000)))
+    others = 0
+    while nats.info(stream).state.messages < 15_000:
+        others += 1
+        nats.publish(f"{stream}.other", b'{"n": -1}')
+    assert others > 0
+    written = writer.result()
+    assert (written.delivered, written.duplicates) == (20_000, 0)
+    messages = nats.messages(stream)
+    assert [n for n in numbers(messages) if n >= 0] == list(range(20_000))
+    assert batches(messages)  # while it linked none
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_cannot_be_sent_leaves_the_others_in_order(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, links: bool
+) -> None:
+    make(nats, stream, max_msg_size=20_000)
+    parts = [
+        rows(range(40)),
+        rows([40], headers={"Nats-Rollup": "all"}),
+        rows(range(41, 80)),
+        rows([80], headers={"big": "y" * 30_000}),  # which only the stream refuses
+        rows(range(81, 120)),
+        rows([120], headers={"big": "y" * 70_000}),
+        rows(range(121, 200)),
+    ]
+    batch = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    writer = Writer(settings(nats_server.url, stream))
+    if not links:
+        without_links(writer.sink)
+    written = writer.write(batch)
+    assert [(d.code, d.idempotency_key) for d in written.dead] == [
+        ("reserved_header", "t-40-0"),
+        ("message_too_large", "t-80-0"),
+        ("headers_too_large", "t-120-0"),
+    ]
+    assert numbers(nats.messages(stream)) == [n for n in range(200) if n not in (40, 80, 120)]
+
+
+def test_messages_of_one_group_for_several_streams(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """A batch is of one stream, so they go one by one."""
+    nats.add_stream(f"{stream}A", [f"{stream}.0", f"{stream}.1"])
+    make(nats, f"{stream}B", atomic=False)
+    nats.add_stream(f"{stream}C", [f"{stream}.{n}" for n in range(2, 7)])
+    set_atomic(nats, f"{stream}C", atomic=True)
+    config = settings(nats_server.url, stream, subject=f"{stream}.{{payload.of}}")
+    assert Writer(config).write(rows(range(210))).delivered == 210
+    first, second = (numbers(nats.messages(f"{stream}{name}")) for name in "AC")
+    assert first == [n for n in range(210) if n % 7 < 2]
+    assert second == [n for n in range(210) if n % 7 >= 2]
+
+
+@pytest.mark.parametrize("group_by", ["payload.of", "none"])
+def test_order_by_a_value_or_by_nothing(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, group_by: str
+) -> None:
+    make(nats, stream)
+    config = settings(nats_server.url, stream, group_by=group_by)
+    assert Writer(config).write(rows(range(700))).delivered == 700
+    messages = nats.messages(stream)
+    assert sorted(numbers(messages)) == list(range(700))
+    sizes = set(batches(messages).values())
+    if group_by == "none":
+        assert sizes == set()
+        return
+    assert sizes == {100}
+    for rest in range(7):
+        mine = [n for n in numbers(messages) if n % 7 == rest]
+        assert mine == sorted(mine)
+
+
+def test_a_full_stream_is_waited_for(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    make(nats, stream, max_msgs=250, discard="new")
+    writer = Writer(settings(nats_server.url, stream))
+    writer.start(rows(range(600)))
+    writer.until_retry("stream_full")
+    assert numbers(nats.messages(stream)) == list(range(250))
+    answer = nats.api(f"STREAM.INFO.{stream}", {})
+    nats.api(f"STREAM.UPDATE.{stream}", answer["config"] | {"max_msgs": -1})
+    assert writer.result(60).delivered == 600
+    assert numbers(nats.messages(stream)) == list(range(600))
+
+
+def test_a_denied_subject_blocks_its_group_alone(server_dir: Path, stream: str) -> None:
+    config = (
+        "authorization { users = [\n"
+        ' {user: admin, password: admin, permissions: {publish: ">", subscribe: ">"}}\n'
+        " {user: relay, password: relay, permissions: {"
+        f' publish: {{allow: ["{stream}.1"]}}, subscribe: "_INBOX.>"}}}}\n'
+        "] }\n"
+    )
+    with (
+        EmbeddedNats(server_dir / f"denied{stream}", config) as server,
+        JetStream(server.url, user="admin", password="admin") as nats,
+    ):
+        make(nats, stream)
+        writer = Writer(
+            settings(
+                server.url, stream, username="relay", password="relay",
+                subject=f"{stream}.{{payload.of}}", group_by="payload.of",
+            ),
+            should_stop=lambda: len(nats.messages(stream)) == 20,
+        )  # fmt: skip
+        writer.start(rows(range(140)))
+        with pytest.raises(Exception, match="may not publish"):
+            writer.result()
+        assert numbers(nats.messages(stream)) == list(range(1, 140, 7))
+
+
+@pytest.mark.parametrize(
+    ("way", "count"), [("linked", 40_000), ("atomic", 20_000), ("single", 8_000)]
+)
+def test_a_server_killed_amid_it_all_loses_and_repeats_nothing(
+    own_server: EmbeddedNats, stream: str, way: str, count: int
+) -> None:
+    """Killed three times while the group's messages go there."""
+    with JetStream(own_server.url) as nats:
+        make(nats, stream, atomic=way == "atomic")
+        writer = Writer(settings(own_server.url, stream))
+        if way != "linked":
+            without_links(writer.sink)
+        writer.start(rows(range(count)))
+        for kill in range(1, 4):
+            await_true(partial(stored, nats, stream, kill * count // 5))
+            own_server.kill()
+            own_server.start()
+        written = writer.result(60)
+        assert written.delivered == count
+        found = nats.messages(stream)
+        assert numbers(found) == list(range(count))
+        assert bool(batches(found)) == (way == "atomic")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_acks_that_are_lost_repeat_nothing(
+    nats_server: EmbeddedNats,
+    nats: JetStream,
+    stream: str,
+    monkeypatch: pytest.MonkeyPatch,
+    links: bool,
+) -> None:
+    """The connection breaks with batches under way, of which the stream takes one or another."""
+    make(nats, stream)
+    sink = NatsSink(settings(nats_server.url, stream), name="notify", source="group")
+    if not links:
+        without_links(sink)
+    connect = nats_client.connect
+    steps = 0
+
+    def breaking(*arguments: Any) -> Any:
+        connection = connect(*arguments)
+        step = connection.step
+
+        def lose(timeout: float) -> Any:
+            nonlocal steps
+            found = step(timeout)
+            steps += 1
+            if steps % 5 == 0:
+                connection._sock.close()
+            return found
+
+        monkeypatch.setattr(connection, "step", lose)
+        return connection
+
+    monkeypatch.setattr("penstock.sinks.nats.connect", breaking)
+    monkeypatch.setattr("penstock.sinks.nats.backoff", lambda _attempt: 0.0)
+    assert sink.write(rows(range(3_000))).delivered == 3_000
+    assert steps > 10
+    assert numbers(nats.messages(stream)) == list(range(3_000))
+    sink.close()
+
+
+def test_forms_and_headers_as_a_subscriber_reads_them(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    make(nats, stream)
+    bodies = {}
+    for number, form in enumerate(["plain", "envelope", "cloudevents", "debezium"]):
+        batch = rows([number], headers={"Trace": "a b", "n": 5}, dedup_key=f"key-{number}")
+        config = settings(nats_server.url, stream, format=form)
+        assert Writer(config).write(batch).delivered == 1
+        message = nats.messages(stream)[-1]
+        assert message.headers["Nats-Msg-Id"] == f"key-{number}"
+        assert (message.headers["Trace"], message.headers["n"]) == ("a b", "5")
+        bodies[form] = json.loads(message.data)
+    payload = {"n": 0, "of": 0, "p": PADDING}
+    assert bodies["plain"] == payload
+    assert bodies["envelope"]["record"]["payload"] == payload | {"n": 1, "of": 1}
+    assert bodies["cloudevents"]["data"] == payload | {"n": 2, "of": 2}
+    assert bodies["debezium"] == payload | {"n": 3, "of": 3}

@@ -1,0 +1,238 @@
+"""Pipelines by SQL: what their configs may hold, how they change, what is told of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.integration.outbox_sql import (
+    CONFIG,
+    SOURCE,
+    delivered,
+    installed,
+    pipeline,
+    raises,
+    value,
+)
+
+from penstock.embedded.handles import Database
+from penstock.outbox.settings import RelayPipeline
+
+SECRET = "hunter6"
+SET = "SELECT tide.relay_set_outbox('p', 'o', 'g', %s)"
+SET_INBOX = "SELECT tide.relay_set_inbox('in', 'i', 'g', %s)"
+RULE = {"when": "payload.a = 1", "to": "x.{payload.a}"}
+
+
+@pytest.fixture
+def tide(database: Database) -> Database:
+    installed(database)
+    database.execute("SELECT tide.outbox_create('o'), tide.inbox_create('i')")
+    return database
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"subject": "a.{stream_table}.{op}.{outbox_id}.{payload.x y}.{header.T}", "stream": "S_1-x"},
+        {"subject": "${env:PREFIX}.{op}", "batch_size": 1, "format": "plain", "start": "beginning"},
+        {"url": "nats://a:4222,tls://b, c:4223", "batch_size": 1000, "format": "envelope"},
+        {"url": "nats://user:p%40ss@[::1]:4222/", "format": "cloudevents", "start": "end"},
+        {"url": "${env:NATS_URL}", "batch_size": "${env:SIZE}", "tls_enabled": "${env:TLS}"},
+        {"url": "nats://${env:HOST}:4222", "format": "debezium", "tls_enabled": True},
+        {"username": "u", "password": "odd${x}\"';--"},
+        {"token": "${file:/run/secrets/token}"},
+        {"nkey_seed": "${env:SEED}", "group_by": "payload.customer.id"},
+        {"credentials_file": "/etc/nats.creds", "group_by": "header.Tenant"},
+        {"tls_ca_cert": "/a", "tls_cert": "/b", "tls_key": "/c", "group_by": "none"},
+        {"route": [RULE, {"to": "rest"}]},
+        {"route": [RULE]},
+    ],
+)  # fmt: skip
+def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
+    tide.execute(SET, [json.dumps(CONFIG | more)])
+    assert value(tide, "SELECT config FROM tide.relays") == CONFIG | more
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"sink_typ": "nats"}, ("'sink_typ'", "Did you mean sink_type?")),
+        ({"batchsize": 5}, ("'batchsize'", "Did you mean batch_size?")),
+        ({"%s'; drop table x": 5}, ("%s''; drop table x", "The keys are: sink_type")),
+        ({"sink_type": "kafka"}, ('"kafka"', '"nats"')),
+        ({"sink_type": 1}, ("1", '"nats"')),
+        ({"sink_type": None}, ("null", '"nats"')),
+        ({"url": ""}, ("url", "nats://host:port")),
+        ({"url": f"http://u:{SECRET}@h"}, ("***", "nats://host:port")),
+        ({"url": ["nats://a"]}, ("a list", "nats://host:port")),
+        ({"subject": "a..b"}, ("a..b", "{stream_table}")),
+        ({"subject": "a.*"}, ("a.*", "{stream_table}")),
+        ({"subject": "a.>"}, ("a.>", "{stream_table}")),
+        ({"subject": "$JS.a"}, ("$JS.a", "{stream_table}")),
+        ({"subject": "a b"}, ("a b", "{stream_table}")),
+        ({"subject": "a\n"}, ("subject", "{stream_table}")),
+        ({"subject": "a.{opp}"}, ("{opp}", "{op}")),
+        ({"subject": "a.{op"}, ("{op", "{op}")),
+        ({"subject": "a.${env:}"}, ("${env:}", "${env:NAME}")),
+        ({"subject": "a.${vault:x}"}, ("${vault:x}", "${env:NAME}")),
+        ({"password": "${vault:" + SECRET + "}", "username": "u"}, ("password", "${file:path}")),
+        ({"stream": "A.B"}, ("A.B", "no blanks")),
+        ({"stream": ""}, ("stream", "no blanks")),
+        ({"batch_size": 0}, ("0", "1 to 1000")),
+        ({"batch_size": 1001}, ("1001", "1 to 1000")),
+        ({"batch_size": 1.5}, ("1.5", "1 to 1000")),
+        ({"batch_size": 10**30}, ("batch_size", "1 to 1000")),
+        ({"batch_size": "5"}, ('"5"', "1 to 1000")),
+        ({"tls_enabled": "yes"}, ('"yes"', "true or false")),
+        ({"tls_enabled": False, "tls_ca_cert": "/a"}, ("tls_ca_cert", "Remove one")),
+        ({"tls_cert": "/a"}, ("tls_key is missing", "go together")),
+        ({"username": "u"}, ("password is missing", "go together")),
+        ({"password": 5}, ("***", "a text")),
+        ({"token": SECRET, "nkey_seed": "SU"}, ("token, nkey_seed", "Keep one")),
+        ({"format": "avro"}, ('"avro"', '"cloudevents"')),
+        ({"start": "now"}, ('"now"', '"beginning"')),
+        ({"group_by": "id"}, ('"id"', "payload.<field>")),
+        ({"route": []}, ("route", "a list of rules")),
+        ({"route": "x"}, ("route", "a list of rules")),
+        ({"route": ["x"]}, ("route[0]", '"when"')),
+        ({"route": [{"to": "a"}, RULE]}, ("route[0]", "last")),
+        ({"route": [RULE, {"when": "x"}]}, ('route[1] has no "to"', "subject")),
+        ({"route": [{"too": "a"}]}, ("'too'", '"to"')),
+        ({"route": [RULE | {"to": "a b"}]}, ("route[0].to", "{op}")),
+        ({"route": [RULE | {"when": 5}]}, ("route[0].when", "condition")),
+    ],
+)
+def test_what_it_may_not_hold(tide: Database, more: dict[str, Any], says: tuple[str, str]) -> None:
+    raised = raises(tide, SET, json.dumps(CONFIG | more))
+    assert raised.state == "TD006"
+    assert says[0] in raised.message
+    assert says[1] in raised.hint
+    assert SECRET not in str(raised)
+    assert tide.execute("SELECT FROM tide.relays") == []
+
+
+@pytest.mark.parametrize("config", [None, "null", "[]", "1", "{}", '{"sink_type": "nats"}'])
+def test_a_config_must_be_there(tide: Database, config: str | None) -> None:
+    assert raises(tide, SET, config).state == "TD006"
+
+
+def test_the_keys_are_those_that_the_relay_reads(tide: Database) -> None:
+    known = {row[0] for row in tide.execute("SELECT key FROM tide._config_keys('out')")}
+    assert known == set(RelayPipeline.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "says"),
+    [
+        ("relay_set_outbox('p q', 'o', 'g', '{}')", "TD001", "- and ."),
+        ("relay_set_outbox('-p', 'o', 'g', '{}')", "TD001", "Start with a letter"),
+        (f"relay_set_outbox('{'p' * 57}', 'o', 'g', '{{}}')", "TD001", "56"),
+        ("relay_set_outbox('p', 'o', 'g h', '{}')", "TD006", "nats"),
+        ("relay_set_outbox('p', 'oo', 'g', '{}')", "TD002", "'o'"),
+        ("relay_set_outbox('p', 'o-o', 'g', '{}')", "TD001", "digits and _"),
+        ("relay_set_outbox(null, 'o', 'g', '{}')", "TD001", "name"),
+        ("relay_set_inbox('p', 'o', 'g', '{}')", "TD008", "'i'"),
+        ("relay_enable('p')", "TD007", "relay_set_outbox"),
+        ("relay_disable('p')", "TD007", "relay_set_outbox"),
+        ("relay_delete('p')", "TD007", "relay_set_outbox"),
+        ("relay_status('p')", "TD007", "relay_set_outbox"),
+        ("relay_status('')", "TD001", "letter"),
+    ],
+)
+def test_each_mistake_has_its_state_and_its_hint(
+    tide: Database, call: str, code: str, says: str
+) -> None:
+    raised = raises(tide, f"SELECT tide.{call}")
+    assert raised.state == code, raised
+    assert says in raised.hint
+
+
+def test_names_of_pipelines_and_groups_take_dots_and_hyphens(tide: Database) -> None:
+    pipeline(tide, "orders-to.nats", "o", group="nats-group.1")
+    bad = "SELECT tide.relay_set_outbox('p', 'o', 'g h', %s)"
+    assert raises(tide, bad, json.dumps(CONFIG)).state == "TD001"
+    near = raises(tide, "SELECT tide.relay_enable('orders-to-nats')")
+    assert "'orders-to.nats'" in near.hint
+
+
+def test_settings_change_and_the_place_stays(tide: Database) -> None:
+    pipeline(tide, "p", "o")
+    tide.execute("SELECT tide.relay_enable('p')")
+    delivered(tide, "p")
+    before = tide.execute("SELECT since::text, created_at, changed_at FROM tide.relays")[0]
+    place = "SELECT delivered_snapshot::text, state FROM tide.places"
+    kept = tide.execute(place)
+    pipeline(tide, "p", "o", subject="other")
+    after = tide.execute("SELECT since::text, created_at, changed_at FROM tide.relays")[0]
+    assert (after[:2], after[2] > before[2]) == (before[:2], True)
+    status = value(tide, "SELECT tide.relay_status('p')")
+    assert (status["enabled"], status["config"]["subject"]) == (True, "other")
+    assert tide.execute(place) == kept
+    tide.execute("SELECT tide.relay_delete('p')")
+    assert tide.execute(place) == []
+
+
+def test_another_outbox_or_group_is_another_pipeline(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('q')")
+    pipeline(tide, "p", "o")
+    for outbox, group in (("q", "g"), ("o", "h")):
+        query = "SELECT tide.relay_set_outbox('p', %s, %s, %s)"
+        raised = raises(tide, query, outbox, group, json.dumps(CONFIG))
+        assert raised.state == "TD003"
+        assert "relay_delete('p')" in raised.hint
+    query = "SELECT tide.relay_set_inbox('p', 'i', 'g', %s)"
+    assert raises(tide, query, json.dumps(SOURCE)).state == "TD003"
+
+
+def test_every_change_is_told_and_publishing_is_not(tide: Database) -> None:
+    with tide.connect(autocommit=True) as listener:
+        listener.execute("LISTEN tide_relay")
+        for call in (
+            f"relay_set_outbox('p', 'o', 'g', '{json.dumps(CONFIG)}')",
+            "relay_enable('p')",
+            "relay_disable('p')",
+            "relay_delete('p')",
+            "outbox_create('q')",
+            "outbox_drop('q')",
+        ):
+            tide.execute(f"SELECT tide.{call}")
+            assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1, call
+        tide.execute("SELECT tide.outbox_publish('o', '{}')")
+        tide.execute("NOTIFY tide_relay, 'end'")
+        (told,) = listener.notifies(timeout=10, stop_after=1)
+        assert told.payload == "end"
+
+
+def test_secrets_are_told_to_nobody_but_references_are(tide: Database) -> None:
+    url = f"nats://u:{SECRET}@a:4222, tls://{SECRET}@b"
+    pipeline(tide, "p", "o", url=url, username="u", password=SECRET)
+    pipeline(tide, "q", "o", token="${env:TOKEN}")
+    shown = json.dumps(
+        [
+            value(tide, "SELECT tide.relay_status('p')"),
+            value(tide, "SELECT tide.outbox_status('o')"),
+            str(tide.execute("SELECT * FROM tide.relay_list()")),
+        ]
+    )
+    assert SECRET not in shown
+    assert "***@a:4222" in shown
+    assert "${env:TOKEN}" in shown
+
+
+def test_sources_of_inboxes(tide: Database) -> None:
+    login = {"username": "u", "password": "p"}
+    for more in ({}, {"subject": "a.>", "durable": "d", "start": "end", "batch_size": 5} | login):
+        tide.execute(SET_INBOX, [json.dumps(SOURCE | more)])
+    assert value(tide, "SELECT inbox FROM tide.relay_list()") == "i"
+    for wrong, says in (
+        ({"source_type": "kafka"}, '"nats"'),
+        ({"format": "plain"}, "The keys are: source_type"),
+        ({"durable": "a.b"}, "durable"),
+    ):
+        raised = raises(tide, SET_INBOX, json.dumps(SOURCE | wrong))
+        assert raised.state == "TD006"
+        assert says in raised.hint
+    bare = {"source_type": "nats", "url": "nats://a"}
+    assert "stream is missing" in raises(tide, SET_INBOX, json.dumps(bare)).message

@@ -1,0 +1,252 @@
+"""What a message of an outbox looks like: its headers, its body, its subject, its group."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.message import WIRE_SCHEMA
+from penstock.outbox.forms import Format, OutboxForm, groups_of
+from penstock.outbox.settings import OutboxSinkSettings, read
+from penstock.sinks.nats_frames import MAX_HEADER, Encoder
+from penstock.subject import SubjectTemplate
+
+INBOX = b"_INBOX.x."
+CREATED = "2026-11-21T10:00:00.123456Z"
+
+
+def rows(*records: dict[str, Any] | str) -> pa.RecordBatch:
+    """Return the outbox's rows: a record has what is given, and the rest as usual."""
+    texts = [
+        record
+        if isinstance(record, str)
+        else json.dumps(
+            {"id": at, "dedup_key": None, "payload": {}, "headers": {}, "created_at": CREATED}
+            | record
+        )
+        for at, record in enumerate(records, 1)
+    ]
+    count = len(texts)
+    columns = [
+        texts, [None] * count, ["insert"] * count, ["tide"] * count, ["outbox_orders"] * count,
+        ['{"database":"shop"}'] * count, [f"t-{n}-0" for n in range(count)], list(range(count)),
+        [0] * count, [1] * count, [None] * count, [None] * count, [0] * count,
+    ]  # fmt: skip
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, WIRE_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=WIRE_SCHEMA)
+
+
+def settings(**keys: Any) -> OutboxSinkSettings:
+    config = {"sink_type": "nats", "url": "nats://localhost", "subject": "o.{op}", **keys}
+    return read(config, {}).sink(source="group", outbox="orders")
+
+
+def block_of(batch: pa.RecordBatch, **keys: Any) -> Any:
+    return Encoder(settings(**keys), "notify", "group", INBOX).block(batch, 0, 1)
+
+
+def messages(batch: pa.RecordBatch, **keys: Any) -> list[tuple[str, list[tuple[str, str]], bytes]]:
+    """Return subject, headers and body of each message, read by the lengths of its frame."""
+    block = block_of(batch, **keys)
+    assert block.refused == {}
+    data, found = bytes(block.data), []
+    for payload in block.payload:
+        line, _, data = data.partition(b"\r\n")
+        _, subject, _, header, total = line.split(b" ")
+        assert payload == int(total)
+        head, body = data[: int(header)], data[int(header) : int(total)]
+        assert head.endswith(b"\r\n\r\n")
+        version, *lines = head[:-4].split(b"\r\n")
+        assert version == b"NATS/1.0"
+        pairs = [line.decode().split(": ", 1) for line in lines]
+        found.append((subject.decode(), [(name, value) for name, value in pairs], body))
+        assert data[int(total) :][:2] == b"\r\n"
+        data = data[int(total) + 2 :]
+    assert data == b""
+    return found
+
+
+def test_a_plain_message_is_the_payload_with_id_and_headers() -> None:
+    record = '{"id": 7, "dedup_key": "k-1", "payload": {"a": 1.10, "b" : [1]}, "headers": %s}'
+    headers = '{"Trace": "é: x", "n": 5, "ok": true, "none": null, "many": ["a", 2]}'
+    found = messages(rows(record % headers, {}, {"payload": None, "dedup_key": ""}))
+    assert found == [
+        (
+            "o.insert",
+            [
+                ("Nats-Msg-Id", "k-1"),
+                ("Trace", "é: x"),
+                ("n", "5"),
+                ("ok", "true"),
+                ("many", "a"),
+                ("many", "2"),
+            ],
+            b'{"a": 1.10, "b" : [1]}',
+        ),
+        ("o.insert", [("Nats-Msg-Id", "orders:2")], b"{}"),
+        ("o.insert", [("Nats-Msg-Id", "orders:3")], b"null"),
+    ]
+
+
+def test_a_stream_is_demanded() -> None:
+    ((_, headers, _),) = messages(rows({}), stream="ORDERS")
+    assert headers == [("Nats-Expected-Stream", "ORDERS"), ("Nats-Msg-Id", "orders:1")]
+
+
+def test_an_envelope_is_the_message_of_a_change() -> None:
+    ((_, headers, body),) = messages(
+        rows({"payload": {"a": 1}, "headers": {"h": "x"}}), format="envelope"
+    )
+    assert headers == [("Nats-Msg-Id", "orders:1"), ("h", "x")]
+    message = json.loads(body)
+    assert message["record"]["payload"] == {"a": 1}
+    assert (message["action"], message["changes"]) == ("insert", None)
+    assert message["metadata"] == {
+        "database": "shop", "consumer": {"id": "notify", "name": "notify"},
+    }  # fmt: skip
+
+
+def test_a_cloud_event_has_its_attributes() -> None:
+    first, second = messages(
+        rows(
+            {"payload": {"type": "order.shipped"}, "dedup_key": 'a"b'},
+            {
+                "payload": [1],
+                "headers": {"ce-type": "t", "CE-Source": "/s", "ce-subject": "5",
+                            "content-type": "x", "Trace": "y"},
+            },
+        ),
+        format="cloudevents",
+    )  # fmt: skip
+    assert first[1] == [
+        ("Nats-Msg-Id", 'a"b'), ("Content-Type", "application/cloudevents+json"),
+    ]  # fmt: skip
+    assert json.loads(first[2]) == {
+        "specversion": "1.0", "id": 'a"b', "source": "/outbox/orders", "type": "order.shipped",
+        "time": CREATED, "datacontenttype": "application/json", "data": {"type": "order.shipped"},
+    }  # fmt: skip
+    assert second[1] == [
+        ("Nats-Msg-Id", "orders:2"),
+        ("Trace", "y"),
+        ("Content-Type", "application/cloudevents+json"),
+    ]
+    event = json.loads(second[2])
+    assert (event["type"], event["source"], event["subject"]) == ("t", "/s", "5")
+    assert event["data"] == [1]
+
+
+def test_debezium_routes_by_headers() -> None:
+    first, second = messages(
+        rows(
+            {"payload": {"type": "shipped", "aggregate_id": 5}, "dedup_key": "k"},
+            {"headers": {"eventType": "e", "aggregateid": "9", "Id": "mine"}},
+        ),
+        format="debezium",
+    )
+    assert first[1] == [
+        ("Nats-Msg-Id", "k"), ("id", "k"), ("aggregateType", "orders"),
+        ("eventType", "shipped"), ("aggregateId", "5"),
+    ]  # fmt: skip
+    assert first[2] == b'{"type": "shipped", "aggregate_id": 5}'
+    assert second[1] == [
+        ("Nats-Msg-Id", "orders:2"), ("eventType", "e"), ("aggregateid", "9"), ("Id", "mine"),
+        ("aggregateType", "orders"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["plain", "envelope", "cloudevents", "debezium"])
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        ({"headers": {"a b": "x"}}, "invalid_header"),
+        ({"headers": {"a:b": "x"}}, "invalid_header"),
+        ({"headers": {"": "x"}}, "invalid_header"),
+        ({"headers": {"é": "x"}}, "invalid_header"),
+        ({"headers": {"a\r\nb": "x"}}, "invalid_header"),
+        ({"headers": {"a": "x\r\nNats-Rollup: all"}}, "invalid_header"),
+        ({"headers": {"a": ["x", "\n"]}}, "invalid_header"),
+        ({"headers": ["a"]}, "invalid_header"),
+        ({"headers": "a"}, "invalid_header"),
+        ({"headers": {"Nats-Msg-Id": "x"}}, "reserved_header"),
+        ({"headers": {"nats-rollup": "all"}}, "reserved_header"),
+        ({"headers": {"a": "x" * MAX_HEADER}}, "headers_too_large"),
+        ({"dedup_key": "x" * MAX_HEADER}, "headers_too_large"),
+        ({"dedup_key": "x\r\nNats-Rollup: all"}, "invalid_key"),
+        ({"dedup_key": "x\n"}, "invalid_key"),
+        ('{"id": 1}', "no_payload"),
+    ],
+)
+def test_what_nats_cannot_carry_is_refused(
+    form: Format, record: dict[str, Any] | str, code: str
+) -> None:
+    block = block_of(rows({}, record, {}), format=form)
+    assert {row: why[0] for row, why in block.refused.items()} == {1: code}
+    assert re.findall(rb"\r\nnats-rollup", bytes(block.data), re.I) == []
+
+
+def test_a_row_that_parsers_refuse_spoils_no_other() -> None:
+    deep = "[" * 3000 + "]" * 3000
+    odd = f'{{"id": 1, "payload": {deep}, "headers": {{"a": "b"}}, "dedup_key": null}}'
+    found = messages(rows(odd, {"dedup_key": "k", "headers": {"c": "d"}}))
+    assert found[0][1:] == ([("Nats-Msg-Id", "orders:1"), ("a", "b")], deep.encode())
+    assert found[1][1:] == ([("Nats-Msg-Id", "k"), ("c", "d")], b"{}")
+
+
+def test_subjects_have_the_outboxs_variables() -> None:
+    batch = rows(
+        {"payload": {"kind": "a.b", "n": 5, "x.y": "z"}, "headers": {"region": "eu west"}},
+        {"payload": {"kind": ""}},
+        {"payload": 7},
+    )
+    subject = "{stream_table}.{op}.{outbox_id}.{payload.kind}.{payload.n}.{header.region}"
+    assert [s for s, _, _ in messages(batch, subject=subject)] == [
+        "orders.insert.1.a%2Eb.5.eu%20west",
+        "orders.insert.2.%empty.%null.%null",
+        "orders.insert.3.%null.%null.%null",
+    ]
+    assert messages(batch, subject="a.{payload.x.y}")[0][0] == "a.z"
+    template = SubjectTemplate.parse(subject, outbox="o.x")
+    assert template.wildcard() == "o%2Ex.insert.*.*.*.*"
+    assert SubjectTemplate.parse("{stream_table}", outbox="$a").wildcard() == "%24a"
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.none(), max_size=3),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["plain", "envelope", "cloudevents", "debezium"]),
+)
+def test_any_headers_give_whole_frames_or_a_reason(
+    headers: list[dict[str, str | None]], form: Format
+) -> None:
+    block = block_of(rows(*({"headers": each} for each in headers)), format=form)
+    for row, names in enumerate(headers):
+        frame = bytes(block.frame(row))
+        line, _, rest = frame.partition(b"\r\n")
+        header, total = map(int, line.split(b" ")[3:])
+        assert len(rest) == total + 2
+        lines = rest[: header - 4].split(b"\r\n")
+        if row not in block.refused:
+            sent = [tuple(line.decode().split(": ", 1)) for line in lines[2:]]
+            wanted = [(n, v) for n, v in names.items() if v is not None]
+            if form in ("plain", "envelope"):
+                assert sent == wanted
+
+
+def test_groups() -> None:
+    batch = rows(
+        {"payload": {"c": "1"}, "headers": {"t": "x"}}, {"payload": {"c": 1}}, {"payload": {}}
+    )
+    assert groups_of(batch, OutboxForm("o")) == [(0,), (0,), (0,)]
+    assert groups_of(batch, OutboxForm("o", group_by="none")) is None
+    assert groups_of(batch, OutboxForm("o", group_by="payload.c")) == [("1",), ("1",), ("",)]
+    assert groups_of(batch, OutboxForm("o", group_by="header.t")) == [("x",), ("",), ("",)]
+    assert groups_of(batch.slice(0, 1), OutboxForm("o")) is None

@@ -1,0 +1,158 @@
+"""What a relay is to run, made of the rows of `tide.relays`; and sources of type outbox in the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
+
+from penstock.config import Config, ConfigError, load
+from penstock.outbox.settings import OutboxSinkSettings
+from penstock.outbox.wanted import Pipeline, Planner, capture_url, slot_of, source_name
+from penstock.settings import SparkSettings
+from penstock.spark.options import SourceOptions
+from penstock.spark.pipeline import _groupings
+
+URL = "postgresql://app@db/shop"
+PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
+
+
+def pipeline(name: str, *, placed: bool = True, enabled: bool = True, **config: Any) -> Pipeline:
+    given = {**PLAIN, **config}
+    return Pipeline(name, "box", "g", given, enabled, placed, None, 0)
+
+
+def planner() -> Planner:
+    return Planner(URL, "shop", URL, SparkSettings(), source_name)
+
+
+def test_one_that_can_not_run_stops_alone() -> None:
+    """Once it has begun its messages wait; before that, the outbox itself keeps them."""
+    rows = [
+        pipeline("good"),
+        pipeline("lacking", password="${env:NOWHERE}", username="u"),
+        pipeline("off", enabled=False),
+        pipeline("never", placed=False, token="${env:NOWHERE}"),
+        pipeline("never-on", placed=False, enabled=False),
+    ]
+    (wanted,) = planner().plan(rows, {}).values()
+    assert set(wanted.sinks) == {"good", "lacking", "off"}
+    held = {name: trouble.code for name, trouble in wanted.held.items()}
+    assert held == {"lacking": "unresolved_reference", "off": "disabled"}
+    left_out = {name: trouble.code for name, trouble in wanted.left_out.items()}
+    assert left_out == {"never": "unresolved_reference", "never-on": "disabled"}
+    (source,) = wanted.config.sources.values()
+    assert source.publication == "tide"
+    assert source.tables == ("tide.outbox_box",)
+
+
+def test_what_is_as_it_was_does_not_begin_anew() -> None:
+    row = pipeline("p", password="${env:SECRET}", username="u")
+    plan = planner().plan
+    first = plan([row], {"SECRET": "a"})["g"]
+    moved = dataclasses.replace(row, delivered=7, snapshot="10:10:")
+    assert plan([moved], {"SECRET": "a"})["g"].same(first)
+    assert not plan([row], {"SECRET": "b"})["g"].same(first)
+    assert not plan([dataclasses.replace(row, enabled=False)], {"SECRET": "a"})["g"].same(first)
+    assert not plan([row], {})["g"].same(first)
+    assert not first.same(None)
+
+
+def test_groups_are_apart() -> None:
+    other = dataclasses.replace(pipeline("q"), relay_group="h")
+    planned = planner().plan([pipeline("p"), other], {})
+    assert {group: set(wanted.sinks) for group, wanted in planned.items()} == {
+        "g": {"p"}, "h": {"q"}
+    }  # fmt: skip
+    slots = {wanted.config.sources[wanted.source].slot for wanted in planned.values()}
+    assert len(slots) == 2
+
+
+NAMES = st.text("abcABC01_-.", min_size=1, max_size=63)
+
+
+@given(NAMES, NAMES, NAMES)
+def test_slots_are_told_apart(group: str, other: str, database: str) -> None:
+    slot = slot_of(group, database)
+    assert re.fullmatch(r"[a-z0-9_]{1,63}", slot)
+    assert re.search(r"^tide_.*_[0-9a-f]{8}$", slot)  # as `idle_slots` finds them
+    assert (slot == slot_of(other, database)) == (group == other)
+
+
+def test_the_captures_sessions_notice_a_dead_client_soon() -> None:
+    options = conninfo_to_dict(capture_url(f"{URL}?options=-c%20work_mem%3D1MB"))["options"]
+    assert options == "-c work_mem=1MB -c wal_sender_timeout=5s"
+    assert conninfo_to_dict(capture_url(URL))["options"] == "-c wal_sender_timeout=5s"
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [
+        ([None], ([], None)),
+        (["none"], (None, None)),
+        (["payload.a"], (None, [])),
+        ([None, "none"], (None, [])),
+        ([None, None], ([], None)),
+        (["payload.a", "header.b"], (None, [])),
+    ],
+)
+def test_order_is_kept_in_one_split(orders: list[str | None], expected: Any) -> None:
+    """All of an outbox, or the rows of a value: they must not go to two tasks."""
+    rows = [
+        dataclasses.replace(pipeline(f"p{n}"), config={**PLAIN, "group_by": order})
+        if order is not None
+        else pipeline(f"p{n}")
+        for n, order in enumerate(orders)
+    ]
+    (wanted,) = planner().plan(rows, {}).values()
+    groupings = [
+        {"tables": ["tide.outbox_box"], "group_by": columns}
+        for sink in wanted.sinks.values()
+        for columns in _groupings(sink)
+    ]
+    options = SourceOptions.model_validate({"url": URL, "groupings": groupings})
+    assert options.grouping("tide", "outbox_box") == expected
+    assert all(isinstance(sink, OutboxSinkSettings) for sink in wanted.sinks.values())
+
+
+def configured(folder: Path, text: str) -> Config:
+    path = folder / "penstock.yaml"
+    path.write_text(text)
+    return load(path, {})
+
+
+def test_a_source_of_type_outbox(tmp_path: Path) -> None:
+    config = configured(
+        tmp_path,
+        f"sources:\n  box: {{type: outbox, url: '{URL}', relay_group: g}}\n",
+    )
+    assert config.outboxes["box"].relay_group == "g"
+    assert not config.sources
+    assert not config.sinks
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"sources:\n  box: {{type: outbox, url: '{URL}'}}\n"
+            "sinks:\n  s: {type: nats, source: box}\n",
+            "sinks.s.source: 'box' is an outbox, whose pipelines are set in its database",
+        ),
+        (
+            f"sources:\n  box: {{type: outbox, url: '{URL}', group: g}}\n",
+            "sources.box.group: unknown key",
+        ),
+        ("sources:\n  box: {type: outbox}\n", "sources.box.url: missing"),
+    ],
+)
+def test_what_is_wrong_with_one(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(tmp_path, text)
+    assert said in str(refused.value)
