@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -328,11 +329,12 @@ def test_a_query_that_ends_in_the_middle(shop: Shop) -> None:
     make_many(shop)
     (number,) = shop.start("--sink", "latest", "--table", "many")
     shop.pipeline.wait_for(lambda: shop.in_store(number)[1] > 0, PATIENCE, "under way")
-    (reader,) = [
-        process
-        for process in shop.pipeline.tree()
-        if "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
-    ]
+    readers = []
+    for process in shop.pipeline.tree():
+        with suppress(psutil.Error):  # other workers come and go
+            if "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline():
+                readers.append(process)
+    (reader,) = readers
     reader.kill()
     shop.ends(number)
     assert shop.pipeline.status()["sources"]["shop"]["restarts"] >= 1
