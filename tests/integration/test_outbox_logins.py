@@ -34,7 +34,9 @@ def rows(count: int = 3) -> pa.RecordBatch:
     return batch(range(count), records=records, groups=[0] * count, table="outbox_orders")
 
 
-def settings(url: str, environ: Mapping[str, str] | None = None, **keys: Any) -> OutboxSinkSettings:
+def settings(
+    url: str, environ: Mapping[str, str] | None = None, /, **keys: Any
+) -> OutboxSinkSettings:
     """Return the sink of a pipeline whose config has `keys`."""
     config = {"sink_type": "nats", "url": url, "subject": "orders.{op}", **keys}
     return read(config, environ or {}).sink(source="group", outbox="orders")
@@ -224,9 +226,13 @@ def test_a_subject_that_the_user_may_not_publish_to(by_user: Server) -> None:
     config = settings(by_user.url, username="half", password=PASSWORD)
     with JetStream(by_user.url, **by_user.admin) as nats:
         nats.add_stream(STREAM, "orders.>")
-        writer = Writer(config, should_stop=lambda: bool(writer.errors))
+        stop: list[bool] = []
+        writer = Writer(config, should_stop=lambda: bool(stop))
+        writer.start(rows())
+        writer.until_retry("permission_denied")
+        stop.append(True)
         with pytest.raises(SinkError) as caught:
-            writer.write(rows())
+            writer.result()
         assert nats.messages(STREAM) == []
         nats.delete_stream(STREAM)
     error = caught.value
