@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, value
 
@@ -18,6 +19,8 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import Inboxes, InboxPipeline, find_inboxes
 from penstock.outbox.inbox_nats import _overlap, durable_name
+from penstock.outbox.relay import Relay
+from penstock.settings import Config, OutboxSource
 
 STREAM = "ORDERS"
 
@@ -336,6 +339,45 @@ def test_the_group_with_the_lock_fills(
             group.stop()
             group.join()
     assert payloads(tide) == [1, 2]
+
+
+def test_the_relay_hears_of_pipelines(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From SQL to rows and back, by the relay itself; Spark has no part in inboxes."""
+    monkeypatch.setattr("penstock.outbox.group.jvm_exit_code", lambda: None)
+    source = OutboxSource(type="outbox", url=SecretStr(tide.url))
+    relay = Relay("r", source, Config(sources={}, sinks={}, outboxes={"r": source}))
+    relay.prepare()
+    no_spark: Any = object()
+    relay.start(no_spark)
+    try:
+        publish(stream, 1)
+        configure(tide, stream.url)
+        await_true(lambda: acked(stream, tide) == 1)
+        await_true(lambda: relay.ready)
+        assert relay.as_json()["g"]["inboxes"]["in"]["state"] == "running"
+        tide.execute("SELECT tide.relay_disable('in')")
+        await_state(tide, "disabled")
+        publish(stream, 2)
+        tide.execute("SELECT tide.relay_enable('in')")
+        await_true(lambda: acked(stream, tide) == 2)
+        tide.execute("SELECT tide.inbox_drop('i', force => true)")
+        await_true(lambda: relay.as_json()["g"]["inboxes"] == {})
+    finally:
+        relay.stop()
+        relay.join()
+    assert not relay.alive
+
+
+def test_a_durable_with_a_limit_of_its_own(tide: Database, stream: JetStream) -> None:
+    limits = {"durable_name": "mine", "ack_policy": "explicit", "max_batch": 5}
+    request = {"stream_name": STREAM, "config": limits}
+    assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
+    configure(tide, stream.url, durable="mine")
+    with filling(tide):
+        told = await_state(tide, "error", "jetstream_refused")
+        assert "MaxRequestBatch of 5" in told["error"]
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,9 @@ class Puller:
                 f"The consumer {self._settings.durable!r} of stream {self.stream!r} is gone.",
                 remedy="It is made anew; messages that the inbox still has are not added again.",
             )
+        elif status == "409" and "exceeded" in text.lower():
+            # A limit of a consumer that somebody else has made.
+            raise self._refused(409, text)
         elif status == "409":
             raise self._lost(text)
 
