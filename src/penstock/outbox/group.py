@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
@@ -13,10 +14,11 @@ from pyspark.sql import SparkSession
 
 from penstock import queries
 from penstock.outbox.begin import begin, forget
+from penstock.outbox.inbox import Inboxes, InboxPipeline
 from penstock.outbox.places import Places
+from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.wanted import Trouble, Wanted
-from penstock.postgres.admin import address, connection_error
-from penstock.postgres.errors import CaptureError, SetupError
+from penstock.postgres.errors import CaptureError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
 from penstock.spark.session import jvm_exit_code
@@ -31,32 +33,8 @@ LOCK_GROUP: Final = 7383
 _SQL: Final = queries.load("penstock.outbox", "relay.sql")
 _TICK_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (1.0, 30.0)
-_CONNECT: Final = {
-    "application_name": "penstock relay", "connect_timeout": 5, "client_encoding": "utf8",
-    "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
-    "tcp_user_timeout": 5_000,
-}  # fmt: skip
 
 log = structlog.get_logger("penstock")
-
-
-def connect(url: str) -> psycopg.Connection[Any]:
-    """Return a connection in autocommit mode whose ends soon know that the other one is gone."""
-    connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]
-    try:
-        connection.execute(_SQL["short"])
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def postgres_error(error: psycopg.Error, url: str) -> SetupError:
-    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
-    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
-        return connection_error(error, url)
-    said = error.diag.message_primary or type(error).__name__
-    return SetupError("postgres", f"{address(url)}: {said}.", remedy=error.diag.message_hint or "")
 
 
 class GroupLock:
@@ -109,16 +87,18 @@ class Group:
     Args:
         name: The group's.
         url: The outboxes' database.
+        database: Its name.
         store: The store's URL.
         spark: The session.
     """
 
-    def __init__(self, name: str, url: str, store: str, spark: SparkSession) -> None:
+    def __init__(self, name: str, url: str, database: str, store: str, spark: SparkSession) -> None:
         self.name = name
         self._url = url
         self._store_url = store
         self._spark = spark
         self._lock = GroupLock(url, name)
+        self._inboxes = Inboxes(url, database)
         self._changing = threading.Lock()  # of what is wanted, and what runs
         self._wanted: Wanted | None = None
         self._running: Wanted | None = None
@@ -154,6 +134,7 @@ class Group:
         return {
             "state": self._state,
             "error": self._error,
+            "inboxes": self._inboxes.as_json(),
             "pipelines": {
                 name: {"enabled": p.enabled, "error": str(troubled[name].message)}
                 if name in troubled and p.enabled
@@ -162,8 +143,9 @@ class Group:
             },
         }
 
-    def want(self, wanted: Wanted | None) -> None:
-        """Take what shall run from now on, None where the group is no more."""
+    def want(self, wanted: Wanted | None, inboxes: Sequence[InboxPipeline] = ()) -> None:
+        """Take what shall run from now on, None where the group has no outbox any more."""
+        self._inboxes.want(inboxes)
         with self._changing:
             self._wanted, self._asked = wanted, True
             if self._run is not None and not (wanted and wanted.same(self._running)):
@@ -180,6 +162,7 @@ class Group:
             self._stopping.set()
             if self._run is not None:
                 self._run.stop()
+        self._inboxes.activate(False)
         self._wake.set()
 
     def join(self) -> None:
@@ -194,7 +177,9 @@ class Group:
         while not self._stopping.is_set() and jvm_exit_code() is None:
             started = time.monotonic()
             try:
-                if not self._lock.acquire():
+                held = self._lock.acquire()
+                self._inboxes.activate(held)
+                if not held:
                     self._enter("standby")
                 elif not self._turn():
                     self._enter("waiting")
@@ -207,7 +192,7 @@ class Group:
             except (CaptureError, StoreError) as error:
                 self._fail(error.code, error.message, error.remedy, delay)
             except psycopg.Error as error:
-                self._lock.check()
+                self._inboxes.activate(self._lock.check())
                 known = postgres_error(error, self._url)
                 self._fail(known.code, known.message, known.remedy, delay)
             except Exception as error:
@@ -217,13 +202,15 @@ class Group:
                 delay = _BACKOFF_SECONDS[0]
             self._pause(delay)
             delay = min(2 * delay, _BACKOFF_SECONDS[1])
+        self._inboxes.activate(False)
+        self._inboxes.join()
         self._lock.close()
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
         if self._lock.held:
-            self._lock.check()
+            self._inboxes.activate(self._lock.check())
 
     def _enter(self, state: str) -> None:
         if state == self._state:
@@ -354,6 +341,7 @@ class Group:
             if not self._lock.check():
                 if not last:
                     log.warning("the group's lock is lost: its session ended", group=self.name)
+                self._inboxes.activate(False)
                 run.stop()
                 return
             try:

@@ -1,4 +1,4 @@
-"""The relay: runs the pipelines of a database's outboxes, a run for each of its groups.
+"""The relay: runs the pipelines of a database's outboxes and inboxes, a run for each of its groups.
 
 It hears of changes by NOTIFY, and looks every few seconds too. A group's run ends when what it should
 be has changed, and the next one goes on where it was: its place is its slot, and the store's backlogs.
@@ -18,7 +18,9 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock import queries
-from penstock.outbox.group import Group, connect, postgres_error
+from penstock.outbox.group import Group
+from penstock.outbox.inbox import InboxPipeline, find_inboxes
+from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
 from penstock.postgres.admin import address, open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
@@ -173,14 +175,18 @@ class Relay:
             log.warning("the relay could not look at its pipelines", relay=self.name,
                         code=error.code, error=str(error))  # fmt: skip
             return
-        for name in planned.keys() - self._groups.keys():
-            group = Group(name, self._url, self._store, self._spark)
+        inboxes: dict[str, list[InboxPipeline]] = {}
+        for into in find_inboxes(connection):
+            if self._only in (None, into.relay_group):
+                inboxes.setdefault(into.relay_group, []).append(into)
+        for name in (planned.keys() | inboxes.keys()) - self._groups.keys():
+            group = Group(name, self._url, self._planner.database, self._store, self._spark)
             self._groups[name] = group
             group.start()
         for name, group in self._groups.items():
-            group.want(planned.get(name))
+            group.want(planned.get(name), inboxes.get(name, ()))
         self._looked = True
-        self._say_idle(planned)
+        self._say_idle(planned, any(p.enabled for of in inboxes.values() for p in of))
 
     def _drop_slots(
         self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
@@ -193,8 +199,10 @@ class Relay:
                 connection.execute(_SQL["drop_slot"], [slot])
                 log.info("slot dropped: its group has no pipelines any more", slot=slot)
 
-    def _say_idle(self, planned: dict[str, Wanted]) -> None:
-        idle = not any(p.enabled for wanted in planned.values() for p in wanted.pipelines.values())
+    def _say_idle(self, planned: dict[str, Wanted], filling: bool) -> None:
+        idle = not filling and not any(
+            p.enabled for wanted in planned.values() for p in wanted.pipelines.values()
+        )
         if idle and not self._idle_told:
             which = "" if self._only is None else f" in group {self._only}"
             log.warning(

@@ -31,6 +31,8 @@ _ACK: Final = (
     rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?(?:true|false))?\}'
 )
 _DUPLICATE: Final = re.compile(rb'"duplicate": ?true\}\r\n')
+_CERTIFICATE_REFUSED: Final = re.compile(r"_ALERT_\w*(?:CERTIFICATE|UNKNOWN_CA)")
+"""With TLS 1.3 the server judges a client's certificate when the handshake is over for the client."""
 _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
 
 
@@ -281,6 +283,8 @@ class Connection:
     def _lost(self, reason: str) -> SinkError:
         if self._last_problem:
             return problem_error(self._last_problem, self.server)
+        if _CERTIFICATE_REFUSED.search(reason):
+            return _tls_error(self.server, reason)
         return SinkError("connection_lost", f"The connection to {self.server} is lost: {reason}.")
 
 
@@ -389,6 +393,10 @@ def _secure(
         raise _tls_error(server, "TLS is wanted and the server offers none")
     if not (wanted or required):
         return sock
+    if info.get("tls_verify") and not config.tls_cert:
+        raise _tls_error(
+            server, "the server asks for a client's certificate, and `tls_cert` is none"
+        )
     return tls_context(config).wrap_socket(sock, server_hostname=server.host)
 
 

@@ -1,0 +1,50 @@
+"""Sessions of a relay in the outboxes' database, and what an error in one means."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+from penstock import queries
+from penstock.postgres.admin import address, connection_error
+from penstock.postgres.errors import SetupError
+
+_SQL: Final = queries.load("penstock.outbox", "relay.sql")
+_CONNECT: Final = {
+    "application_name": "penstock relay", "connect_timeout": 5, "client_encoding": "utf8",
+    "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
+}  # fmt: skip
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """Return a connection in autocommit mode whose ends soon know that the other one is gone."""
+    connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]
+    try:
+        connection.execute(_SQL["short"])
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def connect_async(url: str) -> psycopg.AsyncConnection[Any]:
+    """Return the same for an event loop."""
+    connection = await psycopg.AsyncConnection.connect(
+        url, autocommit=True, **_CONNECT  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        await connection.execute(_SQL["short"])
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+def postgres_error(error: psycopg.Error, url: str) -> SetupError:
+    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
+        return connection_error(error, url)
+    said = error.diag.message_primary or type(error).__name__
+    return SetupError("postgres", f"{address(url)}: {said}.", remedy=error.diag.message_hint or "")

@@ -1,0 +1,398 @@
+"""Streams into inboxes: once each, acked after the commit, whatever fails in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from tests.integration.nats_servers import await_true
+from tests.integration.outbox_sql import installed, value
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.outbox.group import Group
+from penstock.outbox.inbox import Inboxes, InboxPipeline, find_inboxes
+from penstock.outbox.inbox_nats import _overlap, durable_name
+from penstock.outbox.relay import Relay
+from penstock.settings import Config, OutboxSource
+
+STREAM = "ORDERS"
+
+
+@pytest.fixture
+def tide(database: Database) -> Database:
+    installed(database)
+    database.execute("SELECT tide.inbox_create('i', max_retries => 2)")
+    return database
+
+
+@pytest.fixture
+def stream(nats: JetStream) -> Iterator[JetStream]:
+    nats.add_stream(STREAM, "orders.>")
+    yield nats
+    nats.delete_stream(STREAM)
+
+
+def configure(tide: Database, server: str, *, name: str = "in", **config: Any) -> None:
+    given = {"source_type": "nats", "url": server, "stream": STREAM, "batch_size": 10} | config
+    given = {key: item for key, item in given.items() if item is not None}
+    tide.execute("SELECT tide.relay_set_inbox(%s, 'i', 'g', %s)", [name, json.dumps(given)])
+    tide.execute("SELECT tide.relay_enable(%s)", [name])
+
+
+def pipelines(tide: Database) -> list[InboxPipeline]:
+    with tide.connect(autocommit=True) as connection:
+        return find_inboxes(connection)
+
+
+@contextlib.contextmanager
+def filling(tide: Database) -> Iterator[Inboxes]:
+    """Run what is set up, as the relay does that has the group's lock."""
+    inboxes = Inboxes(tide.url, tide.name)
+    inboxes.want(pipelines(tide))
+    inboxes.activate(True)
+    try:
+        yield inboxes
+    finally:
+        inboxes.activate(False)
+        inboxes.join()
+
+
+def status(tide: Database, name: str = "in") -> dict[str, Any]:
+    found: dict[str, Any] = value(tide, "SELECT tide.relay_status(%s)", name)
+    return found
+
+
+def await_state(tide: Database, state: str, code: str | None = None) -> dict[str, Any]:
+    await_true(lambda: (status(tide)["state"], status(tide)["code"]) == (state, code))
+    return status(tide)
+
+
+def rows(tide: Database) -> list[tuple[Any, ...]]:
+    return tide.execute("SELECT message_id, payload, body FROM tide.inbox_i ORDER BY id")
+
+
+def payloads(tide: Database) -> list[Any]:
+    return [row[1] for row in rows(tide)]
+
+
+def consumer(stream: JetStream, tide: Database, name: str = "in") -> dict[str, Any]:
+    durable = durable_name(tide.name, name)
+    return stream.api(f"CONSUMER.INFO.{STREAM}.{durable}", {})
+
+
+def acked(stream: JetStream, tide: Database) -> int:
+    found = consumer(stream, tide)
+    if "ack_floor" not in found or found["num_ack_pending"]:
+        return -1
+    return int(found["ack_floor"]["stream_seq"])
+
+
+def publish(stream: JetStream, *numbers: int) -> None:
+    for number in numbers:
+        stream.publish("orders.new", str(number).encode(), {"Nats-Msg-Id": f"o-{number}"})
+
+
+def test_each_message_once_in_its_order(tide: Database, stream: JetStream) -> None:
+    publish(stream, *range(25))
+    stream.publish("orders.new", b'{"a": 1}', {"Kind": "x"})
+    configure(tide, stream.url)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 26)
+        publish(stream, 30)
+        await_true(lambda: acked(stream, tide) == 27)
+    assert payloads(tide) == [*range(25), {"a": 1}, 30]
+    assert [row[0] for row in rows(tide)][23:] == ["o-23", "o-24", f"{STREAM}:26", "o-30"]
+    assert value(tide, "SELECT headers FROM tide.inbox_i WHERE payload = '{\"a\": 1}'") == {
+        "Kind": "x"
+    }
+    of = status(tide)
+    assert (of["state"], of["delivered"], of["last_id"]) == ("running", 27, 27)
+
+
+def test_what_comes_again_is_there_once(tide: Database, stream: JetStream) -> None:
+    """By another consumer, as after one was deleted: all messages come once more."""
+    publish(stream, *range(15))
+    configure(tide, stream.url)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 15)
+        deleted = stream.api(f"CONSUMER.DELETE.{STREAM}.{durable_name(tide.name, 'in')}", {})
+        assert deleted["success"]
+        await_true(lambda: acked(stream, tide) == 15)
+        publish(stream, 15)
+        await_true(lambda: acked(stream, tide) == 16)
+    assert payloads(tide) == list(range(16))
+    assert status(tide)["delivered"] == 16
+
+
+def test_what_is_no_json_goes_to_the_body(tide: Database, stream: JetStream) -> None:
+    bodies = [
+        b"", b"not json", b"\xff\xfe", b"NaN", b'"\\u0000"', b'"\\ud800"', b'{"a":}', b"\xef\xbb\xbf1",
+        b"1e400000",
+    ]  # fmt: skip
+    good = [b"1", b"null", b'{"b": [1, 2]}', b"1e400"]
+    for body in [*good[:2], *bodies, *good[2:]]:
+        stream.publish("orders.new", body)
+    stream.publish("orders.new", b"2", {"Nats-Msg-Id": "x" * 5000})
+    configure(tide, stream.url, batch_size=100)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == len(bodies) + len(good) + 1)
+    found = [bytes(row[2]) if row[2] is not None else None for row in rows(tide)]
+    assert found == [None, None, *bodies, None, None, None]
+    assert rows(tide)[-1][0].startswith("sha256:")
+    assert rows(tide)[-3][1] == {"b": [1, 2]}
+
+
+def test_only_what_is_committed_is_acked(server_dir: Path, stream: JetStream) -> None:
+    """Postgres is killed while a batch waits in it; what was acked is there afterwards."""
+    with EmbeddedPostgres(server_dir / "killed") as server:
+        tide = installed(Database("shop", server.create_database("shop")))
+        tide.execute("SELECT tide.inbox_create('i')")
+        publish(stream, *range(5))
+        configure(tide, stream.url)
+        with filling(tide):
+            await_true(lambda: acked(stream, tide) == 5)
+            with tide.connect() as blocker:
+                blocker.execute("LOCK TABLE tide.inbox_i IN EXCLUSIVE MODE")
+                publish(stream, *range(5, 30))
+                waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                await_true(lambda: value(tide, waiting) > 0)
+                found = consumer(stream, tide)
+                assert found["ack_floor"]["stream_seq"] == 5
+                assert found["num_ack_pending"] == 25
+                tide.close()
+                server.kill()
+                with contextlib.suppress(Exception):
+                    blocker.close()
+            server.start()
+            await_true(lambda: acked(stream, tide) == 30)
+        assert sorted(payloads(tide)) == list(range(30))
+        of = status(tide)
+        assert (of["state"], of["code"], of["delivered"]) == ("running", None, 30)
+        tide.close()
+
+
+def test_it_goes_on_where_it_was(tide: Database, stream: JetStream) -> None:
+    configure(tide, stream.url)
+    publish(stream, 1, 2)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 2)
+    tide.execute("DELETE FROM tide.inbox_i")
+    publish(stream, 3)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 3)
+    assert payloads(tide) == [3]
+
+
+def test_the_server_may_go_and_come(tide: Database, server_dir: Path) -> None:
+    with (
+        EmbeddedNats(server_dir / "nats-restarted") as server,
+        JetStream(server.url) as stream,
+    ):
+        stream.add_stream(STREAM, "orders.>")
+        configure(tide, server.url)
+        with filling(tide):
+            await_state(tide, "running")
+            server.kill()
+            told = await_state(tide, "error", "connection_refused")
+            assert "Start nats-server there" in told["remedy"]
+            server.start()
+            await_state(tide, "running")
+            with JetStream(server.url) as again:
+                publish(again, 1)
+            await_true(lambda: payloads(tide) == [1])
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "words"),
+    [
+        ({"stream": "NOWHERE"}, "no_stream", ["'NOWHERE'", "nats stream add NOWHERE"]),
+        ({"stream": None, "subject": "no.where"}, "no_stream", ["'no.where'", "nats stream add"]),
+        ({"subject": "bills.*"}, "no_subject", ["'bills.*'", "orders.>"]),
+        ({"token": "${env:NO_SUCH_TOKEN}"}, "unresolved_reference", ["NO_SUCH_TOKEN"]),
+        ({"url": "nats://127.0.0.1:1"}, "connection_refused", ["127.0.0.1:1"]),
+    ],
+)
+def test_what_is_wrong_is_told_and_can_be_mended(
+    tide: Database, stream: JetStream, config: dict[str, Any], code: str, words: Sequence[str]
+) -> None:
+    publish(stream, 1)
+    configure(tide, stream.url, **config)
+    with filling(tide) as inboxes:
+        told = await_state(tide, "error", code)
+        assert all(word in f"{told['error']} {told['remedy']}" for word in words), told
+        configure(tide, stream.url)
+        inboxes.want(pipelines(tide))
+        await_state(tide, "running")
+        await_true(lambda: payloads(tide) == [1])
+
+
+def test_a_login_that_is_refused_and_one_without_rights(tide: Database, server_dir: Path) -> None:
+    users = (
+        "authorization { users: [\n"
+        " {user: good, password: right},\n"
+        ' {user: poor, password: right, permissions: {publish: "orders.>"}},\n] }\n'
+    )
+    with (
+        EmbeddedNats(server_dir / "nats-users", users) as server,
+        JetStream(server.url, user="good", password="right") as stream,
+    ):
+        stream.add_stream(STREAM, "orders.>")
+        configure(tide, server.url, username="good", password="wr0ng-secret")
+        with filling(tide) as inboxes:
+            told = await_state(tide, "error", "authorization_violation")
+            assert "wr0ng-secret" not in json.dumps(told)
+            configure(tide, server.url, username="poor", password="right")
+            inboxes.want(pipelines(tide))
+            told = await_state(tide, "error", "permission_denied")
+            assert "'$JS.API.STREAM.INFO.>'" in told["error"]
+            configure(tide, server.url, username="good", password="right")
+            inboxes.want(pipelines(tide))
+            await_state(tide, "running")
+
+
+def test_only_what_changed_begins_anew(tide: Database, stream: JetStream) -> None:
+    configure(tide, stream.url, name="in", subject="orders.new")
+    configure(tide, stream.url, name="other", subject="orders.old", start="end")
+    stream.publish("orders.old", b'"before"')
+    with filling(tide) as inboxes:
+        await_state(tide, "running")
+        await_true(lambda: status(tide, "other")["state"] == "running")
+        kept = inboxes._readers["other"]
+        configure(tide, stream.url, subject="orders.*")
+        inboxes.want(pipelines(tide))
+        assert inboxes._readers["other"] is kept
+        await_true(lambda: consumer(stream, tide)["config"]["filter_subject"] == "orders.*")
+        tide.execute("SELECT tide.relay_disable('in')")
+        inboxes.want(pipelines(tide))
+        await_state(tide, "disabled")
+        stream.publish("orders.old", b'"after"')
+        await_true(lambda: '"after"' in json.dumps(payloads(tide)))
+        assert status(tide, "other")["delivered"] == 1
+
+
+def test_messages_are_worked_through(tide: Database, stream: JetStream) -> None:
+    configure(tide, stream.url, stream=None, subject="orders.*")
+    with filling(tide):
+        await_state(tide, "running")
+        publish(stream, 1, 2, 3)
+        await_true(lambda: acked(stream, tide) == 3)
+        tide.execute("SELECT tide.inbox_mark_processed('i', 'o-1')")
+        failed = "SELECT tide.inbox_mark_failed('i', 'o-2', 'oh')"
+        assert [value(tide, failed) for _ in "12"] == ["pending", "failed"]
+        of = value(tide, "SELECT tide.inbox_status('i')")
+        assert (of["pending"], of["processed"], of["failed"]) == (1, 1, 1)
+        assert value(tide, "SELECT tide.inbox_replay('i')") == 1
+        # What was done is known when it comes again, past the stream's own window.
+        stream.publish("orders.new", b"1", {"Nats-Msg-Id": "o-4"})
+        await_true(lambda: acked(stream, tide) == 4)
+    assert [row[0] for row in rows(tide)] == ["o-1", "o-2", "o-3", "o-4"]
+
+
+def test_what_was_done_is_swept(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.outbox.inbox._SWEEP_SECONDS", 0.2)
+    configure(tide, stream.url)
+    publish(stream, 1, 2)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 2)
+        tide.execute("SELECT tide.inbox_mark_processed('i', 'o-1')")
+        tide.execute("UPDATE tide.inbox_i SET processed_at = processed_at - interval '8 days'")
+        await_true(lambda: payloads(tide) == [2])
+
+
+def test_the_group_with_the_lock_fills(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that has nothing but inboxes runs them, and hands them on; Spark has no part in it."""
+    monkeypatch.setattr("penstock.outbox.group.warm", lambda _spark: None)
+    monkeypatch.setattr("penstock.outbox.group.jvm_exit_code", lambda: None)
+    configure(tide, stream.url)
+    spark: Any = None
+    one, two = (Group("g", tide.url, tide.name, tide.url, spark) for _ in "12")
+    one.want(None, pipelines(tide))
+    one.start()
+    try:
+        await_state(tide, "running")
+        two.want(None, pipelines(tide))
+        two.start()
+        await_true(lambda: two.as_json()["state"] == "standby")
+        assert one.ready
+        assert one.as_json()["inboxes"] == {"in": {"enabled": True, "state": "running"}}
+        assert two.as_json()["inboxes"] == {}
+        publish(stream, 1)
+        await_true(lambda: acked(stream, tide) == 1)
+        one.stop()
+        one.join()
+        publish(stream, 2)
+        await_true(lambda: acked(stream, tide) == 2)
+        assert two.as_json()["inboxes"]["in"]["enabled"]
+    finally:
+        for group in (one, two):
+            group.stop()
+            group.join()
+    assert payloads(tide) == [1, 2]
+
+
+def test_the_relay_hears_of_pipelines(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From SQL to rows and back, by the relay itself; Spark has no part in inboxes."""
+    monkeypatch.setattr("penstock.outbox.group.jvm_exit_code", lambda: None)
+    source = OutboxSource(type="outbox", url=SecretStr(tide.url))
+    relay = Relay("r", source, Config(sources={}, sinks={}, outboxes={"r": source}))
+    relay.prepare()
+    no_spark: Any = object()
+    relay.start(no_spark)
+    try:
+        publish(stream, 1)
+        configure(tide, stream.url)
+        await_true(lambda: acked(stream, tide) == 1)
+        await_true(lambda: relay.ready)
+        assert relay.as_json()["g"]["inboxes"]["in"]["state"] == "running"
+        tide.execute("SELECT tide.relay_disable('in')")
+        await_state(tide, "disabled")
+        publish(stream, 2)
+        tide.execute("SELECT tide.relay_enable('in')")
+        await_true(lambda: acked(stream, tide) == 2)
+        tide.execute("SELECT tide.inbox_drop('i', force => true)")
+        await_true(lambda: relay.as_json()["g"]["inboxes"] == {})
+    finally:
+        relay.stop()
+        relay.join()
+    assert not relay.alive
+
+
+def test_a_durable_with_a_limit_of_its_own(tide: Database, stream: JetStream) -> None:
+    limits = {"durable_name": "mine", "ack_policy": "explicit", "max_batch": 5}
+    request = {"stream_name": STREAM, "config": limits}
+    assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
+    configure(tide, stream.url, durable="mine")
+    with filling(tide):
+        told = await_state(tide, "error", "jetstream_refused")
+        assert "MaxRequestBatch of 5" in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("a.*", "a.b", True), ("a.>", "*.b.c", True), ("a", "a.>", False), ("a.b", "a.*.c", False),
+        ("*", ">", True), ("a.b", "a.c", False),
+    ],
+)  # fmt: skip
+def test_patterns_overlap(one: str, other: str, overlap: bool) -> None:
+    assert _overlap(one, other) is overlap
+    assert _overlap(other, one) is overlap
+
+
+def test_consumers_of_two_databases_differ() -> None:
+    assert durable_name("shop", "in") == "tide_shop_in"
+    assert "." not in durable_name("shop", "a.b")
+    assert durable_name("shop", "a.b") != durable_name("shop", "a_b")
