@@ -217,6 +217,8 @@ def test_live_without_changes(folder: Path, database: Database) -> None:
 
 
 def live(folder: Path, database: Database, *options: str) -> subprocess.Popen[str]:
+    # A shell starts what runs in the background with SIGINT ignored, which would be inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [*COMMAND, "try", "--sink", "lua", *options], cwd=folder, text=True,
         env={**os.environ, **environment(database.url)},
