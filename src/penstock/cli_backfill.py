@@ -90,11 +90,11 @@ def start_backfill(
 def _requests(
     source: Any, name: str, sink: Sink, table: str | None, where: str | None, start: str | None
 ) -> list[Request]:
-    from penstock.postgres import backfill_tables  # noqa: PLC0415
+    from penstock.postgres.backfill import tables  # noqa: PLC0415
     from penstock.streams.backfills import Request  # noqa: PLC0415
 
-    wish = backfill_tables.Wish(source, name, sink, table, where, start)
-    reads, warnings, _ = backfill_tables.look(wish, _translate)
+    wish = tables.Wish(source, name, sink, table, where, start)
+    reads, warnings, _ = tables.look(wish, _translate)
     for warning in warnings:
         typer.echo(f"Note: {warning}", err=True)
     return [
@@ -165,7 +165,7 @@ def watch_backfills(
     numbers: Numbers = None, sink: SinkName = None, config: ConfigFile = CONFIG
 ) -> None:
     """Follow backfills until all have ended; ends with exit code 1 if one of them failed."""
-    from penstock import backfill_watch  # noqa: PLC0415
+    from penstock.backfills import watch  # noqa: PLC0415
 
     with errors(), _store(config) as store:
         found = store.find(ids=numbers, sink=sink)
@@ -178,7 +178,7 @@ def watch_backfills(
         _say_whether_one_runs(found)
         ids = [each.id for each in found]
         with contextlib.suppress(KeyboardInterrupt):
-            ended = backfill_watch.follow(lambda: store.find(ids=ids))
+            ended = watch.follow(lambda: store.find(ids=ids))
             raise typer.Exit(int(any(each.state == "failed" for each in ended)))
 
 

@@ -17,7 +17,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.backfilling import Backfilling, tell_left_out
+from penstock.backfills.backfilling import Backfilling, tell_left_out
 from penstock.check import shared_streams
 from penstock.config import Config
 from penstock.monitor import Monitor, Report

@@ -12,11 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 
-from penstock import backfill_initial, backfilling
-from penstock.backfilling import Backfilling, tell_left_out
+from penstock.backfills import backfilling, current, initial
+from penstock.backfills.backfilling import Backfilling, tell_left_out
 from penstock.config import Config
 from penstock.embedded.handles import Database
-from penstock.postgres import backfill_tables
+from penstock.postgres.backfill import tables
 from penstock.streams.backfills import Backfill, Backfills, Request
 from penstock.streams.store import Store
 
@@ -25,7 +25,7 @@ ORDERS = Request("shop", "events", "public", "orders", where="id > 5", rows_tota
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfilling, "_BACKOFF_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(current, "_BACKOFF_SECONDS", (0.2, 0.2))
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_initial_backfills_of_a_table_that_is_locked(
     backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has its own when the lock is gone; the others, and all commands, do not wait for it."""
-    monkeypatch.setattr(backfill_initial, "_BACKOFF_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(initial, "_BACKOFF_SECONDS", (0.2, 0.2))
     for table in ("free", "held", "orders"):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
     sinks = {
@@ -392,11 +392,11 @@ def test_while_the_tables_are_looked_at(
     """A source whose server does not answer keeps nobody waiting."""
     answers = threading.Event()
 
-    def look(*_: Any) -> backfill_tables.Looked:
+    def look(*_: Any) -> tables.Looked:
         assert answers.wait(30)
-        return backfill_tables.Looked([], [], is_partial=False)
+        return tables.Looked([], [], is_partial=False)
 
-    monkeypatch.setattr(backfill_tables, "look", look)
+    monkeypatch.setattr(tables, "look", look)
     sinks = {"events": {"type": "stream", "source": "shop", "initial_backfill": True}}
     (number,) = backfills.create([ORDERS])
     with running(database, **sinks) as reader:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.api.health import Server, application
-from penstock.backfill_watch import Pace, duration, line
+from penstock.backfills.watch import Pace, duration, line
 from penstock.cli import app
 from penstock.config import load
 from penstock.embedded.handles import Database

@@ -17,72 +17,24 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.backfill_initial import InitialBackfills
-from penstock.backfill_progress import Failure, Progress
+from penstock.backfills.current import Current, Source, unfit
+from penstock.backfills.initial import InitialBackfills
+from penstock.backfills.progress import Failure
 from penstock.config import Config
 from penstock.monitor import Report
-from penstock.postgres.backfill.spec import BackfillSpec
-from penstock.streams.backfills import NOTICE, OPEN, Backfill, Backfills, Cursor
+from penstock.streams.backfills import NOTICE, OPEN, Backfill, Backfills
 from penstock.streams.connect import connect
 from penstock.streams.names import CHANNEL
 from penstock.streams.store import Store, StoreError
-from penstock.tables import matches_any
 
 _POLL_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.1  # between two looks at what was told, however much that is
 _SHOW_SECONDS: Final = 1.0
 _LISTEN_SECONDS: Final = 1.0
 _RANGE_PATIENCE: Final = 30.0
-_BACKOFF_SECONDS: Final = (1.0, 60.0)
 _CLOSE_SECONDS: Final = 5.0
 
 log = structlog.get_logger("penstock")
-
-
-class _Current:
-    """The backfill that a source reads; each start of it has a token."""
-
-    def __init__(self, backfill: Backfill) -> None:
-        self.backfill = backfill
-        self.paused = self.held = False
-        cursor = None if backfill.cursor is None else tuple(backfill.cursor)
-        self.saved: tuple[Cursor, int] = cursor, backfill.rows_done
-        self.saved_note = backfill.error
-        self.interrupted: str | None = None
-        self.token = 0
-        self.cursor = cursor
-        self.progress = Progress(*self.saved)
-        self.delay = _BACKOFF_SECONDS[0]
-        self.retry_at: float | None = None
-
-    def start(self, token: int) -> None:
-        """Begin anew where it stands."""
-        self.token = token
-        self.cursor = self.progress.cursor
-        self.progress = Progress(self.cursor, self.progress.rows)
-        self.retry_at = None
-
-    @property
-    def spec(self) -> BackfillSpec:
-        """What the reader is to read."""
-        b = self.backfill
-        return BackfillSpec(
-            b.id, b.sink, b.table_schema, b.table_name, b.condition, b.sort_by, b.start
-        )
-
-
-class _Source:
-    """A source, and what its reader was told."""
-
-    def __init__(self, name: str, initial: InitialBackfills) -> None:
-        self.name = name
-        self.initial = initial
-        self.current: _Current | None = None
-        self.reader: str | None = None
-        """The reader that reported; each has a name of its own."""
-        self.restarted = False
-        self.told: Report | None = None
-        self.told_at = 0.0
 
 
 class Backfilling:
@@ -107,7 +59,7 @@ class Backfilling:
         self._store = Store(store_url)
         self._backfills = Backfills(self._store)
         self._sources = {
-            name: _Source(name, InitialBackfills(config, name, self._backfills, self._look_again))
+            name: Source(name, InitialBackfills(config, name, self._backfills, self._look_again))
             for name in sources
         }
         self._command = command
@@ -172,7 +124,7 @@ class Backfilling:
                     current.progress.take_range(told)
         self._wake.set()
 
-    def _with_token(self, token: int) -> _Current | None:
+    def _with_token(self, token: int) -> Current | None:
         for source in self._sources.values():
             if source.current is not None and source.current.token == token:
                 return source.current
@@ -251,7 +203,7 @@ class Backfilling:
 
     # -- one source
 
-    def _tend(self, source: _Source, look: bool) -> None:
+    def _tend(self, source: Source, look: bool) -> None:
         if source.current is not None:
             self._save(source)
         if self._draining:
@@ -261,7 +213,7 @@ class Backfilling:
             self._choose(source)
         self._steer(source)
 
-    def _save(self, source: _Source) -> None:
+    def _save(self, source: Source) -> None:
         """Keep how far the current backfill is; one that has ended is the current one no more."""
         current = source.current
         assert current is not None  # noqa: S101 - the caller has looked
@@ -273,7 +225,7 @@ class Backfilling:
             finished, failure, note = progress.finished, progress.failure, progress.note
             moved, progress.moved = progress.moved, False
         if moved:
-            current.delay, current.interrupted = _BACKOFF_SECONDS[0], None
+            current.went_on()
         if finished:
             if self._backfills.finish(backfill.id, state[1]):
                 log.info("backfill done", **_fields(backfill), rows=state[1])
@@ -289,43 +241,41 @@ class Backfilling:
         held = f"Sink {backfill.sink} is behind: its backlog goes first." if current.held else None
         self._tell_trouble(current, note or current.interrupted or held)
 
-    def _tell_trouble(self, current: _Current, note: str | None) -> None:
+    def _tell_trouble(self, current: Current, note: str | None) -> None:
         if note != current.saved_note:
             self._backfills.trouble(current.backfill.id, note)
             current.saved_note = note
 
-    def _failed_start(self, source: _Source, current: _Current, failure: Failure) -> None:
+    def _failed_start(self, source: Source, current: Current, failure: Failure) -> None:
         backfill = current.backfill
         if not failure.transient:
             self._fail(source, backfill, failure.code, failure.message)
             return
         if current.retry_at is None:
+            delay = current.put_off(failure.message)
             log.warning("backfill interrupted", **_fields(backfill), code=failure.code,
-                        error=failure.message, retry_in=current.delay)  # fmt: skip
-            current.retry_at = time.monotonic() + current.delay
-            current.delay = min(2 * current.delay, _BACKOFF_SECONDS[1])
-            current.interrupted = failure.message
+                        error=failure.message, retry_in=delay)  # fmt: skip
             self._tell_trouble(current, failure.message)
         elif time.monotonic() >= current.retry_at and not current.paused:
             self._begin(current)
 
-    def _fail(self, source: _Source, backfill: Backfill, code: str, message: str) -> None:
+    def _fail(self, source: Source, backfill: Backfill, code: str, message: str) -> None:
         if self._backfills.fail(backfill.id, message):
             self._failed.add(backfill.id)
             log.error("backfill failed", **_fields(backfill), code=code, error=message)
         self._drop(source)
 
-    def _drop(self, source: _Source) -> None:
+    def _drop(self, source: Source) -> None:
         with self._lock:
             source.current = None
         self._stale = True
 
-    def _begin(self, current: _Current) -> None:
+    def _begin(self, current: Current) -> None:
         with self._lock:
             self._tokens += 1
             current.start(self._tokens)
 
-    def _choose(self, source: _Source) -> None:
+    def _choose(self, source: Source) -> None:
         """Take up what the store says of the source's backfills."""
         current = source.current
         claimed = self._backfills.claim(source.name)
@@ -336,16 +286,16 @@ class Backfilling:
             self._stop(source, current)
         if claimed is None:
             return
-        if (reason := self._unfit(claimed)) is not None:
+        if (reason := unfit(self._config, claimed)) is not None:
             self._fail(source, claimed, "not_configured", reason)
             return
         log.info("backfill starts", **_fields(claimed), rows_done=claimed.rows_done)
-        following = _Current(claimed)
+        following = Current(claimed)
         self._begin(following)
         with self._lock:
             source.current = following
 
-    def _stop(self, source: _Source, current: _Current) -> None:
+    def _stop(self, source: Source, current: Current) -> None:
         """Stop the current backfill, which the command line wants to run no more."""
         found = self._backfills.get(current.backfill.id)
         paused = found is not None and found.state == "paused"
@@ -356,19 +306,7 @@ class Backfilling:
         if not paused:
             self._drop(source)
 
-    def _unfit(self, backfill: Backfill) -> str | None:
-        """Return why the configuration has no place for a backfill any more."""
-        sink = self._config.sinks.get(backfill.sink)
-        if sink is None:
-            return f"The configuration has no sink {backfill.sink} any more."
-        if sink.source != backfill.source:
-            return f"Sink {backfill.sink} takes from source {sink.source} now."
-        patterns = sink.patterns or self._config.sources[sink.source].patterns
-        if not matches_any(patterns, backfill.table_schema, backfill.table_name):
-            return f"Sink {backfill.sink} does not take {backfill.table} any more."
-        return None
-
-    def _steer(self, source: _Source) -> None:
+    def _steer(self, source: Source) -> None:
         """Tell the reader what to read, again and again: it may have lost its connection."""
         if source.reader is None:
             return
@@ -377,12 +315,7 @@ class Backfilling:
             restarted, source.restarted = source.restarted, False
         if restarted and current is not None:
             self._begin(current)
-        wanted: dict[str, Any] | None = None
-        if current is not None and current.retry_at is None:
-            wanted = {
-                "token": current.token, "spec": current.spec.to_json(), "cursor": current.cursor,
-                "paused": current.paused or current.held,
-            }  # fmt: skip
+        wanted = None if current is None else current.wanted
         now = time.monotonic()
         command = {"command": "backfill", "run": wanted}
         known = source.told is not None and _essence(source.told) == _essence(command)

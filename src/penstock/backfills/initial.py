@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from penstock.config import Config
-from penstock.postgres import backfill_tables
+from penstock.postgres.backfill import tables
 from penstock.postgres.errors import CaptureError
 from penstock.settings import Sink
 from penstock.streams.backfills import Backfills, Request
@@ -100,11 +100,11 @@ class InitialBackfills:
     def _look(
         self, name: str, sink: Sink, had: set[tuple[str, str, str]]
     ) -> tuple[list[Request], bool]:
-        wish = backfill_tables.Wish(
+        wish = tables.Wish(
             self._settings, name, sink,
             skip=frozenset((schema, table) for of, schema, table in had if of == name),
         )  # fmt: skip
-        reads, warnings, is_partial = backfill_tables.look(wish)
+        reads, warnings, is_partial = tables.look(wish)
         for warning in warnings:
             if self._is_new(f"{name} {warning}"):
                 log.warning("initial backfill", source=self._source, sink=name, note=warning)

@@ -16,7 +16,7 @@ from penstock.postgres.errors import SetupError
 from penstock.settings import PostgresSource, SinkSettings, nearest
 from penstock.tables import TablePattern, matches_any
 
-_SQL: Final = queries.load("penstock.postgres", "backfill_tables.sql")
+_SQL: Final = queries.load("penstock.postgres.backfill", "tables.sql")
 _EVERYTHING: Final = sql.SQL("true")
 
 
