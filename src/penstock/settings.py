@@ -381,8 +381,13 @@ def _spark_value(value: Any) -> Any:
 
 def nearest(given: Any, known: Iterable[str]) -> str:
     """Return `; did you mean …?` for the known word that is most like the given one, or nothing."""
-    close = difflib.get_close_matches(str(given), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(str(given), known)
+    return "" if close is None else f"; did you mean {close}?"
+
+
+def closest(given: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like the given one, None where none is like it."""
+    return next(iter(difflib.get_close_matches(given, list(known), n=1)), None)
 
 
 def dotted(path: Path) -> str:

@@ -143,6 +143,7 @@ FORMS: list[tuple[str, Type, Any]] = [
     ('"PT-0.000001S"', INTERVAL, -1),
     ('"P178000000Y"', INTERVAL, BAD),
     ('"infinity"', INTERVAL, 2**63 - 1),
+    ('"-infinity"', INTERVAL, 1 - 2**63),
     ('"1 day"', INTERVAL, BAD),
     ("5", INTERVAL, BAD),
     ("1.10", JSON, "1.10"),

@@ -11,41 +11,19 @@ from penstock.expressions.literals import numeric_type, read
 from penstock.expressions.nodes import Node
 from penstock.expressions.syntax import TypeName
 from penstock.expressions.types import (
-    BOOL,
-    DATE,
+    DAY,
     FLOAT,
     INT,
-    INTERVAL,
-    NUMERIC,
+    NAMED,
+    NUMBERS,
     TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
+    TIMES,
     Field,
     Kind,
     Type,
 )
 
 _BITS: Final = {"smallint": 16, "integer": 32, "bigint": 64}
-_TARGETS: Final = {
-    "boolean": BOOL,
-    "smallint": INT,
-    "integer": INT,
-    "bigint": INT,
-    "real": Type(Kind.FLOAT, single=True),
-    "double precision": FLOAT,
-    "numeric": NUMERIC,
-    "text": TEXT,
-    "varchar": TEXT,
-    "uuid": Type(Kind.TEXT, form="uuid"),
-    "date": DATE,
-    "timestamp": TIMESTAMP,
-    "timestamptz": TIMESTAMPTZ,
-    "time": TIME,
-    "interval": INTERVAL,
-}
-_NUMBERS: Final = frozenset({Kind.INT, Kind.NUMERIC, Kind.FLOAT})
-_TIMES: Final = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 def settled(node: Node) -> Node:
@@ -82,7 +60,7 @@ def _may_fail(have: Type, to: Type) -> bool:
         return False
     if have.kind is Kind.NUMERIC and to.kind is Kind.FLOAT:
         return to.single
-    return not (have.kind in _TIMES and to.kind in _TIMES)
+    return not (have.kind in TIMES and to.kind in TIMES)
 
 
 def literal(text: str | None, to: Type, position: int) -> Node:
@@ -120,7 +98,7 @@ def _literal(node: Node, to: Type, position: int) -> Node:
         case ((Kind.INT | Kind.NUMERIC), Kind.FLOAT):
             return Node("literal", FLOAT, value=float(value))
         case Kind.DATE, (Kind.TIMESTAMP | Kind.TIMESTAMPTZ):
-            return Node("literal", to, value=value * 86_400_000_000)
+            return Node("literal", to, value=value * DAY)
         case Kind.TIMESTAMP, Kind.TIMESTAMPTZ:
             return Node("literal", to, value=value)
         case Kind.FLOAT, Kind.FLOAT:
@@ -173,7 +151,7 @@ def _target(to: TypeName, position: int) -> Type:
         if to.name == "char":
             return Type(Kind.TEXT, width=length or 1)
         return TEXT
-    return _TARGETS[to.name]
+    return NAMED[to.name]
 
 
 def _cast(node: Node, to: TypeName, target: Type, position: int) -> Node:
@@ -247,8 +225,8 @@ def _allowed(have: Type, to: TypeName, target: Type) -> bool:
         return not have.form and target.kind not in (Kind.TIME, Kind.INTERVAL)
     if have.kind is target.kind:
         return True
-    if have.kind in _NUMBERS and target.kind in _NUMBERS:
+    if have.kind in NUMBERS and target.kind in NUMBERS:
         return True
     if {have.kind, target.kind} == {Kind.INT, Kind.BOOL}:
         return to.name in ("integer", "boolean")
-    return have.kind in _TIMES and target.kind in _TIMES
+    return have.kind in TIMES and target.kind in TIMES

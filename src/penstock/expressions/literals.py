@@ -23,9 +23,10 @@ from penstock.expressions.types import (
 from penstock.settings import nearest
 
 MAX_DIGITS: Final = 38
+TRUE_WORDS: Final = ("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1")
+FALSE_WORDS: Final = ("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0")
+"""The texts that are booleans, in any case."""
 _BLANKS: Final = " \t\n\v\f\r"
-_TRUE: Final = frozenset(["t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"])
-_FALSE: Final = frozenset(["f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"])
 _INT: Final = re.compile(r"[+-]?[0-9]+")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _SPECIAL: Final = re.compile(r"(nan)|([+-]?)(inf|infinity)", re.IGNORECASE)
@@ -115,9 +116,9 @@ def digits(value: Decimal) -> tuple[int, int]:
 
 def _boolean(text: str) -> bool:
     word = text.lower()
-    if word in _TRUE:
+    if word in TRUE_WORDS:
         return True
-    if word in _FALSE:
+    if word in FALSE_WORDS:
         return False
     raise ValueError("true or false is expected")
 

@@ -7,7 +7,7 @@ from typing import Final
 from penstock.expressions.catalog import Columns, ColumnType
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.types import INT, JSON, NUMERIC, TEXT, TIMESTAMPTZ, Kind, Reference, Type
-from penstock.settings import nearest
+from penstock.settings import closest
 from penstock.tables import qualified_name, quote_name
 
 _METADATA: Final = {
@@ -47,9 +47,9 @@ class Names:
         head = f"{reference.root}." if reference.root else ""
         name = f"{head}{quote_name(reference.column)}"
         known = dict.fromkeys(c for columns in self._columns.values() for c in columns)
-        near = nearest(reference.column, known)
-        if near:
-            near = f"; did you mean {head}{quote_name(near[15:-1])}?"
+        near = ""
+        if (close := closest(reference.column, known)) is not None:
+            near = f"; did you mean {head}{quote_name(close)}?"
         elif known:
             near = "; there are " + ", ".join(quote_name(c) for c in list(known)[:10])
             near += " and others" if len(known) > 10 else ""

@@ -8,9 +8,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from penstock.expressions.types import Field, Kind, Reference, Type
-
-_DAY = 86_400_000_000
+from penstock.expressions.types import DAY, Field, Kind, Reference, Type
 
 
 class Span(NamedTuple):
@@ -23,7 +21,7 @@ class Span(NamedTuple):
     @property
     def comparable(self) -> int:
         """The microseconds that it counts for in comparisons: a month is 30 days of 24 hours."""
-        return (self.months * 30 + self.days) * _DAY + self.microseconds
+        return (self.months * 30 + self.days) * DAY + self.microseconds
 
 
 Constant = bool | int | float | Decimal | str | Span | None

@@ -15,15 +15,15 @@ from penstock.expressions.types import (
     FLOAT,
     INT,
     INTERVAL,
+    NUMBERS,
     NUMERIC,
+    TIMES,
     TIMESTAMP,
     TIMESTAMPTZ,
     Kind,
 )
 from penstock.expressions.unify import as_numeric, common_type
 
-_NUMBERS: Final = frozenset({Kind.INT, Kind.NUMERIC, Kind.FLOAT})
-_TIMES: Final = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _DECIMAL_TYPES: Final = {
     "+": decimals.sum_types,
     "-": decimals.sum_types,
@@ -34,12 +34,12 @@ _DECIMAL_TYPES: Final = {
 
 def arithmetic(op: str, left: Node, right: Node, at: int, right_at: int) -> Node:
     """Return the node of a binary operator; raises `ExpressionError` for what it does not take."""
-    if left.kind in _TIMES or right.kind in _TIMES or Kind.INTERVAL in (left.kind, right.kind):
+    if left.kind in TIMES or right.kind in TIMES or Kind.INTERVAL in (left.kind, right.kind):
         return _on_times(op, left, right, at, right_at)
     for node, position in ((left, at), (right, right_at)):
-        if node.op != "unknown" and node.kind not in (*_NUMBERS, Kind.JSON):
+        if node.op != "unknown" and node.kind not in (*NUMBERS, Kind.JSON):
             raise ExpressionError(position, f"{op} takes numbers, and this is {node.type}")
-    if not {left.kind, right.kind} & _NUMBERS:
+    if not {left.kind, right.kind} & NUMBERS:
         raise ExpressionError(at, f"what {op} is to work on is not known; cast it by ::numeric")
     type_ = common_type((left, right), (at, right_at))
     if type_.kind is not Kind.NUMERIC:
@@ -76,7 +76,7 @@ def negate(node: Node, position: int) -> Node:
     if node.op == "literal" and node.value is not None:
         if isinstance(node.value, Span):
             return Node("literal", INTERVAL, value=Span(*[-part for part in node.value]))
-        if isinstance(node.value, int | float | Decimal) and node.kind in _NUMBERS:
+        if isinstance(node.value, int | float | Decimal) and node.kind in NUMBERS:
             if node.kind is Kind.NUMERIC and node.value == 1 << 63:
                 return Node("literal", INT, value=-(1 << 63))
             return Node("literal", node.type, value=-node.value)
@@ -108,7 +108,7 @@ def rounded(node: Node, places: int | None, position: int) -> Node:
 
 
 def _sized(op: str, node: Node, position: int, *, also: Kind | None = None) -> Node:
-    if node.op == "unknown" or node.kind not in (*_NUMBERS, also):
+    if node.op == "unknown" or node.kind not in (*NUMBERS, also):
         hint = "; cast it by ::numeric" if node.kind in (Kind.JSON, Kind.TEXT) else ""
         raise ExpressionError(position, f"{op} takes a number, and this is {node.type}{hint}")
     return node
@@ -119,7 +119,7 @@ def _on_times(op: str, left: Node, right: Node, at: int, right_at: int) -> Node:
     if "unknown" in (left.op, right.op):
         position = at if left.op == "unknown" else right_at
         raise ExpressionError(position, "write what this is: interval '…', date '…', timestamp '…'")
-    if op == "+" and (right.kind in _TIMES or kinds == (Kind.INTERVAL, Kind.INTERVAL)):
+    if op == "+" and (right.kind in TIMES or kinds == (Kind.INTERVAL, Kind.INTERVAL)):
         left, right, at, right_at = right, left, right_at, at
         kinds = left.kind, right.kind
     match op, kinds:
@@ -141,7 +141,7 @@ def _on_times(op: str, left: Node, right: Node, at: int, right_at: int) -> Node:
             return Node(op, INTERVAL, (left, right), fails=True)
         case "-", (Kind.DATE, Kind.DATE):
             return Node("days", INT, (left, right), fails=True)
-        case "-", _ if left.kind in _TIMES and right.kind in _TIMES:
+        case "-", _ if left.kind in TIMES and right.kind in TIMES:
             type_ = TIMESTAMPTZ if Kind.TIMESTAMPTZ in kinds else TIMESTAMP
             args = convert(left, type_, at), convert(right, type_, right_at)
             return Node("since", INTERVAL, args, fails=True)

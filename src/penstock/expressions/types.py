@@ -31,13 +31,15 @@ from typing import Any, Final, Self
 
 from penstock.tables import quote_name
 
+DAY: Final = 86_400_000_000
+"""A day in microseconds."""
 DATE_INFINITY: Final = 2_932_897
 """`infinity` as a date, in days since 1970: the day after 9999-12-31."""
 DATE_MINUS_INFINITY: Final = -719_163
 """`-infinity` as a date, in days since 1970: the day before 0001-01-01."""
-TIMESTAMP_INFINITY: Final = DATE_INFINITY * 86_400_000_000
+TIMESTAMP_INFINITY: Final = DATE_INFINITY * DAY
 """`infinity` as a timestamp or timestamptz, in microseconds since 1970."""
-TIMESTAMP_MINUS_INFINITY: Final = DATE_MINUS_INFINITY * 86_400_000_000
+TIMESTAMP_MINUS_INFINITY: Final = DATE_MINUS_INFINITY * DAY
 """`-infinity` as a timestamp or timestamptz, in microseconds since 1970."""
 
 INTERVAL_INFINITY: Final = (1 << 63) - 1
@@ -147,6 +149,27 @@ TIMESTAMPTZ: Final = Type(Kind.TIMESTAMPTZ)
 TIME: Final = Type(Kind.TIME)
 INTERVAL: Final = Type(Kind.INTERVAL)
 JSON: Final = Type(Kind.JSON, ordered=False)
+
+NUMBERS: Final = frozenset({Kind.INT, Kind.NUMERIC, Kind.FLOAT})
+TIMES: Final = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+NAMED: Final = {
+    "boolean": BOOL,
+    "smallint": INT,
+    "integer": INT,
+    "bigint": INT,
+    "real": Type(Kind.FLOAT, single=True),
+    "double precision": FLOAT,
+    "numeric": NUMERIC,
+    "text": TEXT,
+    "varchar": TEXT,
+    "uuid": Type(Kind.TEXT, form="uuid"),
+    "date": DATE,
+    "timestamp": TIMESTAMP,
+    "timestamptz": TIMESTAMPTZ,
+    "time": TIME,
+    "interval": INTERVAL,
+}
+"""The types that casts and typed literals name, by their canonical names, without parameters."""
 
 
 @dataclass(frozen=True, slots=True)

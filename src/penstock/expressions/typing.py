@@ -18,13 +18,10 @@ from penstock.expressions.nodes import Node, Typed
 from penstock.expressions.syntax import Expr, Expression, TypedLiteral, TypeName
 from penstock.expressions.types import (
     BOOL,
-    DATE,
-    FLOAT,
     INT,
     INTERVAL,
+    NAMED,
     TEXT,
-    TIME,
-    TIMESTAMP,
     TIMESTAMPTZ,
     Field,
     Kind,
@@ -37,22 +34,6 @@ _UNITS = (
     "microseconds", "milliseconds", "second", "minute", "hour", "day", "week", "month", "quarter",
     "year",
 )  # fmt: skip
-_LITERAL_TYPES = {
-    "boolean": BOOL,
-    "smallint": INT,
-    "integer": INT,
-    "bigint": INT,
-    "real": Type(Kind.FLOAT, single=True),
-    "double precision": FLOAT,
-    "text": TEXT,
-    "varchar": TEXT,
-    "uuid": Type(Kind.TEXT, form="uuid"),
-    "date": DATE,
-    "timestamp": TIMESTAMP,
-    "timestamptz": TIMESTAMPTZ,
-    "time": TIME,
-    "interval": INTERVAL,
-}
 
 
 def typed(expression: Expression, columns: Columns) -> Typed:
@@ -263,7 +244,7 @@ def _typed_literal(expr: Expr) -> Node:
     if name == "numeric":
         node = Node("unknown", TEXT, value=text)
         return cast(node, expr.value.type, expr.position)
-    type_ = _LITERAL_TYPES.get(name)
+    type_ = NAMED.get(name)
     if type_ is None:
         raise ExpressionError(expr.position, f"write '…'::{name}")
     try:

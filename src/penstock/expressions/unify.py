@@ -16,16 +16,17 @@ from penstock.expressions.types import (
     DATE,
     FLOAT,
     INT,
+    NUMBERS,
     NUMERIC,
     TEXT,
+    TIMES,
     TIMESTAMP,
     TIMESTAMPTZ,
     Kind,
     Type,
 )
 
-_NUMBERS: Final = frozenset({Kind.INT, Kind.NUMERIC, Kind.FLOAT})
-_TIMES: Final = (TIMESTAMPTZ, TIMESTAMP, DATE)
+_WIDEST_FIRST: Final = (TIMESTAMPTZ, TIMESTAMP, DATE)
 
 
 def unify(nodes: Sequence[Node], positions: Sequence[int]) -> tuple[Node, ...]:
@@ -77,7 +78,7 @@ def common_type(nodes: Sequence[Node], positions: Sequence[int]) -> Type:
     told = [(n, p) for n, p in known if n.kind is not Kind.JSON]
     kinds.discard(Kind.JSON)
     with_json = len(told) < len(known)
-    if kinds <= _NUMBERS:
+    if kinds <= NUMBERS:
         return _number([n for n, _ in told], json=with_json)
     if kinds == {Kind.BOOL}:
         return BOOL
@@ -85,8 +86,8 @@ def common_type(nodes: Sequence[Node], positions: Sequence[int]) -> Type:
         return _text(told, json=with_json)
     first, position = told[0]
     if not with_json:
-        if kinds <= {t.kind for t in _TIMES}:
-            return next(t for t in _TIMES if t.kind in kinds)
+        if kinds <= TIMES:
+            return next(t for t in _WIDEST_FIRST if t.kind in kinds)
         if len(kinds) == 1:
             return first.type
         position = next(p for n, p in told if n.kind is not first.kind)

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
+    DAY,
+    INTERVAL_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Kind,
@@ -44,8 +46,7 @@ _INTERVAL: Final = re.compile(
     rf"P(?:{_NUMBER}Y)?(?:{_NUMBER}M)?(?:{_NUMBER}D)?"
     rf"(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?\Z"
 )
-_DAY: Final = 86_400_000_000
-_UNITS: Final = (360 * _DAY, 30 * _DAY, _DAY, 3_600_000_000, 60_000_000, 1_000_000)
+_UNITS: Final = (360 * DAY, 30 * DAY, DAY, 3_600_000_000, 60_000_000, 1_000_000)
 _EXACT: Final = Context(prec=80, traps=[InvalidOperation, Inexact])
 
 
@@ -151,7 +152,7 @@ def _timestamp(_: Type, value: Any) -> Any:
 
 def _interval(_: Type, value: Any) -> Any:
     if value in ("infinity", "-infinity"):
-        return _LONG - 1 if value == "infinity" else -_LONG
+        return INTERVAL_INFINITY if value == "infinity" else -INTERVAL_INFINITY
     match = _INTERVAL.match(value)
     if match is None:
         return UNFIT

@@ -10,9 +10,9 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-from penstock.expressions.literals import read
+from penstock.expressions.literals import FALSE_WORDS, TRUE_WORDS, read
 from penstock.expressions.nodes import Node
-from penstock.expressions.types import Kind, Type
+from penstock.expressions.types import TIMES, Kind, Type
 from penstock.spark.expression_values import copies, is_infinite, let, literal
 
 _BLANK: Final = r"[ \t\n\x0b\f\r]*"
@@ -33,9 +33,6 @@ _MOMENT: Final = (
 _ZONE: Final = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)\z"
 _ZONE_AFTER_TIME: Final = rf"(:[0-9]{{2}}(?:\.[0-9]+)?){_ZONE}"
 _UUID: Final = r"^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
-_TRUE: Final = ("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1")
-_FALSE: Final = ("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0")
-_TIMES: Final = (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
 
 
 def cast_value(node: Node, operand: Column, size: int) -> tuple[Column, int]:
@@ -60,7 +57,7 @@ def _once(node: Node, have: Type) -> bool:
     """Tell whether a cast needs its operand no more than once."""
     match node.kind:
         case Kind.TEXT:
-            return have.kind not in _TIMES and node.value != "uuid"
+            return have.kind not in TIMES and node.value != "uuid"
         case Kind.INT:
             return have.kind is Kind.BOOL or (
                 have.kind is Kind.NUMERIC and node.value in (None, 64)
@@ -70,7 +67,7 @@ def _once(node: Node, have: Type) -> bool:
         case Kind.NUMERIC:
             wide = node.value == "round" or node.type.scale >= have.scale
             return have.kind is Kind.INT or (have.kind is Kind.NUMERIC and wide)
-    return have.kind in _TIMES
+    return have.kind in TIMES
 
 
 def _is_text(type_: Type) -> bool:
@@ -85,7 +82,7 @@ def _to_text(node: Node, have: Type) -> Callable[[Column], Column]:
         if node.type.width:
             return lambda x: F.rtrim(F.substring(x, 1, length))
         return lambda x: F.substring(x, 1, length)
-    if have.kind in _TIMES:
+    if have.kind in TIMES:
         return lambda x: _time_text(x, have)
     return lambda x: x.cast("string")
 
@@ -111,7 +108,7 @@ def _to_bool(_node: Node, have: Type) -> Callable[[Column], Column]:
 
     def parsed(x: Column) -> Column:
         word = F.lower(F.trim(x, F.lit(" \t\n\x0b\f\r")))
-        return F.when(word.isin(*_TRUE), True).when(word.isin(*_FALSE), False)
+        return F.when(word.isin(*TRUE_WORDS), True).when(word.isin(*FALSE_WORDS), False)
 
     return parsed
 
@@ -217,7 +214,7 @@ def _float_to_numeric(node: Node, have: Type) -> Callable[[Column], Column]:
 
 def _to_time(node: Node, have: Type) -> Callable[[Column], Column]:
     target = node.type.spark
-    if have.kind in _TIMES:
+    if have.kind in TIMES:
         return lambda x: x.cast(target)
 
     def parsed(x: Column) -> Column:

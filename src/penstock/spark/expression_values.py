@@ -17,6 +17,7 @@ from penstock.expressions.nodes import Constant, Node, Span
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
+    DAY,
     INTERVAL_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
@@ -187,7 +188,7 @@ def is_infinite(time: Column, type_: Type) -> Column:
 
 def _in_range(time: Column, type_: Type) -> Column:
     """Tell of a date or timestamp whether its year is 1 to 9999."""
-    plus, minus = TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY + 86_400_000_000
+    plus, minus = TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY + DAY
     if type_.kind is Kind.DATE:
         plus, minus = DATE_INFINITY, DATE_MINUS_INFINITY + 1
     return (time >= literal(minus, type_)) & (time < literal(plus, type_))

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
+    DAY,
+    INTERVAL_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Kind,
@@ -35,8 +37,6 @@ _INFINITIES: Final = {
     Kind.TIMESTAMP: (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, pa.int64()),
     Kind.TIMESTAMPTZ: (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, pa.int64()),
 }
-_DAY: Final = 86_400_000_000
-_INTERVAL_INFINITY: Final = (1 << 63) - 1
 
 
 def json_texts(type_: Type, values: pa.Array) -> pa.Array:
@@ -106,12 +106,12 @@ def _moments(kind: Kind, values: pa.Array) -> pa.Array:
 
 def _interval(microseconds: int) -> str:
     """Return an ISO 8601 duration: days, and what is left of one."""
-    if microseconds >= _INTERVAL_INFINITY:
+    if microseconds >= INTERVAL_INFINITY:
         return "infinity"
-    if microseconds <= -_INTERVAL_INFINITY:
+    if microseconds <= -INTERVAL_INFINITY:
         return "-infinity"
     sign = -1 if microseconds < 0 else 1
-    days, rest = divmod(abs(microseconds), _DAY)
+    days, rest = divmod(abs(microseconds), DAY)
     minutes, rest = divmod(rest, 60_000_000)
     hours, minutes = divmod(minutes, 60)
     seconds = f"{Decimal(sign * rest).scaleb(-6):f}"

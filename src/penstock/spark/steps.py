@@ -427,8 +427,3 @@ def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) ->
 def _extractor(fields: tuple[Field, ...]) -> Extractor:
     # Its classes take milliseconds to make, and every message of a batch may fail.
     return Extractor(fields)
-
-
-def without_groups(settings: NatsSinkSettings) -> NatsSinkSettings:
-    """Return the settings of a sink whose messages come in its own groups already."""
-    return settings.model_copy(update={"group_by": None})
