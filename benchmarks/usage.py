@@ -71,25 +71,44 @@ def memory(pid: int) -> Memory:
 
 
 class Strangers:
-    """How busy the machine was meanwhile with what is none of ours.
+    """How busy the machine was meanwhile with what is none of ours, from here to `percent`.
 
-    A benchmark on a machine that others use measures the others too; the reader must be told.
+    A benchmark on a machine that others use measures the others too; the reader must be told. Ours are
+    looked at every second: of a process that ends without its parent, as a JVM may, nothing else tells.
     """
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._seconds = self._used()
+        self._ours: dict[tuple[int, float], float] = {}
+        self._sample()
+        self._before = _busy() - sum(self._ours.values())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
 
     def percent(self) -> float:
         """Return the strangers' mean share of one core, in percent, since this was made."""
-        used = self._used() - self._seconds
+        self._ended.set()
+        self._thread.join()
+        self._sample()
+        used = _busy() - sum(self._ours.values()) - self._before
         return max(0.0, 100 * used / (time.monotonic() - self._start))
 
-    @staticmethod
-    def _used() -> float:
-        times = psutil.cpu_times()
-        busy = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
-        return busy - cpu_seconds(os.getpid())
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self._sample()
+
+    def _sample(self) -> None:
+        for process in tree(os.getpid()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                self._ours[process.pid, process.create_time()] = times.user + times.system
+
+
+def _busy() -> float:
+    """Return the seconds that the machine's cores have worked, all together."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
 class PeakMemory:
