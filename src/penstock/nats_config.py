@@ -150,6 +150,10 @@ class NatsSinkConfig(BaseModel):
         """The subject template, read."""
         return self.subject_template(self.subject)
 
+    def setting(self, key: str) -> str:
+        """Return what the user calls the setting `key`, as a text quotes it."""
+        return f"`{key}`"
+
     def subject_template(self, text: str) -> SubjectTemplate:
         """Return a template that is read with the variables of this sink's messages."""
         return SubjectTemplate.parse(text)
@@ -238,8 +242,9 @@ def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
         )
         raise SinkError(
             "tls_failed",
-            f"Cannot use the certificates of this sink ({files}): {error}.",
-            remedy="Set `tls_ca_cert`, `tls_cert` and `tls_key` to readable PEM files.",
+            f"Cannot use the certificates ({files}): {error}.",
+            remedy=f"Set {config.setting('tls_ca_cert')}, {config.setting('tls_cert')} and "
+            f"{config.setting('tls_key')} to readable PEM files.",
             transient=False,
         ) from None
     return context
@@ -280,24 +285,24 @@ def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]
         return {"user": config.user, "pass": config.password.get_secret_value()}
     if config.token is not None:
         return {"auth_token": config.token.get_secret_value()}
-    setting = "credentials_file" if config.credentials_file else "nkey_seed"
+    key = "credentials_file" if config.credentials_file else "nkey_seed"
     try:
         if config.credentials_file is not None:
             text = config.credentials_file.expanduser().read_text(encoding="utf-8")
-            jwt, seed = _JWT.search(text), _CREDS_SEED.search(text)
-            if not jwt or not seed:
+            jwt, user_seed = _JWT.search(text), _CREDS_SEED.search(text)
+            if not jwt or not user_seed:
                 raise ValueError("it holds no user JWT and seed")
-            return {"jwt": jwt.group(1), "sig": _sign(seed.group(1).encode(), nonce)[1]}
-        if (key := config.seed()) is not None:
-            public, signature = _sign(key, nonce)
+            return {"jwt": jwt.group(1), "sig": _sign(user_seed.group(1).encode(), nonce)[1]}
+        if (seed := config.seed()) is not None:
+            public, signature = _sign(seed, nonce)
             return {"nkey": public, "sig": signature}
     except (OSError, ValueError, nkeys.NkeysError) as error:
         # Not str(error) of an OSError: it names the file, and a mistyped seed was taken for one.
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SinkError(
             "credentials_unusable",
-            f"Cannot use `{setting}`{f' {path}' if (path := config.credentials_file) else ''}: "
-            f"{reason}.",
+            f"Cannot use {config.setting(key)}"
+            f"{f' {path}' if (path := config.credentials_file) else ''}: {reason}.",
             remedy="Set it to a file that `nsc generate creds` or `nk -gen user` wrote.",
             transient=False,
         ) from None

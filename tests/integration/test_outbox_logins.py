@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import SecretStr
 
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.nats_config import NatsSinkConfig
 from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import inspect
@@ -214,6 +216,36 @@ def test_no_user_of_the_server(by_user: Server, login: dict[str, str]) -> None:
     assert str(by_user.nats.port) in error.message
 
 
+def test_remedies_name_the_settings_that_the_reader_has(by_user: Server, by_tls: Server) -> None:
+    """The same fault, of a pipeline of an outbox and of a sink of the file."""
+    login = {"username": "relay", "password": WRONG}
+    pipeline = by_user.refuses(settings(by_user.url, **login), "authorization_violation")
+    assert "Set `username` and `password`" in pipeline.remedy
+    sink = NatsSinkConfig(url=by_user.url, user="relay", password=SecretStr(WRONG))
+    with pytest.raises(SinkError) as caught:
+        Writer(sink).write(rows())
+    assert "Set `user` and `password`" in caught.value.remedy
+    assert caught.value.message == pipeline.message
+    pipeline = by_tls.refuses(settings(by_tls.url, tls_enabled=False), "tls_failed")
+    assert "`tls_enabled` is false" in pipeline.message
+    assert "`tls_enabled`" in pipeline.remedy
+    with pytest.raises(SinkError, match=r"`tls` is false\. Leave `tls` out"):
+        Writer(NatsSinkConfig(url=by_tls.url, tls=False)).write(rows())
+
+
+def test_of_several_servers_each_is_told_with_its_reason(by_user: Server) -> None:
+    seeds = f"nats://127.0.0.1:1,{by_user.url},nats://127.0.0.1:2"
+    error = by_user.refuses(
+        settings(seeds, username="relay", password=WRONG), "authorization_violation"
+    )
+    assert error.message == (
+        "None of 3 servers can be used: Nothing listens at 127.0.0.1:1 (connection refused); "
+        f"{by_user.url} refuses the login: Authorization Violation; "
+        "Nothing listens at 127.0.0.1:2 (connection refused)."
+    )
+    by_user.delivers(settings(seeds, username="relay", password=PASSWORD))
+
+
 def test_a_wrong_password_in_the_url_or_from_a_reference(by_user: Server) -> None:
     url = by_user.url.replace("://", f"://relay:{WRONG}@")
     by_user.refuses(settings(url), "authorization_violation")
@@ -238,7 +270,7 @@ def test_a_subject_that_the_user_may_not_publish_to(by_user: Server) -> None:
     error = caught.value
     assert (error.code, error.transient) == ("permission_denied", True)
     assert "may not publish to 'orders.insert'" in error.message
-    assert "publish { allow" in error.remedy
+    assert 'publish { allow: ["orders.insert"] }' in error.remedy
     assert PASSWORD not in f"{error} {error.remedy}"
 
 
@@ -248,7 +280,7 @@ def test_acks_that_the_user_may_not_read(by_user: Server) -> None:
     error = caught.value
     assert (error.code, error.transient) == ("permission_denied", False)
     assert "for Subscription to" in error.message
-    assert '"_INBOX.>"' in error.remedy
+    assert 'subscribe to "_INBOX.>"' in error.remedy
     assert PASSWORD not in f"{error} {error.remedy}"
 
 

@@ -313,11 +313,11 @@ def test_acks_that_are_lost_repeat_nothing(
     sink = NatsSink(settings(nats_server.url, stream), name="notify", source="group")
     if not links:
         without_links(sink)
-    connect = nats_client.connect
+    connect = nats_client.connect_first
     steps = 0
 
-    def breaking(*arguments: Any) -> Any:
-        connection = connect(*arguments)
+    def breaking(*arguments: Any, **keywords: Any) -> Any:
+        connection = connect(*arguments, **keywords)
         step = connection.step
 
         def lose(timeout: float) -> Any:
@@ -331,7 +331,7 @@ def test_acks_that_are_lost_repeat_nothing(
         monkeypatch.setattr(connection, "step", lose)
         return connection
 
-    monkeypatch.setattr("penstock.sinks.nats.connect", breaking)
+    monkeypatch.setattr("penstock.sinks.nats.connect_first", breaking)
     monkeypatch.setattr("penstock.sinks.nats.backoff", lambda _attempt: 0.0)
     assert sink.write(rows(range(3_000))).delivered == 3_000
     assert steps > 10

@@ -31,7 +31,7 @@ from penstock.outbox.settings import PipelineError, read
 from penstock.settings import dotted
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
-from penstock.sinks.nats_client import connect as probe
+from penstock.sinks.nats_client import connect_first
 
 T = TypeVar("T")
 _API_SECONDS: Final = 5.0
@@ -394,20 +394,10 @@ async def open_puller(settings: InboxSettings, name: str) -> Puller:
 
 def _choose(config: NatsSinkConfig, name: str) -> tuple[Server, bool]:
     """Return a server that takes the login, and whether by TLS: who fails here is told why."""
-    first: SinkError | None = None
-    inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
-    for server in config.servers:
-        try:
-            connection = probe(config, server, inbox, name)
-        except SinkError as error:
-            if first is None or (first.transient and not error.transient):
-                first = error
-            continue
-        tls = server.tls or config.wants_tls or bool(connection.info.get("tls_required"))
-        connection.close()
-        return server, tls
-    assert first is not None  # noqa: S101 - the settings hold at least one server
-    raise first
+    connection = connect_first(config, f"_INBOX.{secrets.token_hex(8)}.".encode(), name)
+    connection.close()
+    server = connection.server
+    return server, server.tls or config.wants_tls or bool(connection.info.get("tls_required"))
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -44,6 +44,9 @@ _SECRETS: Final = frozenset({"password", "token", "nkey_seed"})
 _SHOWN: Final = 100
 _ANY_OUTBOX: Final = "outbox"
 
+_KEYS: Final = {"user": "username", "tls": "tls_enabled"}
+"""Keys of a NATS sink that a pipeline's config calls otherwise."""
+
 _EXPECTED: Final = {
     "sink_type": "'nats'",
     "url": "nats://host:port or tls://host:port, several separated by commas",
@@ -95,6 +98,10 @@ class OutboxSinkSettings(NatsSinkSettings):
     @classmethod
     def _check_route(cls, route: Any) -> Any:
         return _checked_route(route)
+
+    def setting(self, key: str) -> str:
+        """Return what the pipeline's config calls the setting `key`, as a text quotes it."""
+        return super().setting(_KEYS.get(key, key))
 
     def subject_template(self, text: str) -> SubjectTemplate:
         """Return a template that is read with the variables of an outbox."""

@@ -44,7 +44,14 @@ from penstock.sinks.nats_check import (
     publish_denied,
     refused_by_stream,
 )
-from penstock.sinks.nats_client import CONNECT_TIMEOUT, Connection, Event, Problem, Reply, connect
+from penstock.sinks.nats_client import (
+    CONNECT_TIMEOUT,
+    Connection,
+    Event,
+    Problem,
+    Reply,
+    connect_first,
+)
 from penstock.sinks.nats_frames import Encoder
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
 
@@ -341,27 +348,15 @@ class NatsSink:
         return self._connection
 
     def _connect(self) -> Connection:
-        servers = self._config.servers
-        first: SinkError | None = None
-        for _ in servers:
-            server = servers[self._next_server % len(servers)]
-            timeout = max(0.05, min(CONNECT_TIMEOUT, self._patience.left()))
-            try:
-                connection = connect(
-                    self._config, server, self._inbox, f"penstock {self._name}", timeout
-                )
-            except SinkError as error:
-                self._next_server += 1
-                # What a server said is worth more than that another could not be reached.
-                if first is None or (first.transient and not error.transient):
-                    first = error
-                continue
-            self._was_connected = True
-            self._jetstream, self._asked = None, False
-            self._knows_batches = knows_batches(connection.info)
-            return connection
-        assert first is not None  # noqa: S101 - the settings hold at least one server
-        raise first
+        connection = connect_first(
+            self._config, self._inbox, f"penstock {self._name}", start=self._next_server,
+            timeout=lambda: max(0.05, min(CONNECT_TIMEOUT, self._patience.left())),
+        )  # fmt: skip
+        self._next_server = self._config.servers.index(connection.server)
+        self._was_connected = True
+        self._jetstream, self._asked = None, False
+        self._knows_batches = knows_batches(connection.info)
+        return connection
 
     def _wait(self, error: SinkError, attempt: int) -> None:
         delay = backoff(attempt)

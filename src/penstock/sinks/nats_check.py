@@ -15,7 +15,7 @@ import orjson
 from penstock.finding import Finding
 from penstock.nats_config import NatsSinkConfig, Server
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats_client import Connection, connect
+from penstock.sinks.nats_client import connect_first
 
 REQUEST_TIMEOUT: Final = 5.0
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
@@ -31,13 +31,15 @@ def knows_batches(info: dict[str, Any]) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= _ATOMIC_SINCE
 
 
-def stream_add(config: NatsSinkConfig, source: str | None) -> str:
-    """Return the command that makes a stream for the sink's subjects."""
+def stream_add(config: NatsSinkConfig, source: str | None, subject: str | None = None) -> str:
+    """Return the command that makes a stream for the sink's subjects, and for one of a route."""
     called = config.form.name if config.form is not None else source or "penstock"
     name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
+    subjects = config.template.wildcard(source)
+    if subject is not None and not covers(subjects, subject):
+        subjects += f",{subject}"
     return (
-        f'nats stream add {name} --subjects "{config.template.wildcard(source)}" '
-        "--storage file --dupe-window 2m --defaults"
+        f'nats stream add {name} --subjects "{subjects}" --storage file --dupe-window 2m --defaults'
     )
 
 
@@ -46,7 +48,7 @@ def no_stream(config: NatsSinkConfig, source: str | None, subject: str) -> SinkE
     return SinkError(
         "no_stream",
         f"No JetStream stream captures the subject {subject!r}.",
-        remedy=f"Run: {stream_add(config, source)}",
+        remedy=f"Run: {stream_add(config, source, subject)}",
     )
 
 
@@ -65,7 +67,7 @@ def publish_denied(subject: str, server: Server) -> SinkError:
     return SinkError(
         "permission_denied",
         f"This user may not publish to {subject!r} at {server}.",
-        remedy="Allow the subject in the user's `permissions { publish { allow: [...] } }`.",
+        remedy=f'Allow it in the user\'s `permissions {{ publish {{ allow: ["{subject}"] }} }}`.',
     )
 
 
@@ -100,9 +102,10 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
     if code == 10060:
         return SinkError(
             "wrong_stream",
-            f"The subject {subject!r} is captured by another stream than the sink's "
-            f"`stream: {config.stream}` ({text}, {code}).",
-            remedy="Set `stream` to the one that captures it, or change the streams' subjects; "
+            f"The subject {subject!r} is captured by another stream than "
+            f"{config.setting('stream')}, {config.stream!r} ({text}, {code}).",
+            remedy=f"Set {config.setting('stream')} to the one that captures it, or change the "
+            "streams' subjects; "
             f'see: nats stream ls --subject "{subject}"',
         )
     if code in _FULL or (code == 10077 and "maximum" in text):
@@ -188,7 +191,8 @@ def _inspect_stream(
         return [Finding("error", what, error.message, error.remedy)]
     if config.stream and config.stream not in names:
         message = f"stream {config.stream} does not capture it, but {', '.join(names)} does"
-        return [Finding("error", what, message, f"set `stream: {names[0]}` or leave it out")]
+        fix = f"set {config.setting('stream')} to {names[0]}, or leave it out"
+        return [Finding("error", what, message, fix)]
     found = [_coverage(api, wildcard, names, samples)]
     for name in names:
         reply = api.ask(f"STREAM.INFO.{name}")
@@ -260,17 +264,7 @@ class _Api:
 
     def __init__(self, config: NatsSinkConfig):
         self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
-        self.connection = self._open(config)
-
-    def _open(self, config: NatsSinkConfig) -> Connection:
-        first: SinkError | None = None
-        for server in config.servers:
-            try:
-                return connect(config, server, self._inbox, "penstock check")
-            except SinkError as error:
-                first = first or error
-        assert first is not None  # noqa: S101 - the settings hold at least one server
-        raise first
+        self.connection = connect_first(config, self._inbox, "penstock check")
 
     def ask(self, call: str, **payload: Any) -> dict[str, Any] | None:
         """Return the reply of an API call, None if nobody answers for JetStream."""

@@ -14,12 +14,14 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from penstock.nats_config import NatsSinkConfig, Server, hello, tls_context
 from penstock.sinks.base import SinkError
+from penstock.sinks.nats_errors import none_of, not_nats, problem_error, tls_error
 
 READ_SIZE: Final = 256 * 1024
 WRITE_SIZE: Final = 256 * 1024
@@ -80,10 +82,11 @@ class Parser:
     room for anything but a positive JetStream ack; all else is parsed message by message.
     """
 
-    def __init__(self, inbox: bytes):
+    def __init__(self, inbox: bytes, where: str = "there"):
         self.duplicates = 0
         self._tail = b""
         self._inbox = inbox
+        self._where = where
         head = rb"MSG " + re.escape(inbox)
         self._run = re.compile(rb"(?:" + head + rb"[0-9]+ 1 [0-9]+\r\n" + _ACK + rb"\r\n)++")
         self._number = re.compile(head + rb"([0-9]+) ")
@@ -112,7 +115,7 @@ class Parser:
         eol = data.find(b"\r\n", at)
         if eol < 0:
             if len(data) - at > MAX_LINE:
-                raise _not_nats(data[at : at + 40])
+                raise not_nats(self._where, data[at : at + 40])
             return -1
         line = data[at:eol]
         word, _, rest = line.partition(b" ")
@@ -128,7 +131,7 @@ class Parser:
         elif word == b"-ERR":
             events.append(Problem(rest.decode(errors="replace").strip().strip("'")))
         elif word != b"+OK":
-            raise _not_nats(line)
+            raise not_nats(self._where, line)
         return eol + 2
 
     def _message(
@@ -152,8 +155,16 @@ class Parser:
 class Connection:
     """A logged-in connection that listens on its inbox; made by `connect`."""
 
-    def __init__(self, sock: socket.socket, server: Server, info: dict[str, Any], parser: Parser):
+    def __init__(
+        self,
+        config: NatsSinkConfig,
+        sock: socket.socket,
+        server: Server,
+        info: dict[str, Any],
+        parser: Parser,
+    ):
         sock.setblocking(False)
+        self._config = config
         self.server = server
         self.info = info
         self.parser = parser
@@ -214,7 +225,7 @@ class Connection:
                 if isinstance(event, Reply) and event.number == 0:
                     return event
                 if isinstance(event, Problem):
-                    raise problem_error(event.text, self.server)
+                    raise problem_error(event.text, self._config, self.server)
         raise SinkError("timeout", f"{self.server} did not answer {subject} within {timeout:g} s.")
 
     def close(self) -> None:
@@ -282,9 +293,9 @@ class Connection:
 
     def _lost(self, reason: str) -> SinkError:
         if self._last_problem:
-            return problem_error(self._last_problem, self.server)
+            return problem_error(self._last_problem, self._config, self.server)
         if _CERTIFICATE_REFUSED.search(reason):
-            return _tls_error(self.server, reason)
+            return tls_error(self._config, self.server, reason)
         return SinkError("connection_lost", f"The connection to {self.server} is lost: {reason}.")
 
 
@@ -306,25 +317,25 @@ def connect(
         raise SinkError(
             "connection_refused",
             f"Nothing listens at {where} (connection refused).",
-            remedy="Start nats-server there, or set `url` to where it is.",
+            remedy=f"Start nats-server there, or set {config.setting('url')} to where it is.",
         ) from None
     except OSError as error:
         raise SinkError(
             "unreachable",
             f"Cannot reach {where}: {error}.",
-            remedy="Mend `url`, the name or the network.",
+            remedy=f"Mend {config.setting('url')}, the name or the network.",
         ) from None
     connection: Connection | None = None
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        parser = Parser(inbox)
+        parser = Parser(inbox, f"at {where}")
         info = _read_info(sock, parser, where)
         sock = _secure(sock, config, server, info)
-        connection = Connection(sock, server, info, parser)
+        connection = Connection(config, sock, server, info, parser)
         greeting = orjson.dumps(hello(config, server, info, name))
         connection.send(b"CONNECT " + greeting + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
-        _await_pong(connection, timeout)
+        _await_pong(connection, config, timeout)
         return connection
     except BaseException as error:
         if connection is not None:
@@ -334,10 +345,11 @@ def connect(
             raise SinkError(
                 "timeout",
                 f"{where} does not greet as a NATS server within {timeout:g} s.",
-                remedy="Mend `url`; a server with tls handshake_first is not supported.",
+                remedy=f"Mend {config.setting('url')}; a server with tls handshake_first is not "
+                "supported.",
             ) from None
         if isinstance(error, ssl.SSLError):
-            raise _tls_error(server, str(error)) from None
+            raise tls_error(config, server, str(error)) from None
         if isinstance(error, OSError):
             raise SinkError(
                 "connection_lost", f"The connection to {where} is lost: {error}."
@@ -345,29 +357,26 @@ def connect(
         raise
 
 
-def problem_error(text: str, server: Server) -> SinkError:
-    """Return the `SinkError` for a server's `-ERR` that concerns the connection."""
-    low = text.lower()
-    if "authorization violation" in low or "authentication" in low or "revoked" in low:
-        expired = "expired" in low or "timeout" in low
-        return SinkError(
-            "authorization_violation",
-            f"{server} refuses the login: {text}.",
-            remedy="Set the sink's `user` and `password`, `token`, `credentials_file` or "
-            "`nkey_seed` to what the server's configuration has.",
-            transient=expired,
-        )
-    if "permissions violation" in low:
-        return SinkError(
-            "permission_denied",
-            f"{server} does not permit it: {text}.",
-            remedy='Permit this user to subscribe to "_INBOX.>" (acks) and to publish to the '
-            "sink's subjects.",
-            transient=False,
-        )
-    if "secure connection" in low or "tls" in low:
-        return _tls_error(server, text)
-    return SinkError("server_error", f"{server} closes the connection: {text}.")
+def connect_first(
+    config: NatsSinkConfig,
+    inbox: bytes,
+    name: str,
+    *,
+    start: int = 0,
+    timeout: Callable[[], float] = lambda: CONNECT_TIMEOUT,
+) -> Connection:
+    """Connect as `connect` does to the first server that takes it, beginning with number `start`.
+
+    Where none does, the `SinkError` has each one's reason.
+    """
+    servers = config.servers
+    errors: list[SinkError] = []
+    for number in range(start, start + len(servers)):
+        try:
+            return connect(config, servers[number % len(servers)], inbox, name, timeout())
+        except SinkError as error:
+            errors.append(error)
+    raise none_of(errors)
 
 
 def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any]:
@@ -387,46 +396,36 @@ def _secure(
 ) -> socket.socket:
     required = bool(info.get("tls_required"))
     wanted = server.tls or config.wants_tls
+    tls = config.setting("tls")
     if config.tls is False and required:
-        raise _tls_error(server, "the server requires TLS and the sink has `tls: false`")
+        reason = f"the server requires TLS, and {tls} is false"
+        raise tls_error(config, server, reason, f"Leave {tls} out.")
     if wanted and not (required or info.get("tls_available")):
-        raise _tls_error(server, "TLS is wanted and the server offers none")
+        raise tls_error(
+            config, server, "TLS is wanted, and the server offers none",
+            f"Leave {tls} and the certificates out, and write nats:// in {config.setting('url')}; or "
+            "give the server a `tls {}` block.",
+        )  # fmt: skip
     if not (wanted or required):
         return sock
     if info.get("tls_verify") and not config.tls_cert:
-        raise _tls_error(
-            server, "the server asks for a client's certificate, and `tls_cert` is none"
-        )
+        cert, key = config.setting("tls_cert"), config.setting("tls_key")
+        raise tls_error(
+            config, server, f"the server asks for a client's certificate, and {cert} is none",
+            f"Set {cert} and {key} to one that the server's CA has signed, and its key.",
+        )  # fmt: skip
     return tls_context(config).wrap_socket(sock, server_hostname=server.host)
 
 
-def _tls_error(server: Server, reason: str) -> SinkError:
-    return SinkError(
-        "tls_failed",
-        f"No secure connection to {server}: {reason}.",
-        remedy="Set `tls_ca_cert` to the CA that signed the server's certificate, `tls_cert` and "
-        "`tls_key` if it asks for a client's, and `url` to a name that is in the certificate.",
-        transient=False,
-    )
-
-
-def _await_pong(connection: Connection, timeout: float) -> None:
+def _await_pong(connection: Connection, config: NatsSinkConfig, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.step(left)[1]:
             if isinstance(event, Problem):
-                raise problem_error(event.text, connection.server)
+                raise problem_error(event.text, config, connection.server)
             if isinstance(event, Pong):
                 return
     raise SinkError(
         "timeout",
         f"{connection.server} did not answer the login within {timeout:g} s.",
-    )
-
-
-def _not_nats(line: bytes) -> SinkError:
-    return SinkError(
-        "protocol_error",
-        f"What listens there does not speak NATS: {line[:40]!r}.",
-        remedy="Set `url` to the client port of nats-server (4222 by default).",
     )

@@ -11,7 +11,7 @@ import orjson
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
-from penstock.sinks.nats_client import Connection, Event, Problem, Reply, connect
+from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
 from penstock.subject import MAX_SUBJECT_BYTES
 
 
@@ -25,7 +25,7 @@ class Publisher:
         self._config = config
         self._source = source
         self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
-        self._connection = self._connect(name)
+        self._connection = connect_first(config, self._inbox, f"penstock {name}")
         self._number = 0
 
     def publish(self, subject: str, key: str, body: bytes) -> None:
@@ -58,16 +58,6 @@ class Publisher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connect(self, name: str) -> Connection:
-        first: SinkError | None = None
-        for server in self._config.servers:
-            try:
-                return connect(self._config, server, self._inbox, f"penstock {name}")
-            except SinkError as error:
-                first = first or error
-        assert first is not None  # noqa: S101 - the settings hold at least one server
-        raise first
 
     def _check(self, subject: str, key: str, size: int) -> None:
         most = self._connection.max_payload
