@@ -104,6 +104,7 @@ def wire(changes: Sequence[Change], after: Position = START) -> pa.RecordBatch:
             old_key = {
                 "record": orjson.dumps({"id": change.old_key}),
                 "metadata": orjson.dumps(old),
+                "key": orjson.dumps({"id": change.old_key}),
             }
         values = (
             orjson.dumps(change.record),

@@ -82,7 +82,13 @@ def source_tag(system_identifier: str, database: str, slot: str) -> str:
     return hashlib.blake2b(name, digest_size=8).hexdigest()
 
 
-OLD_KEY: Final = pa.struct([pa.field("record", pa.string()), pa.field("metadata", pa.string())])
+OLD_KEY: Final = pa.struct(
+    [
+        pa.field("record", pa.string()),
+        pa.field("metadata", pa.string()),
+        pa.field("key", pa.string()),  # JSON object: the key's columns alone
+    ]
+)
 """Of a delete message."""
 
 WIRE_SCHEMA: Final = pa.schema(
@@ -110,3 +116,5 @@ sink's template gives it."""
 
 NO_PART: Final = pa.scalar(0, pa.int32())
 """The part of a message that no transform multiplied."""
+OLD_KEY_PART: Final = pa.scalar(-1, pa.int32())
+"""The part of the delete of a key that was left: it stands before what was made of the update."""

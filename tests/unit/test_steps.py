@@ -27,6 +27,8 @@ from penstock.spark.routes import Route
 from penstock.spark.select import Item
 from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan, Steps
 from penstock.spark.writer import FanOut, StoreTarget
+from penstock.streams import copy
+from penstock.streams.records import stream_idx
 
 
 def stream(**settings: Any) -> Route:
@@ -243,6 +245,58 @@ def test_an_old_key_goes_where_its_update_goes() -> None:
     assert "route" not in one[1]
     assert two[1]["route"] == "in/b"
     assert two[0]["ssn"], "nothing takes it away"
+
+
+def sent(found: pa.RecordBatch) -> list[tuple[str, Any]]:
+    return [
+        (action, orjson.loads(record))
+        for action, record in zip(
+            found.column("action").to_pylist(), found.column("record").to_pylist(), strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("verdict", [DROP, BAD])
+def test_a_key_is_deleted_though_its_update_is_filtered_out(verdict: int) -> None:
+    """Whatever else the old row had is not what the filter has let through."""
+    block = Block(None, moves(), results(keep0=[KEEP, verdict, KEEP]))
+    found = Steps(stream(kind="rows", filter="true"), SinkPlan(0, filter=()), "shop")(block)
+    assert sent(found.messages) == [
+        ("insert", {"id": 1}), ("delete", {"id": 1}), ("update", {"id": 3, "region": "b"}),
+    ]  # fmt: skip
+    _, gone, _ = found.messages.to_pylist()
+    assert gone["idempotency_key"] == orjson.loads(gone["metadata"])["idempotency_key"]
+    assert gone["idempotency_key"].endswith("-1-old")
+    assert (gone["commit_idx"], gone["old_key"]) == (1, None)
+    placed = copy.placed(found.messages, "rows", 0)
+    assert placed.column("action").to_pylist() == ["insert", "delete", "delete", "update"]
+    assert placed.column("commit_idx")[1].as_py() == stream_idx(1) - 1, "where it always stands"
+    assert len(found.dead) == (verdict == BAD)
+
+
+def test_a_key_is_deleted_though_nothing_is_made_of_its_update() -> None:
+    code = "function transform(m) if m.record.id == 2 then return nil end error('no') end"
+    stages = Steps(stream(kind="rows", transform={"lua": code}), SinkPlan(0), "shop")
+    found = stages(Block(None, moves()))
+    stages.close()
+    assert sent(found.messages) == [("delete", {})] * 2
+    items = (Item("key", Reference("record", "id")), Item("n", type=INT, column="value0_1"))
+    plan = SinkPlan(0, items=items, used={"n": ()})
+    block = Block(None, moves(), results(value0_1=[None] * 3, failed0=[None, 0, 0]))
+    route = stream(kind="rows", transform={"sql": "record.id as key, 1 / record.n as n"})
+    found = Steps(route, plan, "shop")(block)
+    assert sent(found.messages) == [
+        ("insert", {"key": 1, "n": None}), ("delete", {"key": 1}), ("delete", {"key": 2}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kind": "changes"}, {"kind": "rows", "tables": ["public.no"]}]
+)
+def test_only_a_stream_of_rows_hears_of_keys_of_unsent_updates(settings: dict[str, Any]) -> None:
+    block = Block(None, moves(), results(keep0=[DROP] * 3))
+    found = Steps(stream(filter="true", **settings), SinkPlan(0, filter=()), "shop")(block)
+    assert found.messages.num_rows == 0
 
 
 @pytest.mark.parametrize("fails", [[0], [6], [2, 3], [1, 5], list(range(7))])

@@ -136,6 +136,8 @@ def test_a_key_that_is_left_is_told_as_a_delete_of_it(
         {**metadata(deletion), "idempotency_key": "tag-23803720-0-old"},
     )
     assert left[1]["record_pks"] == ["1"]
+    assert wire[11] is not None
+    assert wire[11]["key"] == b'{"id":"1"}', "whatever else the old tuple tells"
     assert left[1]["idempotency_key"] != metadata(wire)["idempotency_key"]
     assert old_key(update(t, row("1", "x", "z"), **known)) is None
     assert old_key(update(t, row("1", "x", "z"))) is None

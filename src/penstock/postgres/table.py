@@ -275,7 +275,9 @@ class Table:
         wire = self.delete(Delete(event.relation, event.key, event.old), transaction, idx)
         # Two messages have the update's place, and each needs an idempotency key of its own.
         metadata = wire[5].replace(b'","commit_idx":', b'-old","commit_idx":', 1)
-        return {"record": wire[0], "metadata": metadata}
+        row: Row = event.old or event.key or []
+        key, _ = self._object(row, self._values(row), sorted(self._key))
+        return {"record": wire[0], "metadata": metadata, "key": key}
 
     def delete(self, event: Delete, transaction: Transaction, idx: int) -> WireRow:
         """Return a delete's wire row: OLD values, or the replica identity's where only it is told."""

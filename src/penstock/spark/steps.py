@@ -103,6 +103,7 @@ class Steps:
         self._source = source
         settings = route.settings
         self._is_nats = isinstance(settings, NatsSinkSettings)
+        self._keeps_rows = not self._is_nats and settings.kind == "rows"
         self._regroups = bool(settings.group_by) and not (
             self._is_nats and settings.transform is None
         )
@@ -141,7 +142,7 @@ class Steps:
         operator's code cannot be loaded, and what the machine lacks, memory or a process.
         """
         try:
-            return self._prepared(block)
+            return self._with_deletes(self._prepared(block), block.messages)
         except (TransformError, OSError, MemoryError):
             raise  # another message would fare no better
         except Exception as error:
@@ -194,6 +195,27 @@ class Steps:
             return Prepared(messages, dead)
         return self._changed(self._grouped(messages), messages, results, plan, dead)
 
+    def _with_deletes(self, prepared: Prepared, captured: pa.RecordBatch) -> Prepared:
+        """Add the deletes of keys that were left by updates of which nothing is sent."""
+        old = captured.column("old_key")
+        if self._plan is None or not self._keeps_rows or old.null_count == len(old):
+            return prepared
+        left = old_keys.unsent(captured, prepared.messages)
+        if (wanted := self.route.mask(left)) is not None:
+            left = left.filter(wanted)
+        if not left.num_rows:
+            return prepared
+        left = self._old_keys(self._grouped(left))
+        return Prepared(old_keys.with_deletes(prepared.messages, left), prepared.dead)
+
+    def _old_keys(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Return messages with that of their old keys which the transform lets through."""
+        if self._select is not None:
+            return old_keys.transformed(messages, self._select.passed, self._select.new_names)
+        if self._code is not None:
+            return old_keys.transformed(messages, lambda _: "{}", lambda _: [])
+        return messages
+
     def _grouped(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         group_by = self.route.settings.group_by
         if self._regroups and group_by and messages.num_rows:
@@ -214,13 +236,13 @@ class Steps:
         if self._select is not None:
             assert results is not None  # noqa: S101 - the plan has asked for them
             messages, unread = self._select(messages, results)
-            messages = old_keys.transformed(messages, self._select.passed, self._select.new_names)
+            messages = self._old_keys(messages)
             why = {row: (TRANSFORM_FAILED, reason) for row, reason in unread.items()}
             why |= self._uncomputed(captured, results, plan)
         elif self._code is not None:
             transformed = self._code(messages)
             messages, origin = transformed.batch, transformed.origin
-            messages = old_keys.transformed(messages, lambda _: "{}", lambda _: [])
+            messages = self._old_keys(messages)
             why = {row: (code, reason) for row, code, reason in transformed.failed}
         if plan.route is not None:
             routed = None if results is None or plan.always else results.take(origin)

@@ -90,7 +90,7 @@ def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
     left = _replaced(left, commit_idx=first)
     # Once, however many messages a transform made of the update, and whichever of them are here.
     left = left.filter(_first_of_each(left))
-    record, metadata = left.column("old_key").flatten()
+    record, metadata, _ = left.column("old_key").flatten()
     deletes = _replaced(
         left,
         record=record,
