@@ -290,6 +290,64 @@ def test_a_sweep_goes_through_all_windows(tide: Database) -> None:
     assert value(tide, "SELECT tide.outbox_sweep('o')") == 0
 
 
+def test_a_sweep_ends_after_many(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('o', 0)")
+    tide.execute(
+        "INSERT INTO tide.outbox_o (payload, headers)"
+        " SELECT '1', '{}' FROM generate_series(1, 100010)"
+    )
+    assert value(tide, "SELECT tide.outbox_sweep('o')") == 100000
+    assert len(ids(tide, "o")) == 10
+    assert value(tide, "SELECT tide.outbox_sweep('o')") == 10
+
+
+def test_a_transaction_that_was_open_for_long_is_kept_until_it_is_delivered(tide: Database) -> None:
+    """Its ids are the lowest and its times the oldest, and it is committed after all the others."""
+    tide.execute("SELECT tide.outbox_create('o', 1)")
+    for name, group in (("p", "g"), ("q", "g"), ("r", "other")):
+        pipeline(tide, name, "o", group=group)
+    with tide.connect() as late:
+        late.execute("SELECT tide.outbox_publish('o', '1')")
+        late.execute("UPDATE tide.outbox_o SET created_at = created_at - interval '9 hours'")
+        for number in range(2, 5):
+            tide.execute("SELECT tide.outbox_publish('o', %s)", [str(number)])
+        _age(tide, 2)
+        for name in "pqr":
+            delivered(tide, name)
+        assert _sweep(tide) == []
+    assert ids(tide, "o") == [1]
+    for name in "pqr":
+        assert _sweep(tide) == [1]
+        assert {h["pipeline"] for h in _held(tide)} >= {name}
+        delivered(tide, name)
+    assert (_sweep(tide), _held(tide)) == ([], [])
+
+
+def _held(tide: Database) -> list[dict[str, str]]:
+    held: list[dict[str, str]] = value(tide, "SELECT tide.outbox_status('o')")["held_by"]
+    return held
+
+
+def test_a_disabled_pipeline_holds_and_is_told_with_how_many(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('o', 1)")
+    pipeline(tide, "on", "o")
+    pipeline(tide, "off", "o", group="other")
+    pipeline(tide, "late", "o", start="end")
+    tide.execute("SELECT tide.relay_enable('on')")
+    tide.execute("SELECT tide.outbox_publish('o', '1')")
+    delivered(tide, "off")
+    for number in "23":
+        tide.execute("SELECT tide.outbox_publish('o', %s)", [number])
+    delivered(tide, "on")
+    delivered(tide, "late")
+    _age(tide, 2)
+    assert _sweep(tide) == [2, 3]
+    (held,) = _held(tide)
+    assert (held["pipeline"], held["reason"]) == ("off", "disabled")
+    of = value(tide, "SELECT tide.outbox_status('o')")["pipelines"]
+    assert {p["pipeline"]: p["pending"] for p in of} == {"on": 0, "off": 2, "late": 0}
+
+
 def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     status: Callable[[], Any] = lambda: value(tide, "SELECT tide.outbox_status('o')")  # noqa: E731

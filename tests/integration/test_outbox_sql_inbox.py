@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +140,88 @@ def test_only_what_was_processed_long_ago_is_swept(tide: Database) -> None:
     )
     assert value(tide, "SELECT tide.inbox_sweep('i')") == 1
     assert tide.execute("SELECT message_id FROM tide.inbox_i ORDER BY 1") == [("b",), ("c",)]
+
+
+def test_a_sweep_ends_after_many(tide: Database) -> None:
+    tide.execute(
+        "INSERT INTO tide.inbox_i (message_id, subject, status, processed_at)"
+        " SELECT n, 's', 'processed', now() - interval '9 days' FROM generate_series(1, 100010) n"
+    )
+    assert value(tide, "SELECT tide.inbox_sweep('i')") == 100000
+    assert value(tide, "SELECT tide.inbox_sweep('i')") == 10
+
+
+IN_ORDER = """
+select id, subject, message_id from tide.inbox_i i
+where status = 'pending' and not exists (
+    select from tide.inbox_i b where b.status = 'pending' and b.subject = i.subject and b.id < i.id)
+order by id limit 10 for update skip locked
+"""
+ANY_ORDER = """
+select id, subject, message_id from tide.inbox_i where status = 'pending'
+order by id limit 10 for update skip locked
+"""
+
+
+@pytest.mark.parametrize("take", [ANY_ORDER, IN_ORDER])
+def test_four_workers_do_each_message_once(tide: Database, take: str) -> None:
+    """By the reader of the docs; one that fails is tried again, and at last given up."""
+    receive(tide, *(f"m{number}" for number in range(60)))
+    tide.execute("UPDATE tide.inbox_i SET subject = 's' || id % 7")
+    tide.execute("CREATE TABLE public.done (number serial, id bigint, subject text)")
+
+    def work() -> None:
+        with tide.connect() as connection:
+            while connection.execute(
+                "SELECT 1 FROM tide.inbox_i WHERE status = 'pending'"
+            ).fetchone():
+                failed = []
+                for number, subject, message in connection.execute(take.encode()).fetchall():
+                    if message in ("m11", "m30"):
+                        failed.append(number)
+                        continue
+                    connection.execute(
+                        "INSERT INTO public.done (id, subject) VALUES (%s, %s)", [number, subject]
+                    )
+                    connection.execute("SELECT tide.inbox_mark_processed('i', %s)", [number])
+                connection.commit()
+                for number in failed:
+                    connection.execute(
+                        "SELECT tide.inbox_mark_failed('i', %s::bigint, 'oh')", [number]
+                    )
+                connection.commit()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done = tide.execute("SELECT id, subject FROM public.done ORDER BY number")
+    assert sorted(number for number, _ in done) == [n for n in range(1, 61) if n not in (12, 31)]
+    assert [state(tide, m)[0] for m in ("m11", "m30")] == ["failed", "failed"]
+    if take == IN_ORDER:
+        for subject in range(7):
+            ids = [number for number, of in done if of == f"s{subject}"]
+            assert ids == sorted(ids)
+    assert value(tide, "SELECT tide.inbox_replay('i')") == 2
+
+
+def test_two_that_fail_one_message_at_once_are_both_counted(tide: Database) -> None:
+    receive(tide, "a")
+    failed = "SELECT tide.inbox_mark_failed('i', 'a', 'oh')"
+    with tide.connect() as one:
+        assert one.execute(failed).fetchone() == ("pending",)
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(value(tide, failed)))
+        thread.start()
+        with tide.connect(autocommit=True) as watcher:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while watcher.execute(waiting).fetchone() == (0,):
+                pass
+        one.commit()
+        thread.join()
+    assert found == ["failed"]
+    assert state(tide, "a") == ("failed", 2, "oh", False)
 
 
 def test_dropping_asks_where_something_fills_it(tide: Database) -> None:

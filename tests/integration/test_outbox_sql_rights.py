@@ -189,3 +189,6 @@ def test_a_relays_role_may_do_what_relays_do_also_later(tide: Database) -> None:
         )
         assert raises(session, "SELECT tide.relay_delete('p')").state == DENIED
         assert raises(session, "DELETE FROM tide.outbox_o").state == DENIED
+        for box in ("o", "later"):
+            insert = f"INSERT INTO tide.outbox_{box} (payload, headers) VALUES ('1', '{{}}')"
+            assert raises(session, insert).state == DENIED

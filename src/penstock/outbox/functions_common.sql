@@ -67,22 +67,19 @@ BEGIN
 END $tide$;
 
 -- name: require
--- Raises TD001, TD002 or TD008 unless there is an outbox or inbox of this name; waits for one that is
--- being made or dropped. With `changing` others that would change it wait until this one is through.
-CREATE OR REPLACE FUNCTION tide._require(what text, given text, changing boolean) RETURNS void
+-- Raises TD001, TD002 or TD008 unless there is an outbox or inbox of this name. `purpose` is for how
+-- long: `read`, it may be gone the next moment; `use`, it is there until the transaction ends; `change`,
+-- and others that would change it wait; `drop`, and others that would use it wait. All but the first
+-- wait for a drop.
+CREATE OR REPLACE FUNCTION tide._require(what text, given text, purpose text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE there boolean;
 BEGIN
     PERFORM tide._check_name(what, given, false);
-    IF what = 'outbox' AND changing THEN
-        SELECT true INTO there FROM tide.outboxes o WHERE o.name = given FOR UPDATE;
-    ELSIF what = 'outbox' THEN
-        SELECT true INTO there FROM tide.outboxes o WHERE o.name = given;
-    ELSIF changing THEN
-        SELECT true INTO there FROM tide.inboxes i WHERE i.name = given FOR UPDATE;
-    ELSE
-        SELECT true INTO there FROM tide.inboxes i WHERE i.name = given;
-    END IF;
+    EXECUTE format('SELECT true FROM tide.%I b WHERE b.name = $1 ', what || 'es')
+        || CASE purpose WHEN 'use' THEN 'FOR KEY SHARE' WHEN 'change' THEN 'FOR NO KEY UPDATE'
+                        WHEN 'drop' THEN 'FOR UPDATE' ELSE '' END
+        INTO there USING given;
     IF there IS NOT NULL THEN
         RETURN;
     ELSIF what = 'outbox' THEN

@@ -48,6 +48,13 @@ CREATE INDEX %6$I ON tide.%1$I (id) WHERE status = 'failed';
 CREATE INDEX %7$I ON tide.%1$I (processed_at) WHERE status = 'processed'
 $make$, 'inbox_' || name, 'in_ids_' || name, 'in_key_' || name, 'in_msg_' || name,
         'in_new_' || name, 'in_bad_' || name, 'in_old_' || name);
+    -- Relays fill it: whoever may keep places is one.
+    EXECUTE coalesce((
+        SELECT string_agg(format('GRANT INSERT ON tide.%I TO %I', 'inbox_' || name, g.rolname), '; ')
+        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+        JOIN pg_roles g ON g.oid = a.grantee
+        WHERE c.oid = 'tide.places'::regclass AND a.privilege_type = 'INSERT'
+          AND a.grantee <> c.relowner), 'SELECT');
 END $tide$;
 
 -- name: inbox_drop
@@ -57,7 +64,7 @@ CREATE OR REPLACE FUNCTION tide.inbox_drop(name text, force boolean DEFAULT fals
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE pipelines text[];
 BEGIN
-    PERFORM tide._require('inbox', name, true);
+    PERFORM tide._require('inbox', name, 'drop');
     pipelines := ARRAY(
         SELECT r.pipeline FROM tide.relays r WHERE r.inbox = inbox_drop.name ORDER BY 1);
     IF cardinality(pipelines) > 0 AND force IS NOT TRUE THEN
@@ -82,7 +89,7 @@ DECLARE retries integer; status text;
 BEGIN
     SELECT i.max_retries INTO retries FROM tide.inboxes i WHERE i.name = _inbox_mark.name;
     IF NOT FOUND THEN
-        PERFORM tide._require('inbox', name, false);
+        PERFORM tide._require('inbox', name, 'read');
     END IF;
     EXECUTE format($mark$
 UPDATE tide.%1$I SET
@@ -140,7 +147,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE replayed bigint;
 BEGIN
     IF NOT EXISTS (SELECT FROM tide.inboxes i WHERE i.name = inbox_replay.name) THEN
-        PERFORM tide._require('inbox', name, false);
+        PERFORM tide._require('inbox', name, 'read');
     END IF;
     EXECUTE format('UPDATE tide.%I SET status = ''pending'', attempts = 0, error = NULL'
         ' WHERE status = ''failed'' AND ($1 IS NULL OR message_id = $1)', 'inbox_' || name)
@@ -160,7 +167,7 @@ CREATE OR REPLACE FUNCTION tide.inbox_status(name text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE counts jsonb; found jsonb;
 BEGIN
-    PERFORM tide._require('inbox', name, false);
+    PERFORM tide._require('inbox', name, 'read');
     EXECUTE format($count$
 SELECT jsonb_build_object(
     'pending', count(*) FILTER (WHERE status = 'pending'),
@@ -180,16 +187,17 @@ $count$, 'inbox_' || name) INTO counts;
 END $tide$;
 
 -- name: inbox_sweep
--- Deletes what was processed longer ago than the inbox's retention, and returns how much. Raises
--- TD001, TD008.
+-- Deletes what was processed longer ago than the inbox's retention, at most 100,000 messages, and
+-- returns how many. Raises TD001, TD008.
 CREATE OR REPLACE FUNCTION tide.inbox_sweep(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE before timestamptz; swept bigint;
 BEGIN
-    PERFORM tide._require('inbox', name, false);
+    PERFORM tide._require('inbox', name, 'use');
     SELECT clock_timestamp() - make_interval(hours => i.retention_hours) INTO before
     FROM tide.inboxes i WHERE i.name = inbox_sweep.name;
-    EXECUTE format('DELETE FROM tide.%I WHERE status = ''processed'' AND processed_at < $1',
+    EXECUTE format('DELETE FROM tide.%1$I WHERE id = ANY (ARRAY(SELECT id FROM tide.%1$I'
+        ' WHERE status = ''processed'' AND processed_at < $1 ORDER BY processed_at LIMIT 100000))',
         'inbox_' || name) USING before;
     GET DIAGNOSTICS swept = ROW_COUNT;
     RETURN swept;
@@ -201,7 +209,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.inbox_grant_process(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('inbox', name, true);
+    PERFORM tide._require('inbox', name, 'change');
     PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %I', role);
     EXECUTE format('GRANT SELECT, UPDATE (status, attempts, error, processed_at) ON tide.%I TO %I',
@@ -218,7 +226,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.inbox_revoke_process(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('inbox', name, true);
+    PERFORM tide._require('inbox', name, 'change');
     PERFORM tide._check_grant(role);
     -- The table's columns lose theirs with the table.
     EXECUTE format('REVOKE SELECT, UPDATE ON tide.%I FROM %I', 'inbox_' || name, role);

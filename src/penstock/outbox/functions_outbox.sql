@@ -161,7 +161,7 @@ CREATE OR REPLACE FUNCTION tide.outbox_drop(name text, force boolean DEFAULT fal
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE pipelines text[];
 BEGIN
-    PERFORM tide._require('outbox', name, true);
+    PERFORM tide._require('outbox', name, 'drop');
     pipelines := ARRAY(
         SELECT r.pipeline FROM tide.relays r WHERE r.outbox = outbox_drop.name ORDER BY 1);
     IF cardinality(pipelines) > 0 AND force IS NOT TRUE THEN
@@ -182,7 +182,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.outbox_enable(name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('outbox', name, true);
+    PERFORM tide._require('outbox', name, 'change');
     UPDATE tide.outboxes o SET enabled = true WHERE o.name = outbox_enable.name AND NOT o.enabled;
     IF FOUND THEN
         PERFORM tide._outbox_append(name, true);
@@ -194,7 +194,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.outbox_disable(name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('outbox', name, true);
+    PERFORM tide._require('outbox', name, 'change');
     UPDATE tide.outboxes o SET enabled = false WHERE o.name = outbox_disable.name AND o.enabled;
     IF FOUND THEN
         PERFORM tide._outbox_append(name, false);
@@ -206,7 +206,7 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.outbox_grant_publish(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('outbox', name, true);
+    PERFORM tide._require('outbox', name, 'change');
     PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %I', role);
     EXECUTE format('GRANT EXECUTE ON FUNCTION tide.outbox_publish, tide.%I TO %I',
@@ -220,24 +220,25 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.outbox_revoke_publish(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require('outbox', name, true);
+    PERFORM tide._require('outbox', name, 'change');
     PERFORM tide._check_grant(role);
     EXECUTE format('REVOKE EXECUTE ON FUNCTION tide.%I FROM %I', 'append_' || name, role);
 END $tide$;
 
 -- name: outbox_sweep
 -- Deletes the messages of an outbox that are older than its retention and that every pipeline of it
--- has delivered, and returns how many. A pipeline holds nothing that it never had to deliver. Raises
--- TD001, TD002.
+-- has delivered, and returns how many; after 100,000 it ends, as its transaction would become a long
+-- one: call it again. A pipeline holds nothing that it never had to deliver. Raises TD001, TD002.
 CREATE OR REPLACE FUNCTION tide.outbox_sweep(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
     window_size constant integer := 10000;
+    enough constant integer := 100000;
     before timestamptz;
     snapshots pg_snapshot[];
     swept bigint := 0; deleted bigint; after_id bigint := 0; last_id bigint;
 BEGIN
-    PERFORM tide._require('outbox', name, false);
+    PERFORM tide._require('outbox', name, 'use');
     SELECT clock_timestamp() - make_interval(hours => o.retention_hours) INTO before
     FROM tide.outboxes o WHERE o.name = outbox_sweep.name;
     -- A snapshot from the future is from another cluster, out of which this database was restored.
@@ -254,10 +255,10 @@ BEGIN
     END IF;
     -- Ids come in the order of time but for moments: the oldest windows are looked at until one has
     -- nothing to delete, so that no index on the time is needed and a sweep with no work is short.
-    LOOP
+    WHILE swept < enough LOOP
         EXECUTE format('SELECT max(id) FROM'
             ' (SELECT id FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w', 'outbox_' || name)
-            INTO last_id USING after_id, window_size;
+            INTO last_id USING after_id, least(window_size, enough - swept);
         EXIT WHEN last_id IS NULL;
         EXECUTE format('DELETE FROM tide.%I WHERE id > $1 AND id <= $2 AND created_at < $3'
             ' AND NOT EXISTS (SELECT FROM unnest($4) s WHERE NOT pg_visible_in_snapshot(xid, s))',

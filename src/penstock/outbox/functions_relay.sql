@@ -39,7 +39,7 @@ CREATE OR REPLACE FUNCTION tide.relay_set_outbox(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._check_name('pipeline', pipeline, true);
-    PERFORM tide._require('outbox', outbox, false);
+    PERFORM tide._require('outbox', outbox, 'use');
     PERFORM tide._check_config('out', config);
     PERFORM tide._relay_set(pipeline, 'out', outbox, relay_group, config);
 END $tide$;
@@ -53,7 +53,7 @@ CREATE OR REPLACE FUNCTION tide.relay_set_inbox(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     PERFORM tide._check_name('pipeline', pipeline, true);
-    PERFORM tide._require('inbox', inbox, false);
+    PERFORM tide._require('inbox', inbox, 'use');
     PERFORM tide._check_config('in', config);
     PERFORM tide._relay_set(pipeline, 'in', inbox, relay_group, config);
 END $tide$;
@@ -71,12 +71,15 @@ BEGIN
 END $tide$;
 
 -- name: relay_switch
+-- Raises TD001, TD007.
 CREATE OR REPLACE FUNCTION tide._relay_switch(given text, wanted boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require_pipeline(given);
     UPDATE tide.relays r SET enabled = wanted, changed_at = clock_timestamp()
     WHERE r.pipeline = given AND r.enabled <> wanted;
+    IF NOT FOUND THEN
+        PERFORM tide._require_pipeline(given);
+    END IF;
 END $tide$;
 
 -- name: relay_enable
@@ -101,8 +104,10 @@ END $tide$;
 CREATE OR REPLACE FUNCTION tide.relay_delete(pipeline text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    PERFORM tide._require_pipeline(pipeline);
     DELETE FROM tide.relays r WHERE r.pipeline = relay_delete.pipeline;
+    IF NOT FOUND THEN
+        PERFORM tide._require_pipeline(pipeline);
+    END IF;
 END $tide$;
 
 -- name: safe_config

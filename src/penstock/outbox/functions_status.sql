@@ -26,7 +26,7 @@ DECLARE
     counted bigint; oldest timestamptz; size bigint; overdue boolean;
     pipelines jsonb; holding jsonb;
 BEGIN
-    PERFORM tide._require('outbox', name, false);
+    PERFORM tide._require('outbox', name, 'read');
     SELECT * INTO box FROM tide.outboxes o WHERE o.name = outbox_status.name;
     EXECUTE format($count$
 SELECT (SELECT count(*) FROM (SELECT FROM tide.%1$I LIMIT 100001) AS counted),
@@ -88,7 +88,7 @@ BEGIN
         ' GRANT SELECT ON ALL TABLES IN SCHEMA tide TO %1$I;'
         ' GRANT INSERT, UPDATE ON tide.places TO %1$I;'
         ' GRANT EXECUTE ON FUNCTION tide.outbox_sweep, tide.inbox_sweep TO %1$I;'
-        ' ALTER DEFAULT PRIVILEGES IN SCHEMA tide GRANT SELECT, INSERT ON TABLES TO %1$I', role);
+        ' ALTER DEFAULT PRIVILEGES IN SCHEMA tide GRANT SELECT ON TABLES TO %1$I', role);
     EXECUTE coalesce((SELECT string_agg(format('GRANT INSERT ON tide.%I TO %I',
         'inbox_' || i.name, role), '; ') FROM tide.inboxes i), 'SELECT');
 END $tide$;

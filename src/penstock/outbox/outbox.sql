@@ -33,6 +33,11 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'penstock outbox install brings any version up to date; or print with --from.';
     END IF;
+    -- Nobody makes, changes, drops or grants meanwhile; publishers go on. In the functions' order.
+    IF there > 0 THEN
+        LOCK TABLE tide.outboxes, tide.inboxes, tide.relays IN EXCLUSIVE MODE;
+    END IF;
+    PERFORM pg_catalog.pg_advisory_xact_lock(1886741603, 117);
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide') THEN
         CREATE PUBLICATION tide WITH (publish = 'insert');
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = 'tide'

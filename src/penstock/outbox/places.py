@@ -24,6 +24,8 @@ from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.outbox", "relay.sql")
 _SWEEP_SECONDS: Final = 60.0
+_SWEEP_ROWS: Final = 100_000
+"""A sweep that has deleted so many has more to do: the next tick goes on."""
 _LSN_SECONDS: Final = 30.0
 """How often a place is written where nothing but the LSN has moved: each write moves that itself."""
 
@@ -92,6 +94,8 @@ class Places:
             row = self._connection.execute(_SQL["sweep"], [outbox]).fetchone()
             if row is not None and row[0]:
                 log.info("outbox swept", outbox=outbox, deleted=row[0])
+                if row[0] >= _SWEEP_ROWS:
+                    self._swept_at -= _SWEEP_SECONDS
 
     def _waiting(self) -> dict[str, int]:
         """Return of each pipeline that has messages waiting where the first of them was committed."""
