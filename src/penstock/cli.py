@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import __version__, cli_backfill, cli_outbox, cli_relay, cli_store, cli_try
+from penstock import (
+    __version__,
+    cli_backfill,
+    cli_dead_letters,
+    cli_outbox,
+    cli_relay,
+    cli_store,
+    cli_try,
+)
 from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors
 
 app = typer.Typer(
@@ -19,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_store.tokens, name="token")
-app.add_typer(cli_store.dead_letters, name="dead-letters")
+app.add_typer(cli_dead_letters.dead_letters, name="dead-letters")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.command("try")(cli_try.try_sink)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli_common import LISTEN, errors
 
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+URL_VARIABLE: Final = "PENSTOCK_RELAY_URL"
+
 
 def relay(
-    url: Annotated[
-        str, typer.Option(help="The application's database.", envvar="PENSTOCK_RELAY_URL")
-    ],
+    url: Annotated[str, typer.Option(help="The application's database.", envvar=URL_VARIABLE)],
     group: Annotated[
         list[str] | None,
         typer.Option("--group", help="Run this group of pipelines alone; may be given again."),
@@ -26,24 +29,29 @@ def relay(
     ] = LISTEN,
 ) -> None:
     """Relay the outboxes of a database in the foreground, until SIGTERM or Ctrl-C."""
+    with errors():
+        config = configuration(url, group, store)
+        from penstock import service  # noqa: PLC0415
+
+        raise typer.Exit(service.run(config, once=False, listen=listen))
+
+
+def configuration(url: str, groups: list[str] | None, store: str | None) -> Config:
+    """Return the configuration that a relay's options stand for; raises `ConfigError`."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     from penstock.config import Config, ConfigError, OutboxSource  # noqa: PLC0415
 
-    with errors():
-        try:
-            groups: list[str | None] = [*dict.fromkeys(group)] if group else [None]
-            outboxes = {
-                name or "outbox": OutboxSource(type="outbox", url=url, relay_group=name)
-                for name in groups
-            }
-            config = Config(sources={}, sinks={}, outboxes=outboxes, store=store)
-        except ValidationError as error:
-            faults = [f"--{e['loc'][0]}: {_message(e['msg'])}" for e in error.errors()]
-            raise ConfigError(faults) from None
-        from penstock import service  # noqa: PLC0415
-
-        raise typer.Exit(service.run(config, once=False, listen=listen))
+    names: list[str | None] = [*dict.fromkeys(groups)] if groups else [None]
+    try:
+        outboxes = {
+            name or "outbox": OutboxSource(type="outbox", url=url, relay_group=name)
+            for name in names
+        }
+        return Config(sources={}, sinks={}, outboxes=outboxes, store=store)
+    except ValidationError as error:
+        faults = [f"--{e['loc'][0]}: {_message(e['msg'])}" for e in error.errors()]
+        raise ConfigError(faults) from None
 
 
 def _message(text: str) -> str:

@@ -1,15 +1,19 @@
-"""Delivers dead letters again: a sink's are published once more, a consumer's go back into it."""
+"""Delivers dead letters again: a sink's are published once more, a consumer's go back into it.
+
+What a sink was to send is sent as it was. A message that is kept as it was captured goes through the
+filter, transform, route and form that its sink, or its pipeline from an outbox, has by now.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from penstock.config import Config, NatsSinkSettings, StreamSinkSettings, load
+from penstock.config import Config, NatsSinkSettings, OutboxSource, StreamSinkSettings, load
 from penstock.expressions.errors import ExpressionError
-from penstock.json_members import members, text_of
 from penstock.postgres.errors import CaptureError
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_publish import Publisher
@@ -20,17 +24,22 @@ from penstock.transforms.base import TransformError
 if TYPE_CHECKING:
     from penstock.trial.trial import Trial
 
-_OF_STEPS: Final = ("filter_failed", "transform_failed", "route_failed", "steps_failed")
-"""Codes of messages that never got as far as the sink."""
-
 
 class Replay:
-    """One round of replays; a context manager. `config` is read when a sink's letter needs it."""
+    """One round of replays; a context manager.
 
-    def __init__(self, store: Store, config: Path) -> None:
+    Settings are looked for when a sink's letter needs them: in the file `config`, in the databases
+    that this names as outboxes, and in `outboxes`.
+    """
+
+    def __init__(
+        self, store: Store, config: Path | None, outboxes: Sequence[OutboxSource] = ()
+    ) -> None:
         self._store = store
         self._path = config
-        self._config: Config | None = None
+        self._outboxes = tuple(outboxes)
+        self._file: Config | None = None
+        self._configs: dict[str, Config] = {}
         self._publishers: dict[str, Publisher] = {}
         self._trials: dict[str, Trial] = {}
         self._open = contextlib.ExitStack()
@@ -38,14 +47,14 @@ class Replay:
     def send(self, letter: StoredLetter) -> None:
         """Deliver a dead letter and note that it was.
 
-        Raises `ConfigError`, `SinkError`, `ConsumerError` or `StoreError`; the letter then stays as it
-        was.
+        Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
+        then stays as it was.
         """
         if letter.sink is None:
             asyncio.run(self._give_back(letter))
             return
-        if letter.code in _OF_STEPS:
-            self._through_steps(letter, letter.sink)
+        if not letter.subject:
+            self._anew(letter, letter.sink)
             self._store.mark_replayed(letter.id)
             return
         if letter.code in ("subject_too_long", "bad_subject"):
@@ -56,8 +65,8 @@ class Replay:
                 f" {letter.id}`.",
                 transient=False,
             )
-        subject, key = letter.subject or "", letter.idempotency_key or ""
-        self._publisher(letter.sink).publish(subject, key, letter.message.encode())
+        key = letter.idempotency_key or ""
+        self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
         self._store.mark_replayed(letter.id)
 
     def __enter__(self) -> Self:
@@ -75,9 +84,9 @@ class Replay:
         finally:
             await consumers.close()
 
-    def _through_steps(self, letter: StoredLetter, name: str) -> None:
-        """Send what the sink's filter, transform and route make of a message by now, if anything."""
-        config = self._read()
+    def _anew(self, letter: StoredLetter, name: str) -> None:
+        """Send what the sink makes of a message by now, if anything."""
+        config = self._config(name)
         if isinstance(config.sinks.get(name), StreamSinkSettings):
             raise SinkError(
                 letter.code,
@@ -105,10 +114,17 @@ class Replay:
                     remedy="Correct the sink's filter, transform or route, or purge it.",
                     transient=False,
                 )
+            if outcome.result == "passed by":
+                raise SinkError(
+                    "passed_by",
+                    f"Dead letter {letter.id} is not for {name} any more: {outcome.why}.",
+                    remedy="Correct the sink, or purge it.",
+                    transient=False,
+                )
             for sent in outcome.out:
-                metadata = members("metadata")(sent.body)["metadata"]
-                key = text_of(members("idempotency_key")(metadata)["idempotency_key"])
-                self._publisher(name).publish(sent.to or "", key or "", sent.body.encode())
+                self._publisher(name).publish(
+                    sent.to or "", sent.key, sent.body.encode(), headers=sent.headers
+                )
 
     def _trial(self, config: Config, name: str) -> Trial:
         if name not in self._trials:
@@ -118,19 +134,44 @@ class Replay:
             self._open.callback(trial.close)
         return self._trials[name]
 
-    def _read(self) -> Config:
-        self._config = self._config or load(self._path)
-        return self._config
+    def _config(self, name: str) -> Config:
+        """Return the configuration that has a sink, or the pipeline of that name; found once."""
+        if name not in self._configs:
+            self._configs[name] = self._found(name)
+        return self._configs[name]
 
-    def _sink(self, name: str) -> NatsSinkSettings:
-        sink = self._read().sinks.get(name)
-        if not isinstance(sink, NatsSinkSettings):
+    def _found(self, name: str) -> Config:
+        if self._path is not None:
+            self._file = self._file or load(self._path)
+            if name in self._file.sinks:
+                return self._file
+        outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
+        if not outboxes:
+            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
+        from penstock.outbox import configured  # noqa: PLC0415 - with Spark's modules
+
+        found = [(s, p) for s in outboxes if (p := configured.pipelines(s).get(name)) is not None]
+        if not found:
+            what = "pipeline" if self._path is None else "NATS sink and no pipeline"
+            raise self._no_sink(f"There is no {what} {name!r}")
+        if len(found) > 1:
             raise SinkError(
-                "no_sink",
-                f"{self._path} has no NATS sink {name!r} any more.",
-                remedy="Put it back, or purge its dead letters.",
+                "several_sinks",
+                f"{len(found)} of the outboxes' databases have a pipeline {name!r}.",
+                remedy="Name the one that the dead letter is from by --url.",
                 transient=False,
             )
+        return configured.configuration(*found[0])
+
+    @staticmethod
+    def _no_sink(what: str) -> SinkError:
+        remedy = "Put it back, or purge its dead letters."
+        return SinkError("no_sink", f"{what} any more.", remedy=remedy, transient=False)
+
+    def _sink(self, name: str) -> NatsSinkSettings:
+        sink = self._config(name).sinks[name]
+        if not isinstance(sink, NatsSinkSettings):
+            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
         return sink
 
     def _publisher(self, name: str) -> Publisher:

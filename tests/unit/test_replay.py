@@ -28,21 +28,21 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
         sinks={"out": NatsSinkSettings.model_validate(sink)},
         sources={"shop": PostgresSource.model_validate(source)},
     )
-    monkeypatch.setattr(replay, "_config", cast("Config", config))
-    sender = SimpleNamespace(publish=lambda *sent: published.append(sent))
+    monkeypatch.setattr(replay, "_config", lambda _: cast("Config", config))
+    sender = SimpleNamespace(publish=lambda *sent, headers: published.append(sent))
     monkeypatch.setattr(replay, "_publisher", lambda _: sender)
 
     def trial(batch: Any) -> list[Outcome]:
         (row,) = batch.to_pylist()
         body = f'{{"record":{row["record"]},"metadata":{row["metadata"]}}}'
-        return [Outcome(body, "sent", (Sent(body, "s.t"),))]
+        return [Outcome(body, "sent", (Sent(body, "s.t", row["idempotency_key"]),))]
 
     monkeypatch.setattr(replay, "_trial", lambda *_: trial)
     message = (
         f'{{"record":{{"v":{value}}},"changes":null,"action":"insert",'
         '"metadata":{"idempotency_key":"k","record_pks":[1e999],"commit_lsn":7}}'
     )
-    letter = SimpleNamespace(id=3, sink="out", code="filter_failed", message=message)
+    letter = SimpleNamespace(id=3, sink="out", subject="", code="filter_failed", message=message)
     replay.send(cast("StoredLetter", letter))
     ((subject, key, body),) = published
     assert (subject, key, marked) == ("s.t", "k", [3])

@@ -38,13 +38,28 @@ def _rebuild(code: str, message: str, remedy: str, transient: bool) -> SinkError
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that can never be delivered to this sink, and why."""
+    """A message that can never be delivered to this sink, and why.
+
+    `body` is what was to go to `subject`. Where that is empty, `body` is the message as it was captured,
+    of which a replay makes anew what is sent.
+    """
 
     idempotency_key: str
     subject: str
     code: str
     reason: str
     body: str
+
+
+def as_captured(messages: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLetter:
+    """Return the dead letter of a message that is kept as it was captured."""
+    names = ("record", "changes", "action", "metadata", "idempotency_key")
+    record, changes, action, metadata, key = (messages.column(n)[row].as_py() for n in names)
+    body = (
+        f'{{"record":{record or "null"},"changes":{changes or "null"},'
+        f'"action":"{action}","metadata":{metadata or "{}"}}}'
+    )
+    return DeadLetter(key or "", "", code, reason, body)
 
 
 @dataclass(slots=True)

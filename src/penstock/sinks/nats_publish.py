@@ -28,11 +28,14 @@ class Publisher:
         self._connection = connect_first(config, self._inbox, f"penstock {name}")
         self._number = 0
 
-    def publish(self, subject: str, key: str, body: bytes) -> None:
-        """Publish with `key` as `Nats-Msg-Id`, and return when the stream has it, or had it before."""
+    def publish(self, subject: str, key: str, body: bytes, *, headers: str = "") -> None:
+        """Publish with `key` as `Nats-Msg-Id`, and return when the stream has it, or had it before.
+
+        `headers` are more of them, each with the line end behind it.
+        """
         self._number += 1
         expected = self._config.stream
-        header = f"NATS/1.0\r\nNats-Msg-Id: {key}\r\n"
+        header = f"NATS/1.0\r\nNats-Msg-Id: {key}\r\n{headers}"
         header += f"Nats-Expected-Stream: {expected}\r\n\r\n" if expected else "\r\n"
         self._check(subject, key, len(header.encode()) + len(body))
         sizes = f"{len(header.encode())} {len(header.encode()) + len(body)}"

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.json_members import members
 from penstock.outbox.forms import OutboxForm, groups_of
-from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written
+from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written, as_captured
 from penstock.sinks.nats_frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -138,6 +138,7 @@ class Task:
         self.buckets: dict[tuple[int, str], Bucket] = {}
         self._batch = batch
         self._encoder = encoder
+        self._form = form
         self._base = base
         self._rows = batch.num_rows
         self._state = bytearray(batch.num_rows)
@@ -339,10 +340,13 @@ class Task:
     def bury(self, row: int, code: str, reason: str) -> None:
         """Make a dead letter of a row; those that waited for it may go."""
         frame = bytes(self._block(row).frame(row))
-        key = self._batch.column("idempotency_key")[row].as_py() or ""
         body = frame[frame.index(b"\r\n\r\n") + 4 : -2]
-        subject = frame.split(b" ", 2)[1].decode()
-        letter = DeadLetter(key, subject, code, reason, body.decode(errors="replace"))
+        if self._form is not None:  # a body alone is not the message: headers and id are of the row
+            letter = as_captured(self._batch, row, code, reason)
+        else:
+            key = self._batch.column("idempotency_key")[row].as_py() or ""
+            subject = frame.split(b" ", 2)[1].decode()
+            letter = DeadLetter(key, subject, code, reason, body.decode(errors="replace"))
         self.written.dead.append(letter)
         self.written.bytes -= len(body)
         self.flying -= self._state[row] == _SENT

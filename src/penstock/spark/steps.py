@@ -22,7 +22,7 @@ from penstock.json_members import members, text_of
 from penstock.message import SUBJECT_FIELD
 from penstock.route_path import PathTemplate
 from penstock.settings import NatsSinkSettings
-from penstock.sinks.base import DeadLetter
+from penstock.sinks.base import DeadLetter, as_captured
 from penstock.spark import old_keys
 from penstock.spark.routes import Route, regrouped
 from penstock.spark.select import Item, Select
@@ -148,7 +148,7 @@ class Steps:
         except Exception as error:
             count = block.messages.num_rows
             if count == 1:
-                dead = letter(block.messages, 0, STEPS_FAILED, _unexpected(error))
+                dead = as_captured(block.messages, 0, STEPS_FAILED, _unexpected(error))
                 return Prepared(block.messages.slice(0, 0), [dead])
             if not count:
                 raise
@@ -251,7 +251,7 @@ class Steps:
         if why:
             gone = pa.array(list(why), pa.int64())
             messages = messages.filter(pc.invert(pc.is_in(origin, value_set=gone)))
-            dead += [letter(captured, row, *reason) for row, reason in sorted(why.items())]
+            dead += [as_captured(captured, row, *reason) for row, reason in sorted(why.items())]
         return Prepared(messages, dead)
 
     def _uncomputed(
@@ -281,7 +281,7 @@ class Steps:
         what: str,
     ) -> list[DeadLetter]:
         return [
-            letter(
+            as_captured(
                 messages,
                 row,
                 code,
@@ -403,17 +403,6 @@ def _with_route(messages: pa.RecordBatch, routes: pa.Array) -> pa.RecordBatch:
 
 
 # Dead letters
-
-
-def letter(captured: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLetter:
-    """Return the dead letter of a message as it was captured."""
-    names = ("record", "changes", "action", "metadata", "idempotency_key")
-    record, changes, action, metadata, key = (captured.column(n)[row].as_py() for n in names)
-    body = (
-        f'{{"record":{record or "null"},"changes":{changes or "null"},'
-        f'"action":"{action}","metadata":{metadata}}}'
-    )
-    return DeadLetter(key, "", code, reason, body)
 
 
 def _unexpected(error: Exception) -> str:

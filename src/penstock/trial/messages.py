@@ -73,7 +73,9 @@ def _is_object(text: bytes) -> bool:
     # Postgres takes what stricter parsers refuse: half of a surrogate pair, numbers beyond a double.
     try:
         return isinstance(json.loads(text, parse_constant=_no_json, parse_int=str), dict)
-    except (ValueError, RecursionError):
+    except RecursionError:  # of thousands of levels
+        return members("record")(text)["record"] is not None
+    except ValueError:
         return False
 
 
@@ -147,7 +149,7 @@ def _value(text: bytes) -> Any:
 def _metadata(
     number: int, given: dict[str, Any], schema: str, name: str, source: PostgresSource
 ) -> dict[str, Any]:
-    """Return the metadata as the capture writes it, in its order, with what is given over it."""
+    """Return the metadata as the capture writes it, with what is given over it, in its order."""
     lsn = _integer(given.get("commit_lsn"), 1)
     idx = _integer(given.get("commit_idx"), number - 1)
     fixed = {
@@ -156,19 +158,20 @@ def _metadata(
         "commit_lsn": lsn,
         "commit_idx": idx,
     }
-    metadata = {
+    made: dict[str, Any] = {
         "table_schema": schema,
         "table_name": name,
         "database": _database(source),
-        "transaction_id": 0,
         "commit_timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         "commit_lsn": lsn,
+        "transaction_id": 0,
         "idempotency_key": f"try-{lsn}-{idx}",
         "commit_idx": idx,
         "record_pks": [],
         "unavailable": [],
     }
-    metadata |= given | fixed
+    values = made | given | fixed
+    metadata = {name: values[name] for name in given | made}
     # What a sink has added to the message that the file was copied from.
     for added in ("consumer", "route"):
         metadata.pop(added, None)

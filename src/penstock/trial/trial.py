@@ -33,14 +33,21 @@ if TYPE_CHECKING:
 
 Result = Literal["sent", "dropped", "failed", "passed by"]
 _LINE: Final = b"\r\n"
+_ID: Final = "\r\nNats-Msg-Id: "
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message as the sink would send it; `to` is its subject or path, None where it has none."""
+    """A message as the sink would send it; `to` is its subject or path, None where it has none.
+
+    Of a NATS message `key` is its `Nats-Msg-Id`, and `headers` are those that the message itself has,
+    each with the line end behind it.
+    """
 
     body: str
     to: str | None
+    key: str = ""
+    headers: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,5 +213,7 @@ def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[Sent]:
 def _published(frame: bytes) -> Sent:
     """Return what a frame of the NATS protocol would publish."""
     subject = frame.split(b" ", 2)[1]
-    body = frame.partition(2 * _LINE)[2].removesuffix(_LINE)
-    return Sent(body.decode(), subject.decode())
+    head, _, body = frame.partition(2 * _LINE)
+    key, *headers = head.decode().partition(_ID)[2].split("\r\n")
+    lines = "".join(f"{line}\r\n" for line in headers)
+    return Sent(body.removesuffix(_LINE).decode(), subject.decode(), key, lines)
