@@ -23,6 +23,8 @@ from benchmarks import (
     transforms,
     usage,
 )
+from benchmarks.outbox import benchmark as outbox
+from benchmarks.outbox import relay
 from benchmarks.streams import benchmark as streams
 from benchmarks.streams import crew, matrix, sizes
 from benchmarks.streams.run import Run
@@ -32,9 +34,10 @@ PEERS_PYTHON = contenders.HERE.parent / ".venv-bench" / "bin" / "python"
 RATES = (100, 1000, 10_000)
 LATENCY_S, CONSUME_S = 15.0, 5.0
 BESIDE_PEERS = ("drain", "latency", "resources")
-RIGGED = (*BESIDE_PEERS, "transforms", "backfill")
+RIGGED = (*BESIDE_PEERS, "transforms", "backfill", "outbox")
 VARIANTS = {variant.name: variant for variant in transforms.VARIANTS}
 SINKS = {contender.name: contender for contender in backfill.SINKS}
+RELAYS = {variant.name: variant for variant in relay.VARIANTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Scale:
     rates: tuple[int, ...] = ()
     variants: tuple[transforms.Variant, ...] = transforms.VARIANTS
     sinks: tuple[contenders.Contender, ...] = backfill.SINKS
+    relays: tuple[relay.Variant, ...] = relay.VARIANTS
+    outbox_parts: tuple[str, ...] = outbox.PARTS
 
 
 def _joined(values: Iterable[int]) -> str:
@@ -62,16 +67,21 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, "consume", "all"])
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
-    parser.add_argument("--rows", type=int, default=300_000, help="of drain and transforms")
+    parser.add_argument("--rows", type=int, default=300_000, help="of drain, transforms and outbox")
     parser.add_argument("--backfill-rows", type=int, default=1_000_000, help="default %(default)s")
-    parser.add_argument("--shapes", default="large,single", help="of the drain's transactions")
+    parser.add_argument(
+        "--shapes", default="large,single", help="of transactions, of drain and outbox"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
-        help="at each rate of the latency, and beside a backfill (15), of each case of consume (5)",
+        help="at each rate of a latency, and beside a backfill (15), of each case of consume (5)",
     )
-    parser.add_argument("--rates", default=_joined(RATES), help="rows a second")
-    parser.add_argument("--parts", default=",".join(streams.PARTS), help="of consume")
+    parser.add_argument("--rates", default=_joined(RATES), help="rows a second, of latency")
+    parser.add_argument(
+        "--parts",
+        help=f"of consume: {', '.join(streams.PARTS)}; of outbox: {', '.join(outbox.PARTS)}",
+    )
     parser.add_argument("--batches", default=_joined(matrix.BATCHES), help="of consume's matrix")
     parser.add_argument("--workers", default=_joined(matrix.WORKERS), help="of consume's matrix")
     parser.add_argument("--messages", type=int, default=1_000_000, help="of consume's backlog")
@@ -89,7 +99,7 @@ def arguments() -> argparse.Namespace:
         default="",
         help=f"contenders: {', '.join(c.name for c in contenders.ALL)};"
         f" of consume: {', '.join(crew.SIDES)}; of transforms: {', '.join(VARIANTS)};"
-        f" of backfill: {', '.join(SINKS)}",
+        f" of backfill: {', '.join(SINKS)}; of outbox: {', '.join(RELAYS)}",
     )
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument(
@@ -129,6 +139,7 @@ def main() -> int:
         "consume": [*crew.SIDES],
         "transforms": [*VARIANTS],
         "backfill": [*SINKS],
+        "outbox": [*RELAYS],
         "all": [*known, *crew.SIDES],
     }.get(options.what, [*known])
     wanted = named("--only", options.only, choices)
@@ -142,8 +153,10 @@ def main() -> int:
             f"no interpreter {options.peers_python!r}; `make bench` makes one with the peers,"
             f" or set {PYTHON_VARIABLE}"
         )
+    known_parts = outbox.PARTS if options.what == "outbox" else streams.PARTS
+    parts_wanted = named("--parts", options.parts or ",".join(known_parts), known_parts)
     plan = streams.Plan(
-        named("--parts", options.parts, streams.PARTS),
+        [*streams.PARTS] if options.what == "outbox" else parts_wanted,
         numbers("--batches", options.batches),
         numbers("--workers", options.workers),
         options.held_seconds,
@@ -166,6 +179,8 @@ def main() -> int:
         rates=numbers("--rates", options.rates),
         variants=tuple(VARIANTS[n] for n in wanted if n in VARIANTS) or transforms.VARIANTS,
         sinks=tuple(SINKS[n] for n in wanted if n in SINKS) or backfill.SINKS,
+        relays=tuple(RELAYS[n] for n in wanted if n in RELAYS) or relay.VARIANTS,
+        outbox_parts=tuple(parts_wanted) if options.what == "outbox" else outbox.PARTS,
     )
     if options.quick:
         scale = dataclasses.replace(
@@ -216,6 +231,11 @@ def rigged(what: str, servers: rig.Rig, scale: Scale) -> Iterator[str]:
         yield report.backfills(backfill.measure(servers, table, rounds, scale.sinks), rounds)
         live = backfill.measure_live(servers, table, scale.seconds, rounds)
         yield report.beside(live, scale.seconds)
+    if what in ("outbox", "all"):
+        yield from outbox.measure(
+            servers, scale.outbox_parts, scale.rows, rounds, scale.seconds, scale.shapes,
+            scale.relays,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class Contender:
 
     name: str
     note: str
-    kind: str  # penstock, mq-bridge or debezium
+    kind: str  # penstock, relay, mq-bridge or debezium
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -127,11 +127,14 @@ class Contender:
         batches: Batches | None = None
         pass_fds: tuple[int, ...] = ()
         url = ""
-        if self.kind == "penstock":
+        if self.kind in ("penstock", "relay"):
             listen = f"127.0.0.1:{free_port()}"
             url = f"http://{listen}"
-            file = _write(job.folder / CONFIGURATION, penstock_yaml(job, self.settings))
-            command = [*PENSTOCK, "run", "-c", file, "--listen", listen]
+            command = [*PENSTOCK, "relay", "--url", job.table.url, "--group", job.stream]
+            if self.kind == "penstock":
+                file = _write(job.folder / CONFIGURATION, penstock_yaml(job, self.settings))
+                command = [*PENSTOCK, "run", "-c", file]
+            command += ["--listen", listen]
         elif self.kind == "mq-bridge":
             spec = _write(job.folder / "spec.json", json.dumps(mq_bridge_spec(job, self.settings)))
             command = [peers_python, str(HERE / "peer_mq_bridge.py"), spec]

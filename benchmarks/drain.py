@@ -71,13 +71,16 @@ def _run(rig: Rig, contender: Contender, table: Table, shape: str, rows: int) ->
     )
 
 
-def verify(rig: Rig, stream: str, rows: int, name: str, marker: bytes = b"") -> float:
+def verify(
+    rig: Rig, stream: str, rows: int, name: str, marker: bytes = b"", *, ordered: bool = False
+) -> float:
     """Check that the stream holds each row once, under a dedup id of its own, with `marker` in it.
 
-    Returns the mean size of a body: the contenders put different things in it.
+    If `ordered`, also that they come in the order of their ids. Returns the mean size of a body: the
+    contenders put different things in it.
     """
     keys: set[bytes] = set()
-    seen: set[int] = set()
+    seen: dict[int, None] = {}
     messages = size = marked = 0
     with Probe(rig.nats_url) as probe:
         for _, headers, body in probe.read(stream, rows).messages():
@@ -85,7 +88,7 @@ def verify(rig: Rig, stream: str, rows: int, name: str, marker: bytes = b"") -> 
             key, row = MESSAGE_ID.search(headers), ROW_ID.search(body)
             if key and row:
                 keys.add(key[1])
-                seen.add(int(row[1]))
+                seen[int(row[1])] = None
     with Probe(rig.nats_url) as probe:
         count = probe.count(stream)
     if not rows == count == messages == len(keys) == len(seen) == marked:
@@ -93,4 +96,6 @@ def verify(rig: Rig, stream: str, rows: int, name: str, marker: bytes = b"") -> 
             f"{name} left {count} messages for {rows} rows; {messages} were read back, with"
             f" {len(keys)} distinct dedup ids and {len(seen)} distinct rows, {marked} as expected"
         )
+    if ordered and list(seen) != sorted(seen):
+        raise ContenderError(f"{name} left {rows} messages out of their order")
     return size / messages

@@ -67,25 +67,33 @@ def measure(rig: Rig, rates: tuple[int, ...], seconds: float, rounds: int) -> li
 def run(rig: Rig, contender: Contender, rate: int, seconds: float) -> Delayed:
     """Start a contender on an empty table, warm it up, and measure `seconds` at `rate`."""
     table = source.create_table(rig.postgres_url, "latency")
-    per_transaction = rows_per_transaction(rate)
     with rig.start(contender, table) as (running, stream):
-        ready = wait_until_ready(rig, running, table, stream)
-        with consumer(rig, running, stream) as received:
-            _, first = write(rig.folder, table, ready + 1, rate, WARM_UP_S, per_transaction)
-            cpu, start = usage.cpu_seconds(running.pid), time.monotonic()
-            committed, after = write(rig.folder, table, first, rate, seconds, per_transaction)
-            cpu = 100 * (usage.cpu_seconds(running.pid) - cpu) / (time.monotonic() - start)
-            with Probe(rig.nats_url) as probe:
-                wait_for_count(running, probe, stream, after - 1, SETTLE_TIMEOUT_S)
-            memory = usage.memory(running.pid)
-        arrivals = _handler_arrivals(running.batches) if running.batches else arrivals_of(received)
+        delayed = under_load(rig, running, table, stream, rate, seconds)
     source.drop_slot(rig.postgres_url, source.TEMPLATE_SLOT)
+    return delayed
+
+
+def under_load(
+    rig: Rig, running: Running, table: Table, stream: str, rate: int, seconds: float
+) -> Delayed:
+    """Warm up what reads an empty table into an empty stream, and measure `seconds` at `rate`."""
+    per_transaction = rows_per_transaction(rate)
+    ready = wait_until_ready(rig, running, table, stream)
+    with consumer(rig, running, stream) as received:
+        _, first = write(rig.folder, table, ready + 1, rate, WARM_UP_S, per_transaction)
+        cpu, start = usage.cpu_seconds(running.pid), time.monotonic()
+        committed, after = write(rig.folder, table, first, rate, seconds, per_transaction)
+        cpu = 100 * (usage.cpu_seconds(running.pid) - cpu) / (time.monotonic() - start)
+        with Probe(rig.nats_url) as probe:
+            wait_for_count(running, probe, stream, after - 1, SETTLE_TIMEOUT_S)
+        memory = usage.memory(running.pid)
+    arrivals = _handler_arrivals(running.batches) if running.batches else arrivals_of(received)
     times = committed[2::3]
-    delays = [delay for _, delay in delays_of(contender.name, committed, arrivals)]
+    delays = [delay for _, delay in delays_of(running.name, committed, arrivals)]
     cuts = statistics.quantiles(delays, n=100, method="inclusive")
     achieved = (len(delays) - per_transaction) / max((times[-1] - times[0]) / 1e9, 1e-9)
     return Delayed(
-        contender.name,
+        running.name,
         rate,
         per_transaction,
         achieved,
@@ -124,7 +132,8 @@ def write(
 ) -> tuple[array[int], int]:
     """Have the writer write; return what it committed, and the id that comes next."""
     file = folder / "committed.bin"
-    arguments = [table.url, table.name, first, rate, seconds, per_transaction, file]
+    rows = table.rows.as_string()
+    arguments = [table.url, rows, first, rate, seconds, per_transaction, file]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.writer", *map(str, arguments)],
         cwd=HERE.parent,

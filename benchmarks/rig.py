@@ -41,6 +41,7 @@ class Rig:
     folder: Path
     peers_python: str
     contenders: Sequence[Contender]
+    pgbench: Path
     failures: list[str] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -62,20 +63,27 @@ class Rig:
         `store` is the URL of Penstock's store, where not its own. Yields the contender and the
         stream's name; slot and stream are gone afterwards.
         """
-        number = next(self._numbers)
-        slot = stream = f"bench_{number}"
-        folder = self.folder / f"{number}-{contender.name}"
-        job = Job(table, slot, self.nats_url, stream, folder, store)
-        source.copy_slot(self.postgres_url, slot)
+        with self.stream() as stream:
+            folder = self.folder / f"{stream}-{contender.name}"
+            job = Job(table, stream, self.nats_url, stream, folder, store)
+            source.copy_slot(self.postgres_url, job.slot)
+            try:
+                with contender.run(job, self.peers_python) as running:
+                    yield running, stream
+            finally:
+                source.drop_slot(self.postgres_url, job.slot)
+
+    @contextmanager
+    def stream(self) -> Iterator[str]:
+        """Make a fresh stream, gone afterwards; yields its name, which nothing else in this run has."""
+        name = f"bench_{next(self._numbers)}"
         with Probe(self.nats_url) as probe:
-            probe.create_stream(stream)
+            probe.create_stream(name)
         try:
-            with contender.run(job, self.peers_python) as running:
-                yield running, stream
+            yield name
         finally:
-            source.drop_slot(self.postgres_url, slot)
             with Probe(self.nats_url) as probe:
-                probe.delete_stream(stream)
+                probe.delete_stream(name)
 
 
 @contextmanager
@@ -88,7 +96,10 @@ def servers(peers_python: str, chosen: Sequence[Contender]) -> Iterator[Rig]:
             # Room for a whole stream in one connection, when the probe reads it back.
             EmbeddedNats(folder / "nats", "max_pending: 1073741824\n") as nats,
         ):
-            yield Rig(postgres.url, nats.url, folder / "runs", peers_python, chosen)
+            yield Rig(
+                postgres.url, nats.url, folder / "runs", peers_python, chosen,
+                postgres.bin_dir / "pgbench",
+            )  # fmt: skip
 
 
 def say(text: str) -> None:

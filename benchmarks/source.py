@@ -25,7 +25,7 @@ _TABLE = """
         created_at timestamptz NOT NULL
     )
 """
-ROWS = """
+_ROWS = """
     INSERT INTO {table}
     SELECT i, i %% 1000, 'pending', (i %% 10000) / 100.0,
            repeat('a note of the order ', 6) || i, clock_timestamp()
@@ -61,6 +61,15 @@ class Table:
         """Return the name as SQL has it."""
         return sql.Identifier("public", self.name)
 
+    @property
+    def rows(self) -> sql.Composed:
+        """Return the statement that writes the rows from its first to its second parameter."""
+        return sql.SQL(_ROWS).format(table=self.identifier)
+
+    def single_rows(self, first: int, last: int) -> sql.Composed:
+        """Return the statement that writes rows in a transaction each."""
+        return sql.SQL(_SINGLE_ROWS).format(table=self.identifier, first=first, last=last)
+
 
 def create_table(url: str, name: str) -> Table:
     """Make an empty table, alone in the publication, and a slot that keeps the WAL from here on."""
@@ -94,11 +103,9 @@ def fill(table: Table, first: int, last: int, rows_per_transaction: int) -> None
         # Only the preparation is asynchronous; what is measured reads WAL that is on disk.
         connection.execute("SET synchronous_commit = off")
         if rows_per_transaction == 1:
-            connection.execute(
-                sql.SQL(_SINGLE_ROWS).format(table=table.identifier, first=first, last=last)
-            )
+            connection.execute(table.single_rows(first, last))
         else:
-            insert = sql.SQL(ROWS).format(table=table.identifier)
+            insert = table.rows
             for start in range(first, last + 1, rows_per_transaction):
                 end = min(start + rows_per_transaction - 1, last)
                 connection.execute(insert, (start, end))
