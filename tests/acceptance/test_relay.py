@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nats
-import pytest
 from nats.aio.msg import Msg
 
 from penstock.embedded.handles import Database, JetStream
-from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.install import install
 
 from ..pipeline import Penstock, penstock
+from ..relay_help import bodies, publish, relay, set_outbox, status
 
 EXAMPLE = """\
 select tide.outbox_create('notifications', retention_hours => 24);
@@ -30,30 +27,6 @@ begin;
 insert into orders values (555);
 select tide.outbox_publish('notifications', '{"type":"order.shipped"}', 'ord-555-shipped');
 """
-
-
-@pytest.fixture
-def app(database: Database) -> Database:
-    """The application's database, with the schema tide."""
-    with database.connect(autocommit=True) as connection:
-        install(connection)
-    database.execute("create table orders (id int primary key)")
-    return database
-
-
-@pytest.fixture
-def streams(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[JetStream]:
-    with (
-        EmbeddedNats(server_dir / f"nats-{request.node.name}") as server,
-        JetStream(server.url) as handle,
-    ):
-        yield handle
-
-
-def relay(folder: Path, app: Database, streams: JetStream, **environment: str) -> Penstock:
-    folder.mkdir(exist_ok=True)
-    environment = {"NATS_URL": streams.url, **environment}
-    return Penstock(folder, "--url", app.url, command="relay", environment=environment)
 
 
 def received(url: str, subject: str, count: int, do: Callable[[], object]) -> list[Msg]:
@@ -71,28 +44,9 @@ def received(url: str, subject: str, count: int, do: Callable[[], object]) -> li
     return asyncio.run(main())
 
 
-def bodies(streams: JetStream, stream: str) -> list[Any]:
-    return [json.loads(message.data) for message in streams.messages(stream)]
-
-
-def status(app: Database, pipeline: str) -> dict[str, Any]:
-    found: dict[str, Any] = app.execute("select tide.relay_status(%s)", [pipeline])[0][0]
-    return found
-
-
-def publish(app: Database, *numbers: int) -> None:
-    for number in numbers:
-        app.execute("select tide.outbox_publish('notifications', to_jsonb(%s::int))", [number])
-
-
-def set_outbox(app: Database, pipeline: str, stream: str, **config: object) -> None:
-    given = {"sink_type": "nats", "url": "${env:NATS_URL}", "subject": stream.lower(), **config}
-    values = [pipeline, json.dumps(given)]
-    app.execute("select tide.relay_set_outbox(%s, 'notifications', 'nats-group', %s)", values)
-
-
 def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
     streams.add_stream("NOTIFICATIONS", "notifications.>")
+    app.execute("create table orders (id int primary key)")
     app.execute(EXAMPLE)
     with relay(tmp_path, app, streams) as process:
         process.start().wait_ready()
