@@ -141,6 +141,9 @@ class Run:
         elif (name := report.get("sink")) is None:
             return
         elif report.get("behind"):
+            if self._holding is not None and name in self._holding.starting:
+                log.warning("sink is behind, its kept messages wait in the store", sink=name,
+                            code=report["code"], error=report["error"])  # fmt: skip
             self._held.setdefault(name, set()).add(report["code"])
         elif report.get("state") == "attached":
             self._held.pop(name, None)

@@ -28,6 +28,8 @@ from penstock.streams.store import SourceRecord, Store
 # After a kill the server may hold the last run's lock until it notices that the connection is gone.
 _CLAIM_PATIENCE: Final = 75.0
 
+_RELEASED: Final = SinkError("started", "What came in while it started goes first.")
+
 log = structlog.get_logger("penstock")
 
 
@@ -120,7 +122,7 @@ class StoreSession:
                 if (why := self._held.get(name)) is not None:
                     with self._store.connection() as connection:
                         source_id = self._sources[sink.source].id
-                        backlog.fall_behind(connection, source_id, name, why)
+                        backlog.hold(connection, source_id, name, why)
                 else:
                     self._drain(name, sink)
 
@@ -139,7 +141,10 @@ class StoreSession:
     def release(self, name: str) -> None:
         """Deliver a held sink's messages from now on."""
         sink = self._config.sinks[name]
-        if self._held.pop(name, None) is not None and isinstance(sink, NatsSinkSettings):
+        if name in self._held and isinstance(sink, NatsSinkSettings):
+            with self._store.connection() as connection:
+                backlog.hold(connection, self._sources[sink.source].id, name, _RELEASED)
+            del self._held[name]
             self._drain(name, sink)
 
     def drop_backlog(self, source: str, sink: str) -> None:

@@ -102,7 +102,8 @@ class Places:
         source = self._run.store.source(self._wanted.source)
         with self._store.connection() as connection:
             rows = connection.execute(_SQL["backlog"], [source.id]).fetchall()
-        return {sink: first - source.base for sink, first in rows if first is not None}
+        # What goes before all others is in negative places.
+        return {sink: max(first - source.base, 0) for sink, first in rows if first is not None}
 
     def _unread(self) -> dict[str, tuple[bool, str | None]]:
         """Return the pipelines whose first rows are still to come; release those that wait no more.

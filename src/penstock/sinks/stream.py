@@ -24,6 +24,7 @@ from penstock import queries
 from penstock.message import BatchPart, Position
 from penstock.sinks.base import SinkError
 from penstock.streams import copy
+from penstock.streams.backlog import STARTING
 from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
@@ -53,6 +54,16 @@ class Backlog(NamedTuple):
     code: str
     error: str
     drained: Position
+
+    @property
+    def starting(self) -> bool:
+        """Whether a backfill's rows go before what waits."""
+        return self.code == STARTING
+
+    @property
+    def has_first(self) -> bool:
+        """Whether some of these wait themselves."""
+        return self.drained < START
 
 
 class Open(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from queue import SimpleQueue
@@ -170,8 +170,15 @@ class Worker:
                 found.code, found.message, remedy=found.remedy, transient=found.transient
             ) from None
 
-    def fall_behind(self, left: dict[str, tuple[SinkError, list[pa.RecordBatch]]]) -> None:
-        """Put sinks behind, with the messages that they have not taken."""
+    def fall_behind(
+        self,
+        left: dict[str, tuple[SinkError, list[pa.RecordBatch]]],
+        first: Collection[str] = (),
+    ) -> None:
+        """Put sinks behind, with the messages that they have not taken.
+
+        Those of the sinks in `first` go before all that waits for these.
+        """
         if not left:
             return
 
@@ -181,9 +188,7 @@ class Worker:
                 for name, (error, batches) in sorted(left.items()):
                     backlog.fall_behind(connection, self.store.source_id, name, error)
                     for batch in batches:
-                        backlog.spill(
-                            connection, self.store.source_id, name, batch, self.store.base
-                        )
+                        self.spill(connection, name, batch, first=name in first)
             self.writer.commit(None)
 
         self.patiently(step)
@@ -194,6 +199,13 @@ class Worker:
                     "remedy": error.remedy,
                 }
             )  # fmt: skip
+
+    def spill(
+        self, connection: psycopg.Connection, sink: str, messages: pa.RecordBatch, *, first: bool
+    ) -> None:
+        """Add messages to a sink's backlog, in the open transaction."""
+        store = self.store
+        backlog.spill(connection, store.source_id, sink, messages, store.base, first=first)
 
 
 class _Part:
@@ -213,6 +225,7 @@ class _Part:
         self._feeds: dict[str, SimpleQueue[Block | None]] = {}
         self._deliveries: dict[str, Future[_Delivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
+        self._first: set[str] = set()
 
     def write(self) -> int:
         worker = self._worker
@@ -226,7 +239,8 @@ class _Part:
         for name, dead in self._dead.items():
             tell(worker.reporter, name, Written(dead=dead))
         done = {name: future.result() for name, future in self._deliveries.items()}
-        worker.fall_behind({n: (d.error, d.rest) for n, d in done.items() if d.error is not None})
+        left = {n: (d.error, d.rest) for n, d in done.items() if d.error is not None}
+        worker.fall_behind(left, self._first)
         return total + sum(d.delivered + d.left for d in done.values())
 
     def _attempt(self) -> int:
@@ -248,14 +262,9 @@ class _Part:
                 written[index].bytes += size(messages)
             for lane in spilled:
                 messages = self._prepared(lane.steps, block)
+                name = lane.steps.route.name
                 with worker.in_store() as connection:
-                    backlog.spill(
-                        connection,
-                        worker.store.source_id,
-                        lane.steps.route.name,
-                        messages,
-                        worker.store.base,
-                    )
+                    worker.spill(connection, name, messages, first=name in self._first)
                 total += messages.num_rows
         if not worker.streams and not spilled:
             writer.rollback()
@@ -283,10 +292,14 @@ class _Part:
         for name, lane in worker.lanes.items():
             if name in self._feeds or not self._is_for(name):
                 continue
-            starts = lane.steps.route.starts and self._part.sink == name
-            if name in behind and not starts:
-                spilled.append(name)
-                continue
+            found = behind.get(name)
+            if found is not None:
+                starts = lane.steps.route.starts and self._part.sink == name and found.starting
+                if starts:
+                    self._first.add(name)
+                if not starts or found.has_first:
+                    spilled.append(name)
+                    continue
             feed = self._feeds[name] = SimpleQueue()
             for block in self._read:
                 feed.put(block)

@@ -5,6 +5,10 @@ alone takes them away. Positions are the streams' (the source's `base` is added)
 tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
 once each, when they are read.
 
+A sink that is `STARTING` has rows to come from a backfill, which go before all that waits. What it does
+not take of these waits too, in negative positions, so that it is read first. The drainer is not at
+work then: it begins when the sink is told to be that no longer.
+
 A sink is meant by its source's id and its name: pipelines that share a store may name theirs alike.
 """
 
@@ -28,6 +32,9 @@ ROWS: Final = 20_000
 """Messages that are read from a backlog at a time, about."""
 _BYTES: Final = 16 * 1024 * 1024
 _SCHEMA: Final = WIRE_SCHEMA.append(SUBJECT_FIELD)
+STARTING: Final = "starting"
+"""The code of a sink that gets a backfill's rows before what waits for it."""
+_FIRST: Final = -(1 << 62)
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
@@ -58,15 +65,29 @@ def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkEr
     connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
 
 
+def hold(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
+    """Note that a sink's messages wait in its backlog for this reason, whatever it was before."""
+    connection.execute(_SQL["hold"], [source_id, sink, error.code, str(error)])
+
+
 def spill(
-    connection: Connection, source_id: int, sink: str, batch: pa.RecordBatch, base: int
+    connection: Connection,
+    source_id: int,
+    sink: str,
+    batch: pa.RecordBatch,
+    base: int,
+    *,
+    first: bool = False,
 ) -> None:
     """Add messages (`WIRE_SCHEMA`), in the order of their positions, to a sink's backlog.
 
-    In there their `commit_lsn` is the stream's: the source's own may start anew.
+    In there their `commit_lsn` is the stream's: the source's own may start anew. With `first` they
+    go before all others, if the sink is still `STARTING`.
     """
     if not batch.num_rows:
         return
+    if first and connection.execute(_SQL["rewind"], [_FIRST, source_id, sink, STARTING]).rowcount:
+        base += _FIRST
     at = batch.schema.get_field_index("commit_lsn")
     batch = batch.set_column(at, batch.schema.field(at), pc.add(batch.column(at), base))
     for piece in cut(batch):

@@ -5,6 +5,16 @@
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
 ON CONFLICT (source_id, sink) DO NOTHING
 
+-- name: hold
+INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
+ON CONFLICT (source_id, sink) DO UPDATE SET code = excluded.code, error = excluded.error,
+    since = CASE WHEN backlogs.code = excluded.code THEN backlogs.since ELSE excluded.since END
+
+-- name: rewind
+-- Nothing of what goes before all others was delivered. The row's lock keeps the code as it is.
+UPDATE penstock.backlogs SET drained_lsn = %s, drained_idx = -1
+WHERE source_id = %s AND sink = %s AND code = %s
+
 -- name: add_block
 INSERT INTO penstock.backlog_blocks
     (source_id, sink, first_lsn, first_idx, last_lsn, last_idx, rows, block)
