@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +16,15 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.config import Config, ConfigError, load
+from penstock.outbox import relay
+from penstock.outbox.relay import Relay
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.wanted import Pipeline, Planner, capture_url, slot_of, source_name
-from penstock.settings import SparkSettings
+from penstock.settings import OutboxSource, SparkSettings
 from penstock.spark.options import SourceOptions
+from penstock.spark.pipeline import Pipeline as PipelineOfSpark
 from penstock.spark.pipeline import _groupings
+from penstock.spark.writer import StoreTarget
 
 URL = "postgresql://app@db/shop"
 PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
@@ -119,6 +126,57 @@ def test_order_is_kept_in_one_split(orders: list[str | None], expected: Any) -> 
     options = SourceOptions.model_validate({"url": URL, "groupings": groupings})
     assert options.grouping("tide", "outbox_box") == expected
     assert all(isinstance(sink, OutboxSinkSettings) for sink in wanted.sinks.values())
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [(["none"], 4), ([None], 1), (["payload.a"], 1), (["none", "header.b"], 1)],
+)
+def test_ordered_rows_are_read_by_one_task(orders: list[str | None], expected: int) -> None:
+    """Two ranges of a backfill may have rows of one value."""
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=4))
+    rows = [
+        dataclasses.replace(
+            pipeline(f"p{n}"), config=PLAIN | ({"group_by": order} if order else {})
+        )
+        for n, order in enumerate(orders)
+    ]
+    (wanted,) = planner().plan(rows, {}).values()
+    target = StoreTarget(URL, 1, 0)
+    query = PipelineOfSpark(spark, wanted.config, wanted.source, [], target, "")
+    assert query._splits(wanted.sinks.values()) == expected
+
+
+class Notices:
+    """A session that hears something at `times`, by a clock that goes on only while it listens."""
+
+    def __init__(self, times: list[float]) -> None:
+        self.now = 0.0
+        self._times = times
+
+    def notifies(self, *, timeout: float, stop_after: int) -> Iterator[object]:
+        heard = self._times and self._times[0] <= self.now + timeout
+        self.now = max(self._times.pop(0), self.now) if heard else self.now + timeout
+        return iter([object()] if heard else [])
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([], [0, 5, 10]),
+        ([1.0], [0, 1.5, 6.5, 11.5]),
+        ([1 + n / 10 for n in range(10)], [0, 2.4, 7.4]),  # ten changes in a row are one
+        ([1 + n / 10 for n in range(50)], [0, 3, 5.1, 6.4, 11.4]),  # for two seconds at most
+    ],
+)
+def test_changes_in_a_row_are_looked_at_as_one(
+    times: list[float], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = Notices(times)
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: session.now))
+    source = OutboxSource.model_validate({"type": "outbox", "url": URL})
+    looks = Relay("box", source, Config(sources={}, sinks={}))._looks(session)
+    assert [session.now for _ in itertools.islice(looks, len(expected))] == pytest.approx(expected)
 
 
 def configured(folder: Path, text: str) -> Config:

@@ -8,6 +8,7 @@ Of several relays the one that has a group's lock runs the group; the others sta
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from penstock.state import State
 _SQL: Final = queries.load("penstock.outbox", "relay.sql")
 _POLL_SECONDS: Final = 5.0
 _HEAR_SECONDS: Final = 0.5
+# Each change begins a group's run anew, so those in a row are looked at as one.
+_QUIET_SECONDS: Final = (0.5, 2.0)
 _RETRY_SECONDS: Final = 1.0
 
 log = structlog.get_logger("penstock")
@@ -153,14 +156,20 @@ class Relay:
                 self._stopping.wait(_POLL_SECONDS)
 
     def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """Yield when there is something to look at: at once, when told, and now and then."""
-        looked = 0.0
+        """Yield when there is something to look at: at once, soon after it was told, now and then."""
+        quiet, most = _QUIET_SECONDS
+        due, latest = time.monotonic(), math.inf
         while not self._stopping.is_set():
-            if time.monotonic() - looked > _POLL_SECONDS:
+            left = due - time.monotonic()
+            if left <= 0:
                 yield
-                looked = time.monotonic()
-            for _ in connection.notifies(timeout=_HEAR_SECONDS, stop_after=1):
-                looked = 0.0
+                due, latest = time.monotonic() + _POLL_SECONDS, math.inf
+                continue
+            told = list(connection.notifies(timeout=min(left, _HEAR_SECONDS), stop_after=1))
+            if told:
+                now = time.monotonic()
+                latest = min(latest, now + most)
+                due = min(now + quiet, latest)
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
         assert self._planner is not None  # noqa: S101 - `prepare` comes first

@@ -102,10 +102,9 @@ class Pipeline:
     def _splits(self, sinks: Iterable[Sink]) -> int:
         """Return how many tasks a batch may have."""
         forms = [sink.form for sink in sinks if isinstance(sink, NatsSinkSettings)]
-        if any(form is not None and form.group_by is None for form in forms):
-            return (
-                1  # the rows of an outbox keep their order, and so do those that a backfill reads
-            )
+        if any(form is not None and form.group_by != "none" for form in forms):
+            # Rows of an outbox that have an order are in one split, and so are those of a backfill.
+            return 1
         # A sink that is down keeps its tasks waiting; they must not take every slot.
         return max(1, self._spark.sparkContext.defaultParallelism // self._sources())
 
