@@ -149,7 +149,8 @@ def test_reasons_name_what_could_not_be_read() -> None:
     )
     assert found.messages.num_rows == 0
     assert [letter.reason for letter in found.dead] == [
-        "the filter can't be evaluated: record.n can't be read as what the table's columns were",
+        "the filter can't be evaluated: record.n can't be read as what the table's columns were when"
+        " the query began; if they were altered since, restart penstock run",
         "the filter can't be evaluated: an overflow, a division by zero or a cast that fails",
     ]
 

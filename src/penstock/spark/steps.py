@@ -431,7 +431,10 @@ def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) ->
             f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the WAL"
             " (REPLICA IDENTITY FULL has it there)"
         )
-    return f"{', '.join(map(str, bad))} can't be read as what the table's columns were"
+    return (
+        f"{', '.join(map(str, bad))} can't be read as what the table's columns were when the query"
+        " began; if they were altered since, restart penstock run"
+    )
 
 
 @functools.lru_cache(maxsize=64)
