@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -49,6 +49,16 @@ class Members:
             return {name: scanned.get(name) for name in self._names}
         raws = msgspec.structs.astuple(found)
         return {n: r if r is None else bytes(r) for n, r in zip(self._names, raws)}  # noqa: B905 - as many
+
+    def rows(self, texts: Iterable[str | None]) -> list[Sequence[msgspec.Raw | bytes | None]]:
+        """Return of each object what calling this with it gives, in the order of the names."""
+        decode, take, nothing = self._decode, msgspec.structs.astuple, (None,) * len(self._names)
+        if decode is not None:
+            try:
+                return [nothing if text is None else take(decode(text)) for text in texts]
+            except (msgspec.MsgspecError, RecursionError):
+                pass  # one of them takes longer to read
+        return [tuple(self(text).values()) for text in texts]
 
 
 @functools.lru_cache(maxsize=256)

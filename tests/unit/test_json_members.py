@@ -51,6 +51,17 @@ def test_what_parsers_refuse_hides_nothing_else(hard: str) -> None:
     assert Members(["id"])(text.encode()) == {"id": b"7"}
 
 
+@given(st.lists(OBJECTS | st.none(), max_size=4), st.sampled_from(["1", '"\\ud800"', "[" * 5000]))
+def test_rows_have_what_each_object_has(of: list[dict[str, Any] | None], odd: str) -> None:
+    names = dict.fromkeys([*(name for each in of if each for name in list(each)[::2]), "absent"])
+    texts = [None if each is None else json.dumps(each) for each in of]
+    texts.append(f'{{"odd":{odd}{"]" * odd.count("[")},"absent":2}}')
+    read = Members(list(names))
+    assert [
+        tuple(None if raw is None else bytes(raw) for raw in row) for row in read.rows(texts)
+    ] == [tuple(read(text).values()) for text in texts]
+
+
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "é", "a.b"])
 def test_any_name_of_a_column(name: str) -> None:
     text = orjson.dumps({"x": name, name: 1})

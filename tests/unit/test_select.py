@@ -88,6 +88,14 @@ def test_a_column_whose_name_has_a_quote() -> None:
     assert found.column("record").to_pylist() == ['{"a\\"b":1,"e":2}']
 
 
+def test_columns_side_by_side() -> None:
+    batch = wire([Change({"id": 1, "100%": 2, "%b": None}), Change({"%b": "%s"})])
+    items = (record("100%"), record("%b"), record("id"), record("id", name="again"))
+    assert selected(batch, *items).column("record").to_pylist() == [
+        '{"100%":2,"%b":null,"id":1,"again":1}', '{"100%":null,"%b":"%s","id":null,"again":null}',
+    ]  # fmt: skip
+
+
 def test_old_values_of_what_passes_through() -> None:
     batch = wire(
         [

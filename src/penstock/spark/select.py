@@ -7,9 +7,9 @@ alone whose value the WAL does not tell is left out, and named in `metadata.unav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,10 @@ _YES: Final = pa.scalar(True, pa.bool_())
 _END: Final = pa.scalar("}", pa.string())
 _NOTHING: Final = pa.scalar("", pa.string())
 _NO_CHANGES: Final = "{}"
+_NULL: Final = b"null"
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
@@ -44,29 +48,39 @@ class Item:
     column: str = ""
 
 
+_Row = Sequence[Json | None]
+"""The columns that are taken out of one of a message's objects, each as the JSON that it is."""
+
+
 class Select:
     """Puts records together from what `items` name."""
 
     def __init__(self, items: Sequence[Item]) -> None:
-        self._items = tuple(items)
-        self._labels = [
-            pa.scalar(f"{',' if at else '{'}{orjson.dumps(item.name).decode()}:", pa.string())
-            for at, item in enumerate(items)
-        ]
-        self._places = {
-            root: _Places([(at, i.reference) for at, i in enumerate(items) if _is_in(i, root)])
-            for root in ("record", "changes", "metadata")
-            if any(_is_in(item, root) for item in items)
-        }
-        # The new names of the columns that pass through whole.
+        self._pieces: list[_Run | _Single] = []
+        # The new names of the columns that pass through whole, and of all that comes of a column.
         self._renamed: dict[str, list[str]] = {}
-        self._passed: dict[str, list[int]] = {}
+        self._passed: dict[str, list[str]] = {}
+        columns: dict[str, dict[str, int]] = {}
         for at, item in enumerate(items):
-            if (of := item.reference) is not None and of.root == "record":
-                self._passed.setdefault(of.column, []).append(at)
+            label = f"{',' if at else '{'}{_quoted(item.name)}:"
+            of = item.reference
+            if of is None or of.root == "action":
+                self._pieces.append(_Single(label, item))
+                continue
+            of_root = columns.setdefault(of.root, {})
+            place = of_root.setdefault(of.column, len(of_root))
+            if of.root == "record":
+                self._passed.setdefault(of.column, []).append(item.name)
                 if not of.path:
                     self._renamed.setdefault(of.column, []).append(item.name)
-        self._changed = _Columns(self._renamed)
+                    if not self._pieces or not isinstance(self._pieces[-1], _Run):
+                        self._pieces.append(_Run())
+                    self._pieces[-1].add(label, place)  # type: ignore[union-attr]
+                    continue
+            self._pieces.append(_Single(label, item, place))
+        self._roots = {root: Members(tuple(names)) for root, names in columns.items()}
+        self._changed = Members(tuple(self._renamed))
+        self._made = Members([item.name for item in items])
 
     def __call__(
         self, messages: pa.RecordBatch, results: pa.StructArray
@@ -76,54 +90,40 @@ class Select:
         All rows stay; a value that there is none of is null.
         """
         unread: dict[int, str] = {}
-        columns: dict[int, pa.Array] = {}
-        for root, places in self._places.items():
-            texts = messages.column(root).to_pylist()
-            for at, values in places.values(texts, unread):
-                columns[at] = pa.array(values, pa.binary()).cast(pa.string())
-        for at, item in enumerate(self._items):
-            if item.type is not None:
-                columns[at] = json_texts(item.type, results.field(item.column))
-            elif item.reference is not None and item.reference.root == "action":
-                columns[at] = strings(messages.column("action"))
+        rows = {
+            root: read.rows(messages.column(root).to_pylist()) for root, read in self._roots.items()
+        }
         parts: list[Any] = []
-        for at, label in enumerate(self._labels):
-            parts += [label, columns[at]]
+        for piece in self._pieces:
+            if isinstance(piece, _Run):
+                parts.append(piece(rows["record"]))
+            else:
+                parts += [piece.label, piece(messages, results, rows, unread)]
         records = pc.binary_join_element_wise(*parts, _END, _NOTHING)
         new = {"record": records, "changes": self._changes(messages.column("changes"))}
-        new |= self._without(messages, records, columns)
+        new |= self._without(messages.column("metadata"), records)
         truncates = pc.equal(messages.column("action"), _TRUNCATE)
         if pc.any(truncates).as_py():
             new["record"] = pc.if_else(truncates, messages.column("record"), new["record"])
         arrays = [new.get(name, messages.column(name)) for name in messages.schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=messages.schema), unread
 
-    def _without(
-        self, messages: pa.RecordBatch, records: pa.Array, columns: dict[int, pa.Array]
-    ) -> dict[str, pa.Array]:
+    def _without(self, metadata: pa.Array, records: pa.Array) -> dict[str, pa.Array]:
         """Return the columns that change where values are not in the WAL; none where all are."""
-        metadata = messages.column("metadata")
-        told = pc.fill_null(pc.match_substring(metadata, '"unavailable":[]'), _YES)
+        told = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), _YES)
         if pc.all(told).as_py():
             return {}
         new_records, new_metadata = records.to_pylist(), metadata.to_pylist()
         for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
             fields = _OBJECT.decode(new_metadata[row])
-            lacking = {
-                at
-                for column in _NAMES.decode(fields["unavailable"])
-                for at in self._passed.get(column, ())
-            }
-            names = [self._items[at].name for at in sorted(lacking)]
+            unavailable = _NAMES.decode(fields.get("unavailable", b"[]"))
+            lacking = {name for column in unavailable for name in self._passed.get(column, ())}
+            made = self._made(new_records[row])
+            names = [name for name in made if name in lacking]
             fields["unavailable"] = msgspec.Raw(orjson.dumps(names))
             new_metadata[row] = _ENCODE(fields).decode()
             if lacking:
-                kept = [at for at in columns if at not in lacking]
-                pairs = (
-                    f"{orjson.dumps(self._items[at].name).decode()}:{columns[at][row].as_py()}"
-                    for at in sorted(kept)
-                )
-                new_records[row] = f"{{{','.join(pairs)}}}"
+                new_records[row] = _object((n, raw) for n, raw in made.items() if n not in lacking)
         return {
             "record": pa.array(new_records, pa.string()),
             "metadata": pa.array(new_metadata, pa.string()),
@@ -140,96 +140,86 @@ class Select:
 
     def passed(self, text: str) -> str:
         """Return an object of a table's columns with those that pass through, by their new names."""
-        pairs = (
-            f"{orjson.dumps(name).decode()}:{bytes(raw).decode()}"
-            for names, raw in zip(self._renamed.values(), self._changed(text), strict=True)
-            if raw is not None
-            for name in names
+        return _object(
+            (name, raw)
+            for column, raw in self._changed(text).items()
+            for name in self._renamed[column]
         )
-        return f"{{{','.join(pairs)}}}"
 
     def new_names(self, columns: Sequence[str]) -> list[str]:
         """Return the names that columns have where they pass through."""
         return [name for column in columns for name in self._renamed.get(column, ())]
 
 
-_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NAMES: Final = msgspec.json.Decoder(list[str])
-_ENCODE: Final = msgspec.json.Encoder().encode
+class _Run:
+    """Columns of `record` side by side, which pass through whole: one piece of text a message."""
+
+    def __init__(self) -> None:
+        self._template = b""
+        self._places: list[int] = []
+
+    def add(self, label: str, place: int) -> None:
+        """Add a column, with what stands before its value."""
+        self._template += label.encode().replace(b"%", b"%%") + b"%b"
+        self._places.append(place)
+        self._pick: Callable[[_Row], Any] = itemgetter(*self._places)
+
+    def __call__(self, rows: Sequence[_Row]) -> pa.Array:
+        """Return the piece of each row."""
+        template, pick = self._template, self._pick
+        return _texts(
+            [
+                template
+                % pick([_NULL if raw is None else raw for raw in row] if None in row else row)
+                for row in rows
+            ]
+        )
 
 
-def _is_in(item: Item, root: str) -> bool:
-    return item.reference is not None and item.reference.root == root
+class _Single:
+    """Any other item: a part of a column, a place elsewhere in the message, what Spark computed."""
+
+    def __init__(self, label: str, item: Item, place: int = -1) -> None:
+        self.label = pa.scalar(label, pa.string())
+        self._item = item
+        self._place = place
+        path = () if item.reference is None else item.reference.path
+        self._walk = Walk(path) if path else None
+
+    def __call__(
+        self,
+        messages: pa.RecordBatch,
+        results: pa.StructArray,
+        rows: Mapping[str, Sequence[_Row]],
+        unread: dict[int, str],
+    ) -> pa.Array:
+        """Return its JSON in every message; why there is none, in `unread`."""
+        reference = self._item.reference
+        if reference is None:
+            assert self._item.type is not None  # noqa: S101 - it is computed
+            return json_texts(self._item.type, results.field(self._item.column))
+        if reference.root == "action":
+            return strings(messages.column("action"))
+        raws = [row[self._place] for row in rows[reference.root]]
+        if self._walk is not None:
+            for row, raw in enumerate(raws):
+                try:
+                    raws[row] = None if raw is None else self._walk(raw)
+                except UNREADABLE as error:
+                    raws[row] = None
+                    unread[row] = f"{reference.column} can't be read: {error}"
+        return _texts([_NULL if raw is None else bytes(raw) for raw in raws])
 
 
-class _Columns:
-    """Takes some members out of objects, each as the JSON text that it is."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._members = Members(self._names)
-        attributes = {f"c{at}": name for at, name in enumerate(self._names)}
-        fields = [(attribute, msgspec.Raw, None) for attribute in attributes]
-        self._take: Callable[[Any], Any] | None = None
-        self._decode: Callable[[str], Any] | None = None
-        try:
-            shape = msgspec.defstruct("Columns", fields, rename=attributes, gc=False)
-        except ValueError:  # a name with a quote in it
-            return
-        self._decode = msgspec.json.Decoder(shape).decode
-        if len(attributes) > 1:
-            self._take = attrgetter(*attributes)
-        elif attributes:
-            self._take = lambda row: (row.c0,)
-
-    def __call__(self, text: str | None) -> Sequence[Json | None]:
-        """Return the members in the order of their names, None for one that is not there."""
-        if self._take is not None and self._decode is not None and text is not None:
-            try:
-                found: Sequence[Json | None] = self._take(self._decode(text))
-            except UNREADABLE:
-                pass
-            else:
-                return found
-        return list(self._members(text).values())
-
-    def all(self, texts: Sequence[str | None]) -> list[Sequence[Json | None]]:
-        """Return the members of each object."""
-        take, decode = self._take, self._decode
-        if take is not None and decode is not None:
-            try:
-                return [take(decode(text)) for text in texts]  # type: ignore[arg-type]
-            except (*UNREADABLE, TypeError):
-                pass  # one is none, or takes longer to read
-        return list(map(self, texts))
+def _texts(values: Sequence[bytes]) -> pa.Array:
+    """Return pieces of valid text, which need not be looked at again, as texts."""
+    return pa.array(values, pa.binary()).view(pa.string())
 
 
-class _Places:
-    """The references into one of the message's objects."""
+def _object(members: Iterable[tuple[str, bytes | None]]) -> str:
+    pairs = (f"{_quoted(name)}:{raw.decode()}" for name, raw in members if raw is not None)
+    return f"{{{','.join(pairs)}}}"
 
-    def __init__(self, references: Iterable[tuple[int, Reference | None]]) -> None:
-        self._of: dict[str, list[tuple[int, Walk | None]]] = {}
-        for at, reference in references:
-            if reference is not None:
-                walk = Walk(reference.path) if reference.path else None
-                self._of.setdefault(reference.column, []).append((at, walk))
-        self._columns = _Columns(self._of)
 
-    def values(
-        self, texts: Sequence[str | None], unread: dict[int, str]
-    ) -> Iterable[tuple[int, list[bytes]]]:
-        """Yield each item's number and its JSON in every message; why there is none, in `unread`."""
-        rows = self._columns.all(texts)
-        for number, (name, of) in enumerate(self._of.items()):
-            raws = [row[number] for row in rows]
-            for at, walk in of:
-                found = raws
-                if walk is not None:
-                    found = []
-                    for row, raw in enumerate(raws):
-                        try:
-                            found.append(None if raw is None else walk(raw))
-                        except UNREADABLE as error:
-                            found.append(None)
-                            unread[row] = f"{name} can't be read: {error}"
-                yield at, [b"null" if raw is None else bytes(raw) for raw in found]
+def _quoted(name: str) -> str:
+    return orjson.dumps(name).decode()
