@@ -48,7 +48,7 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
         return report
     report.config = config
     report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
-    report.findings += inspect_config(config)
+    report.findings += inspect_config(config, environ)
     return report
 
 
@@ -77,7 +77,7 @@ def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
     return Finding("ok", "java", f"Java {version[1]}: {java}")
 
 
-def inspect_config(config: Config) -> Iterator[Finding]:
+def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Look at each source and its sinks, then at the store."""
     from penstock.postgres import inspection  # noqa: PLC0415 - its imports take a while
 
@@ -91,7 +91,7 @@ def inspect_config(config: Config) -> Iterator[Finding]:
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
-            for finding in _inspect_nats(name, sink, tables):
+            for finding in inspect_nats(name, sink, tables):
                 what = f"sink {sink_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, sinks)
@@ -99,15 +99,15 @@ def inspect_config(config: Config) -> Iterator[Finding]:
             from penstock import check_expressions  # noqa: PLC0415 - with Spark's modules
 
             yield from check_expressions.inspect(source, sinks)
-    for name in config.outboxes:
-        message = "an outbox: its pipelines are in its database, and so is what is wrong with them"
-        fix = "select * from tide.relay_list(); select tide.relay_status('…')"
-        yield Finding("ok", f"source {name}", message, fix)
+    for name, outbox in config.outboxes.items():
+        from penstock import check_outbox  # noqa: PLC0415 - with Spark's modules
+
+        yield from check_outbox.inspect(name, outbox, config, environ)
     if config.sources or config.store is not None:
         yield from inspect_store(config)
 
 
-def _inspect_nats(
+def inspect_nats(
     source: str, sink: NatsSinkSettings, tables: list[_TableName]
 ) -> Iterator[Finding]:
     """Look at a cluster, and at the subjects that a sink's template and the rules of its route give."""
@@ -177,6 +177,44 @@ def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[F
 
     It is a warning where filters may tell the sinks' messages apart.
     """
+    for name, other, stream in _in_one_stream(source, sinks):
+        filtered = sinks[name].filter is not None or sinks[other].filter is not None
+        yield Finding(
+            "warning" if filtered else "error",
+            f"sink {name}",
+            f"it and sink {other} put the same messages of source {source} into stream "
+            f"{stream}, which drops the second of each as a duplicate (both carry the same "
+            "Nats-Msg-Id)",
+            f"give {name} subjects that another stream captures, or tables or actions that "
+            f"{other} does not take",
+        )
+
+
+def shared_streams_of_outboxes(sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
+    """Find pipelines that put one outbox's messages into one stream; `sinks` has their names.
+
+    Only those of an outbox that has several are asked for; one that can't be asked is passed by.
+    """
+    of_outbox: dict[str, dict[str, NatsSinkSettings]] = {}
+    for name, sink in sinks.items():
+        if sink.form is not None:
+            of_outbox.setdefault(sink.form.name, {})[name] = sink
+    for outbox, several in of_outbox.items():
+        for name, other, stream in _in_one_stream("", several) if len(several) > 1 else ():
+            yield Finding(
+                "warning",
+                f"pipeline {name}",
+                f"it and pipeline {other} put the same messages of outbox {outbox} into stream "
+                f"{stream}, which drops the second of each as a duplicate (both carry the same "
+                "Nats-Msg-Id)",
+                f"give {name} a subject that another stream captures, or delete one of the two",
+            )
+
+
+def _in_one_stream(
+    source: str, sinks: Mapping[str, SinkSettings]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
     from penstock.sinks import nats_check  # noqa: PLC0415
     from penstock.sinks.base import SinkError  # noqa: PLC0415
 
@@ -193,16 +231,7 @@ def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[F
             if other_stream != stream or not servers & other_servers:
                 continue
             if _overlap(sink, sinks[other]):
-                filtered = sink.filter is not None or sinks[other].filter is not None
-                yield Finding(
-                    "warning" if filtered else "error",
-                    f"sink {name}",
-                    f"it and sink {other} put the same messages of source {source} into stream "
-                    f"{stream}, which drops the second of each as a duplicate (both carry the same "
-                    "Nats-Msg-Id)",
-                    f"give {name} subjects that another stream captures, or tables or actions that "
-                    f"{other} does not take",
-                )
+                yield name, other, stream
         streams[name] = stream, servers
 
 

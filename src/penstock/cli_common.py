@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 CONFIG: Final = Path("penstock.yaml")
 LISTEN: Final = "127.0.0.1:7380"
+_WHOLE: Final = 10_000
+"""Columns of what is no terminal."""
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)
@@ -58,9 +63,18 @@ def json_text(value: Any) -> str:
     return json.dumps(value, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v))
 
 
+def table_console() -> Console:
+    """Return what tables are printed to: a pipe gets whole lines, however long."""
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WHOLE
+    return console
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table for people; None is an empty cell, times are local."""
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -69,7 +83,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    Console(highlight=False).print(table)
+    table_console().print(table)
 
 
 def _cell(value: Any) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli_common import AsJson, errors, fail, json_text, print_table
-
-if TYPE_CHECKING:
-    import psycopg
 
 outboxes = typer.Typer(
     help="Set up the transactional outbox in a database, and look at what it holds.",
@@ -37,13 +34,14 @@ def install(
     """Make the schema `tide`, or bring it up to date; nothing happens if it is."""
     with errors():
         from penstock.outbox import install as installation  # noqa: PLC0415
+        from penstock.outbox import look  # noqa: PLC0415
 
         if print_:
             typer.echo(installation.script(after), nl=False)
             return
         if url is None:
             raise fail("Where? Give --url postgresql://…, or --print for the SQL.")
-        with _connect(url) as connection:
+        with look.connect(url) as connection:
             done = installation.install(connection)
         for warning in done.warnings:
             typer.echo(f"Warning: {warning}", err=True)
@@ -61,23 +59,20 @@ def install(
 def status(url: Url, as_json: AsJson = False) -> None:
     """Show what the outboxes and inboxes hold, and how far the pipelines are."""
     with errors():
-        import psycopg  # noqa: PLC0415
+        from penstock.outbox import look  # noqa: PLC0415
+        from penstock.status import trouble  # noqa: PLC0415
 
-        from penstock.outbox.catalog import status as find  # noqa: PLC0415
-        from penstock.outbox.errors import install_error  # noqa: PLC0415
-
-        with _connect(url) as connection:
-            try:
-                found = find(connection)
-            except psycopg.Error as error:
-                raise install_error(error) from None
+        found = look.status(url)
     if as_json:
         typer.echo(json_text(found))
-        return
-    _show(found)
+    else:
+        _show(found)
+    raise typer.Exit(int(any(map(trouble, found["pipelines"]))))
 
 
 def _show(found: dict[str, Any]) -> None:
+    from penstock.status import pipeline_state, trouble  # noqa: PLC0415
+
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),
         [
@@ -108,35 +103,21 @@ def _show(found: dict[str, Any]) -> None:
             ],
         )
     print_table(
-        ("pipeline", "for", "group", "enabled", "state", "delivered", "error", "remedy"),
+        ("pipeline", "for", "group", "state", "delivered"),
         [
             (
                 pipeline["pipeline"],
                 pipeline["outbox"] or pipeline["inbox"],
                 pipeline["relay_group"],
-                _yes(pipeline["enabled"]),
-                pipeline["state"],
+                pipeline_state(pipeline),
                 f"{pipeline['delivered']:,}",
-                pipeline["error"],
-                pipeline["remedy"],
             )
             for pipeline in found["pipelines"]
         ],
     )
-
-
-def _connect(url: str) -> psycopg.Connection[Any]:
-    """Return a connection in autocommit mode; raises `CaptureError` where there is none."""
-    import psycopg  # noqa: PLC0415
-
-    from penstock.postgres.admin import connection_error  # noqa: PLC0415
-
-    try:
-        return psycopg.connect(
-            url, autocommit=True, connect_timeout=10, application_name="penstock outbox"
-        )
-    except psycopg.Error as error:
-        raise connection_error(error, url) from None
+    for pipeline in found["pipelines"]:
+        if told := trouble(pipeline):
+            typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
 
 
 def _yes(value: bool) -> str:

@@ -77,8 +77,8 @@ $count$, 'outbox_' || name) INTO counted, oldest, size;
 END $tide$;
 
 -- name: relay_grant
--- Lets a role run relays: read outboxes and pipelines, keep their places, fill inboxes, sweep; also
--- those that are made later. It needs the attribute REPLICATION too, and CREATE on the database where
+-- Lets a role run relays: read outboxes, pipelines and how they are, keep their places, fill inboxes,
+-- sweep; also those that are made later. It needs the attribute REPLICATION too, and CREATE on the database where
 -- it is the store. Raises TD014.
 CREATE OR REPLACE FUNCTION tide.relay_grant(role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -87,7 +87,8 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %1$I;'
         ' GRANT SELECT ON ALL TABLES IN SCHEMA tide TO %1$I;'
         ' GRANT INSERT, UPDATE ON tide.places TO %1$I;'
-        ' GRANT EXECUTE ON FUNCTION tide.outbox_sweep, tide.inbox_sweep TO %1$I;'
+        ' GRANT EXECUTE ON FUNCTION tide.outbox_sweep, tide.inbox_sweep, tide.outbox_status,'
+        ' tide.inbox_status, tide.relay_status, tide.relay_list TO %1$I;'
         ' ALTER DEFAULT PRIVILEGES IN SCHEMA tide GRANT SELECT ON TABLES TO %1$I', role);
     EXECUTE coalesce((SELECT string_agg(format('GRANT INSERT ON tide.%I TO %I',
         'inbox_' || i.name, role), '; ') FROM tide.inboxes i), 'SELECT');

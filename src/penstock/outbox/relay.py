@@ -16,12 +16,14 @@ from typing import Any, Final
 
 import psycopg
 import structlog
+from psycopg import sql
 from pyspark.sql import SparkSession
 
 from penstock import queries
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.sessions import connect, postgres_error
+from penstock.outbox.shared import SharedStreams
 from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
 from penstock.postgres.admin import address, open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
@@ -59,6 +61,7 @@ class Relay:
         self._spark: SparkSession | None = None
         self._planner: Planner | None = None
         self._groups: dict[str, Group] = {}
+        self._shared = SharedStreams()
         self._stopping = threading.Event()
         self._looked = False
         self._idle_told = False
@@ -82,7 +85,7 @@ class Relay:
 
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` says of it: each group's state."""
-        return {name: group.as_json() for name, group in list(self._groups.items())}
+        return self._shared.told({n: group.as_json() for n, group in list(self._groups.items())})
 
     # -- the process
 
@@ -104,7 +107,8 @@ class Relay:
                 raise SetupError(
                     "no_privilege",
                     f"Role {role} may not read tide.relays in database {database}.",
-                    remedy="Run the relay as the role that installed the schema.",
+                    remedy="As the role that installed the schema: select tide.relay_grant("
+                    f"{sql.Literal(role).as_string(catalog.connection)}); or relay as that one.",
                 )
             if fault := server_fault(catalog):
                 raise fault
@@ -184,6 +188,7 @@ class Relay:
             log.warning("the relay could not look at its pipelines", relay=self.name,
                         code=error.code, error=str(error))  # fmt: skip
             return
+        self._shared.look(planned.values())
         inboxes: dict[str, list[InboxPipeline]] = {}
         for into in find_inboxes(connection):
             if self._only in (None, into.relay_group):

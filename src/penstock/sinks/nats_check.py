@@ -134,6 +134,13 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
     )
 
 
+def log_in(config: NatsSinkConfig) -> Server:
+    """Return the server that takes the login; raises `SinkError`."""
+    api = _Api(config)
+    api.close()
+    return api.connection.server
+
+
 def find_stream(config: NatsSinkConfig, source: str) -> str:
     """Return the name of the stream that captures the sink's subjects; raises `SinkError`."""
     api = _Api(config)

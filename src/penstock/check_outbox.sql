@@ -1,0 +1,9 @@
+-- What `penstock check` asks about outboxes.
+
+-- name: may_relay
+-- Whether the role may do in the schema tide what a relay does.
+SELECT pg_catalog.has_table_privilege('tide.relays', 'SELECT')
+   AND pg_catalog.has_table_privilege('tide.places', 'SELECT')
+   AND pg_catalog.has_table_privilege('tide.places', 'INSERT')
+   AND pg_catalog.has_table_privilege('tide.places', 'UPDATE')
+   AND pg_catalog.has_function_privilege('tide.outbox_sweep(text)', 'EXECUTE')
