@@ -90,6 +90,10 @@ class Writer:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def result(self, timeout: float = 30) -> Written:
         assert self._thread is not None
         self._thread.join(timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,11 @@ from pydantic import SecretStr
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.nats_config import NatsSinkConfig
-from penstock.outbox.settings import OutboxSinkSettings, read
+from penstock.outbox.settings import OutboxSinkSettings, PipelineError, read
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import inspect
 
-from .nats_servers import Writer, batch, make_certificates, make_operator, make_seed
+from .nats_servers import Writer, await_true, batch, make_certificates, make_operator, make_seed
 
 PASSWORD, TOKEN = "pa55-w0rd-Xy", "t0ken-Xy-1234567890"
 WRONG = "wr0ng-Xy-1234567890"
@@ -37,10 +38,10 @@ def rows(count: int = 3) -> pa.RecordBatch:
 
 
 def settings(
-    url: str, environ: Mapping[str, str] | None = None, /, **keys: Any
+    url_: str, environ: Mapping[str, str] | None = None, /, **keys: Any
 ) -> OutboxSinkSettings:
     """Return the sink of a pipeline whose config has `keys`."""
-    config = {"sink_type": "nats", "url": url, "subject": "orders.{op}", **keys}
+    config = {"sink_type": "nats", "url": url_, "subject": "orders.{op}", **keys}
     return read(config, environ or {}).sink(source="group", outbox="orders")
 
 
@@ -156,6 +157,79 @@ def by_jwt(start: Callable[..., Server], folder: Path) -> Server:
         secrets={"jwt": lines[1], "seed": lines[5]},
         files={"credentials": path},
     )
+
+
+_PAGE = " ".join((Path(__file__).parents[2] / "docs/how-to/troubleshooting.md").read_text().split())
+
+
+def documented(text: str) -> None:
+    """See that the troubleshooting page has `text`, with addresses and names of its own."""
+    for pattern, shown in (
+        (r"127\.0\.0\.1:\d+", "127.0.0.1:4222"),
+        (r"_INBOX\.\w+\.", "_INBOX.e9e0bd9b5e8f87ab."),
+        (r"_ssl\.c:\d+", "_ssl.c:1006"),
+        (r"/\S+\.pem", "/etc/penstock/ca.pem"),
+        (r"/\S+creds", "/etc/penstock/relay.creds"),
+    ):
+        text = re.sub(pattern, shown, text)
+    page = _PAGE.replace("127.0.0.1:4223", "127.0.0.1:4222")
+    page = page.replace("10.0.0.1:4222", "127.0.0.1:4222").replace(
+        "10.0.0.2:4222", "127.0.0.1:4222"
+    )
+    assert " ".join(text.split()) in page
+
+
+def told(config: OutboxSinkSettings) -> str:
+    """Return the error, once a sink of `config` can't go on or has begun to wait."""
+    stop: list[bool] = []
+    writer = Writer(config, should_stop=lambda: bool(stop))
+    writer.start(rows())
+    await_true(lambda: bool(writer.errors) or not writer.running)
+    stop.append(True)
+    with pytest.raises(SinkError) as caught:
+        writer.result()
+    return str(caught.value)
+
+
+def test_what_is_said_is_in_the_troubleshooting_page(
+    by_user: Server, by_tls: Server, by_certificate: Server, start: Callable[..., Server],
+    folder: Path,
+) -> None:  # fmt: skip
+    login = {"username": "relay", "password": PASSWORD}
+    documented(told(settings("nats://127.0.0.1:1")))
+    documented(told(settings("nats://127.0.0.1:1,nats://127.0.0.1:2")))
+    documented(told(settings(by_user.url)))
+    documented(told(settings(by_user.url, username="deaf", password=PASSWORD)))
+    documented(told(settings(by_user.url, **login)))  # no stream
+    with JetStream(by_user.url, **by_user.admin) as nats:
+        nats.add_stream(STREAM, "orders.>")
+        documented(told(settings(by_user.url, username="half", password=PASSWORD)))
+        documented(told(settings(by_user.url, stream="SHOP", **login)))
+        nats.delete_stream(STREAM)
+    none = start("accounts { A: { users: [ { user: a, password: a } ] } }", admin={})
+    documented(told(settings(none.url, username="a", password="a")))
+
+    documented(told(settings(by_tls.url.replace("nats:", "tls:"))))
+    for config in (
+        settings(by_tls.url, tls_enabled=False),
+        settings(by_user.url, tls_enabled=True),
+        settings(by_certificate.url, tls_ca_cert=str(by_certificate.files["ca"])),
+    ):
+        documented(told(config).partition(": ")[2].partition(". ")[0])
+    documented(told(settings(by_tls.url, tls_ca_cert=str(folder / "none.pem"))))
+
+    missing, empty = folder / "missing-creds", folder / "empty-creds"
+    empty.write_text("x")
+    nkeys = start(f"authorization {{ users: [ {{ nkey: {make_seed()[1]} }} ] }}", admin={})
+    documented(told(settings(nkeys.url, credentials_file=str(missing))))
+    documented(told(settings(nkeys.url, credentials_file=str(empty))).partition(" a file")[0])
+    documented(told(settings(nkeys.url, nkey_seed="SUWRONG")).partition(" a file")[0])
+
+    for key, value in (("password", "${file:/run/secrets/nats}"), ("url", "${env:NATS_URL}")):
+        with pytest.raises(PipelineError) as caught:
+            settings("nats://n", **{key: value})
+        error = caught.value
+        documented(f"{error.message} {error.remedy}".partition(" where the relay runs")[0])
 
 
 def tls_server(start: Callable[..., Server], folder: Path, rest: str = "", **more: Any) -> Server:

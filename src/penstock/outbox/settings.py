@@ -73,7 +73,7 @@ class PipelineError(Exception):
     def __init__(self, code: str, problems: list[str], remedy: str) -> None:
         super().__init__("; ".join(problems))
         self.code = code
-        self.message = "; ".join(problems)
+        self.message = "; ".join(problems) + "."
         self.problems = problems
         self.remedy = remedy
 
