@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..chaos.session import Session
+from ..chaos.workloads import Outbox
 
 # In an order in which a start of Spark is waited for as seldom as may be.
 FAULTS = [
@@ -23,5 +24,23 @@ def test_nothing_is_lost_twice_or_out_of_order_whatever_is_killed() -> None:
     outcome = Session(duration=60, seed=20, faults=FAULTS).run()
     assert outcome.passed, f"{outcome.verdict.examples}\n{outcome.log_tail}"
     assert set(outcome.recoveries) == set(FAULTS)
+    assert outcome.verdict.committed == outcome.verdict.delivered > 1000
+    assert outcome.starts >= 3
+
+
+# What only an outbox has, a standby and a slot that may be lost; and what it does by other means.
+OUTBOX_FAULTS = [
+    "Postgres: slot dropped",
+    "NATS: SIGKILL",
+    "Postgres: immediate restart",
+    "pipeline: SIGKILL to a Python worker",
+    "pipeline: SIGKILL to the whole tree",
+]
+
+
+def test_an_outbox_is_relayed_once_and_in_order_whatever_is_killed() -> None:
+    outcome = Session(duration=60, seed=5, faults=OUTBOX_FAULTS, workload=Outbox()).run()
+    assert outcome.passed, f"{outcome.verdict.examples}\n{outcome.log_tail}"
+    assert set(outcome.recoveries) == set(OUTBOX_FAULTS)
     assert outcome.verdict.committed == outcome.verdict.delivered > 1000
     assert outcome.starts >= 3

@@ -17,28 +17,42 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.embedded.handles import Database
+from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from .faults import FAULTS
+from .faults import OUTBOX_FAULTS
+from .open_transaction import keep_open
 from .outage import Outage, own_servers
 from .session import Outcome, Session
+from .workloads import WORKLOADS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--duration", type=float, default=600, help="seconds of faults")
+    parser.add_argument("--source", choices=list(WORKLOADS), default="tables")
     parser.add_argument("--seed", type=int, help="repeats the faults of an earlier run")
     parser.add_argument("--rate", type=float, default=300, help="messages a second")
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--report", type=Path, help="write the outcome here, as JSON")
     parser.add_argument(
-        "--fault", action="append", choices=list(FAULTS), help="only this one, once; repeatable"
+        "--fault",
+        action="append",
+        choices=list(OUTBOX_FAULTS),
+        help="only this one, once; repeatable",
     )
     parser.add_argument(
         "--outage", type=float, metavar="SECONDS",
         help="instead: one NATS server of two is gone for so long, a stream is written too",
     )  # fmt: skip
+    parser.add_argument(
+        "--open", type=float, metavar="SECONDS", dest="open_",
+        help="instead: a publisher's transaction is open for so long",
+    )  # fmt: skip
     arguments = parser.parse_args()
+    workload = WORKLOADS[arguments.source]()
+    if unknown := set(arguments.fault or ()) - workload.faults.keys():
+        parser.error(f"not with --source {arguments.source}: {', '.join(unknown)}")
     seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31)
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
@@ -50,9 +64,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if arguments.outage is not None:
         return outage(arguments.outage, arguments.rate, console, say)
+    if arguments.open_ is not None:
+        return open_transaction(arguments.open_, console, say)
     session = Session(
         duration=arguments.duration, seed=seed, faults=arguments.fault, keys=arguments.keys,
-        rate=arguments.rate, say=say,
+        rate=arguments.rate, workload=workload, say=say,
     )  # fmt: skip
     outcome = session.run()
     show(outcome, console)
@@ -82,6 +98,26 @@ def outage(seconds: float, rate: float, console: Console, say: Callable[[str], N
     for line in found.lines():
         console.print(line, markup=False)
     console.print("PASSED: the same messages in all three, in order, none doubled")
+    return 0
+
+
+def open_transaction(seconds: float, console: Console, say: Callable[[str], None]) -> int:
+    with tempfile.TemporaryDirectory(prefix="penstock-open-", ignore_cleanup_errors=True) as path:
+        folder = Path(path)
+        folder.chmod(0o755)  # under root Postgres runs as another user
+        with EmbeddedPostgres(folder / "postgres") as postgres, EmbeddedNats(folder / "n") as nats:
+            app = Database("app", postgres.create_database("app"))
+            run = folder / "run"
+            run.mkdir()
+            try:
+                found = keep_open(run, app, nats, seconds=seconds, say=say)
+            except AssertionError as error:
+                console.print(f"FAILED: {error}", markup=False)
+                return 1
+            finally:
+                app.close()
+    console.print(found.line(), markup=False)
+    console.print("PASSED: nothing skipped, nothing stalled, nothing swept too early")
     return 0
 
 

@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psutil
 import psycopg
@@ -56,10 +56,23 @@ class World:
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
     database: Database
-    pipeline: Penstock
-    supervisor: Supervisor
+    pipelines: list[Penstock]
+    supervisors: list[Supervisor]
     random: random.Random
-    done: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def pipeline(self) -> Penstock:
+        """The one that works: others stand by."""
+        for pipeline in self.pipelines[1:]:
+            relays: dict[str, dict[str, Any]] = pipeline.status().get("relays", {})
+            groups = [group for of in relays.values() for group in of.values()]
+            if any(group["state"] in ("starting", "running") for group in groups):
+                return pipeline
+        return self.pipelines[0]
+
+    def log(self) -> str:
+        """The end of what each has said since its last start."""
+        return "\n--\n".join(pipeline.log()[-4000:] for pipeline in self.pipelines)
 
 
 def _kill_run(world: World) -> None:
@@ -123,6 +136,26 @@ def _walsenders(world: World) -> None:
         threading.Event().wait(0.1)
 
 
+def _drop_slot(world: World) -> None:
+    """Drop the slot that is read, and end its reader: what was not delivered has no WAL any more."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(psycopg.OperationalError, psycopg.errors.UndefinedObject),
+            psycopg.connect(world.database.url, autocommit=True) as admin,
+        ):
+            found = admin.execute(
+                "SELECT slot_name, pg_terminate_backend(active_pid, 5000)"
+                " FROM pg_replication_slots WHERE database = current_database()"
+            ).fetchall()
+            for slot, _ in found:
+                admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            if found:
+                return
+        threading.Event().wait(0.05)
+    raise AssertionError("no slot could be dropped")
+
+
 def _nats_kill(world: World) -> None:
     world.nats.kill()
     threading.Event().wait(world.random.uniform(0, 2))
@@ -153,3 +186,5 @@ FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "NATS: SIGKILL": _nats_kill,
     "NATS: stalled": _nats_stall,
 }
+# A table's source says that its slot is gone, and stops: an outbox still has what the slot had.
+OUTBOX_FAULTS: Final = {**FAULTS, "Postgres: slot dropped": _drop_slot}

@@ -14,31 +14,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psycopg
+
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import Penstock
-from .faults import FAULTS, Supervisor, World
+from .faults import Supervisor, World
 from .verdict import Verdict, compare, read_all
-from .writer import SCHEMA, TABLES, Writer
+from .workloads import Tables, Workload
+from .writer import Writer
 
 STREAM = "CHAOS"
-CONFIG = """\
-sources:
-  chaos:
-    type: postgres
-    url: {postgres}
-    tables: ["public.*"]
-sinks:
-  jetstream:
-    type: nats
-    source: chaos
-    url: {nats}
-    subject: "chaos.{{table}}.{{action}}"
-spark:
-  master: local[2]
-"""
 _RECOVERY_SECONDS = 150.0
 _WRITERS = 2
 _PROOF = 20  # messages from after a fault that show that it was got over
@@ -96,6 +83,7 @@ class Session:
         faults: Sequence[str] | None = None,
         keys: int = 200,
         rate: float = 300,
+        workload: Workload | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._duration = duration
@@ -103,6 +91,7 @@ class Session:
         self._fixed = faults
         self._keys = keys
         self._rate = rate
+        self._workload = workload or Tables()
         self._say = say
         self._random = random.Random(seed)
         self._writers: list[Writer] = []
@@ -123,10 +112,12 @@ class Session:
             # Longer than the run: nothing may be there twice.
             window = self._duration + 3600
             self._stream.add_stream(STREAM, "chaos.>", duplicate_window=window)
-            world.pipeline.start()
-            stack.callback(world.supervisor.stop)
-            world.supervisor.start()
-            world.pipeline.wait_ready()
+            for pipeline, supervisor in zip(world.pipelines, world.supervisors, strict=True):
+                pipeline.start()
+                stack.callback(supervisor.stop)
+                supervisor.start()
+            for pipeline in world.pipelines:
+                pipeline.wait_ready(2 * _RECOVERY_SECONDS)
             self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
             self._write_and_break(world)
             self._end(world)
@@ -138,15 +129,17 @@ class Session:
         nats = stack.enter_context(EmbeddedNats(folder / "nats"))
         database = Database("chaos", postgres.create_database("chaos"))
         stack.callback(database.close)
-        database.execute(SCHEMA)
-        config = folder / "penstock.yaml"
-        config.write_text(CONFIG.format(postgres=database.url, nats=nats.url))
-        pipeline = stack.enter_context(Penstock(folder))
+        self._workload.prepare(database, nats.url)
+        found = self._workload.processes(folder, database, nats.url)
+        pipelines = [stack.enter_context(pipeline) for pipeline in found]
         self._writers = [
-            Writer(database.url, number, self._keys // _WRITERS, self._rate / _WRITERS, self._seed)
+            self._workload.writer(
+                database.url, number, self._keys // _WRITERS, self._rate / _WRITERS, self._seed
+            )
             for number in range(_WRITERS)
         ]
-        return World(postgres, nats, database, pipeline, Supervisor(pipeline), self._random)
+        supervisors = [Supervisor(pipeline) for pipeline in pipelines]
+        return World(postgres, nats, database, pipelines, supervisors, self._random)
 
     # -- faults
 
@@ -156,9 +149,10 @@ class Session:
             writer.start()
         try:
             names = list(self._fixed or ())
+            faults = list(self._workload.faults)
             while names or (self._fixed is None and time.monotonic() < deadline):
                 if not names:
-                    names = self._random.sample(list(FAULTS), len(FAULTS))
+                    names = self._random.sample(faults, len(faults))
                 self._pause(self._random.uniform(0.3, 3.0))
                 self._fault(world, names.pop(0))
                 if self._outcome.verdict.violations or any(w.error for w in self._writers):
@@ -172,15 +166,17 @@ class Session:
     def _fault(self, world: World, name: str) -> None:
         outcome = self._outcome
         outcome.faults[name] += 1
-        FAULTS[name](world)
+        self._workload.faults[name](world)
         ended = time.monotonic()
         # What was committed before may have been on its way: some more has to arrive.
         committed = self._committed() + _PROOF
         if self._fixed is None and self._random.random() < _OVERLAP:
             self._say(f"{name}; the next one follows at once")
             return
+        with contextlib.suppress(psycopg.OperationalError):
+            self._workload.disturb(world.database)
         if not self._caught_up(committed, _RECOVERY_SECONDS):
-            outcome.log_tail = world.pipeline.log()[-4000:]
+            outcome.log_tail = world.log()
             outcome.verdict.blame(
                 "not recovered", f"{_RECOVERY_SECONDS:g} s after {name} rows were outstanding"
             )
@@ -213,21 +209,23 @@ class Session:
         caught_up = self._caught_up(self._committed(), _RECOVERY_SECONDS)
         if not caught_up:
             blame("not caught up", f"{_RECOVERY_SECONDS:g} s after the last fault")
-            outcome.log_tail = outcome.log_tail or world.pipeline.log()[-4000:]
-        world.supervisor.stop()
-        outcome.starts, outcome.exits = world.supervisor.starts, world.supervisor.exits
-        if world.pipeline.running:
+            outcome.log_tail = outcome.log_tail or world.log()
+        for supervisor in world.supervisors:
+            supervisor.stop()
+        outcome.starts = sum(supervisor.starts for supervisor in world.supervisors)
+        outcome.exits = [code for supervisor in world.supervisors for code in supervisor.exits]
+        working = world.pipeline
+        for pipeline in sorted(world.pipelines, key=lambda it: it is working):
             # It may have come up this moment: what it still delivers is judged too.
-            code = world.pipeline.stop()
-            if code != 0:
+            if pipeline.running and (code := pipeline.stop()) != 0:
                 blame("exit code", f"{code} after SIGTERM")
         histories = {key: steps for w in self._writers for key, steps in w.histories.items()}
-        found = compare(histories, read_all(world.nats.url, STREAM))
+        found = compare(histories, read_all(world.nats.url, STREAM), self._workload.read)
         found.violations += outcome.verdict.violations
         found.examples = outcome.verdict.examples + found.examples
         outcome.verdict = found
         if found.violations and not outcome.log_tail:
-            outcome.log_tail = world.pipeline.log()[-4000:]
+            outcome.log_tail = world.log()
         for writer in self._writers:
             if writer.error is not None:
                 found.blame("writer", f"{type(writer.error).__name__}: {writer.error}")
@@ -235,27 +233,9 @@ class Session:
                 found.blame("writer", f"{writer.name} did not end")
             for name in ("transactions", "rolled_back", "unknown", "reconnects"):
                 outcome.writers[name] = outcome.writers.get(name, 0) + getattr(writer, name)
-        self._check_model(world)
-
-    def _check_model(self, world: World) -> None:
-        """See that the writers' idea of the tables is the database's: else they can't be trusted."""
         world.database.close()  # a restart of the server broke it
-        believed = {
-            (key.table, key.id): row.version
-            for writer in self._writers
-            for key, row in writer.rows.items()
-            if row.exists
-        }
-        there = {
-            (table, row[0]): row[1]
-            for table in TABLES
-            for row in world.database.execute(f"SELECT id, version FROM public.{table}")
-        }
-        for key in sorted({*believed, *there}):
-            if believed.get(key) != there.get(key):
-                self._outcome.verdict.blame(
-                    "model", f"{key}: believed {believed.get(key)}, there {there.get(key)}"
-                )
+        for difference in self._workload.differences(world.database, self._writers):
+            found.blame("model", difference)
 
 
 async def _say_nothing(_: Exception) -> None:

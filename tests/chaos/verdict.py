@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.embedded.handles import JetStream, Msg
 
@@ -50,7 +50,22 @@ def read_all(url: str, stream: str, timeout: float = 300) -> list[Msg]:
     return found
 
 
-def compare(histories: Mapping[Key, Sequence[Step]], messages: Iterable[Msg]) -> Verdict:
+class Said(NamedTuple):
+    """What a message says: its id as its body has it, a note, and what happened to which keys."""
+
+    name: str
+    note: str | None
+    steps: list[tuple[Key, Step]]
+
+
+Reader = Callable[[Msg], Said]
+
+
+def compare(
+    histories: Mapping[Key, Sequence[Step]],
+    messages: Iterable[Msg],
+    read: Reader,
+) -> Verdict:
     """Judge a stream whose deduplication window was longer than the run.
 
     So no message may be there twice, and each key's messages must be its history, in its order.
@@ -61,20 +76,35 @@ def compare(histories: Mapping[Key, Sequence[Step]], messages: Iterable[Msg]) ->
     for message in messages:
         verdict.delivered += 1
         name = message.headers.get("Nats-Msg-Id", "")
-        body = json.loads(message.data)
-        if not name or name != body["metadata"]["idempotency_key"]:
+        said = read(message)
+        if not name or name != said.name:
             verdict.blame("wrong id", f"#{message.seq}: {name!r} of {message.data[:200]!r}")
         if name in seen:
             verdict.blame("duplicate", f"#{message.seq} repeats #{seen[name]}: {name}")
             continue
         seen[name] = message.seq
-        if body["record"].get("note") == ROLLED_BACK:
+        if said.note == ROLLED_BACK:
             verdict.blame("rolled back", f"#{message.seq}: {message.data[:300]!r}")
-        for key, step in steps_of(body):
+        for key, step in said.steps:
             arrived[key].append((step, message.seq))
     for key in sorted({*histories, *arrived}):
         _judge(verdict, key, histories.get(key, ()), arrived.get(key, []))
     return verdict
+
+
+def message_of_table(message: Msg) -> Said:
+    """Read a change of a row."""
+    body = json.loads(message.data)
+    name, note = body["metadata"]["idempotency_key"], body["record"].get("note")
+    return Said(name, note, steps_of(body))
+
+
+def message_of_outbox(message: Msg) -> Said:
+    """Read a publisher's message; of its id the writers' histories tell."""
+    body = json.loads(message.data)
+    name = message.headers.get("Nats-Msg-Id", "")
+    key = Key(message.subject.rpartition(".")[2], body["key"])
+    return Said(name, body["note"], [(key, Step(name, body["n"]))])
 
 
 def steps_of(body: dict[str, Any]) -> list[tuple[Key, Step]]:

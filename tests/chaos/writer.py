@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ ALTER TABLE public.odd REPLICA IDENTITY FULL;
 """
 ROLLED_BACK: Final = "rolled back"
 _DELETE_SHARE, _MOVE_SHARE = 0.12, 0.05
-_BIG_ROWS = 2500  # more than goes into one Spark task
+BIG_ROWS: Final = 2500  # more than goes into one Spark task
 
 
 class Key(NamedTuple):
@@ -51,18 +52,22 @@ class _Row:
 
 
 @dataclass
-class _Transaction:
+class Transaction:
     """What a transaction would change, kept apart until its commit is known."""
 
     steps: list[tuple[Key, Step]] = field(default_factory=list)
     rows: dict[Key, _Row] = field(default_factory=dict)
     messages: int = 0
+    ids: set[int] = field(default_factory=set)  # of messages in an outbox
 
 
 class Writer(threading.Thread):
     """Writes to keys `first … first + count - 1` of both tables until it is stopped."""
 
-    def __init__(self, url: str, number: int, keys: int, rate: float, seed: int) -> None:
+    def __init__(
+        self, url: str, number: int, keys: int, rate: float, seed: int,
+        *, tables: Sequence[str] = TABLES,
+    ) -> None:  # fmt: skip
         super().__init__(name=f"writer-{number}")
         self.histories: dict[Key, list[Step]] = defaultdict(list)
         self.committed = 0  # messages
@@ -70,7 +75,7 @@ class Writer(threading.Thread):
         self.error: BaseException | None = None
         self._url = url
         self._number = number
-        self._keys = [Key(TABLES[i % 2], number * 1_000_000 + i) for i in range(keys)]
+        self._keys = [Key(tables[i % len(tables)], number * 1_000_000 + i) for i in range(keys)]
         self.rows: dict[Key, _Row] = {key: _Row() for key in self._keys}
         self._rate = rate
         self._random = random.Random(seed * 1000 + number)
@@ -103,7 +108,7 @@ class Writer(threading.Thread):
         rollback = 0.90 < chance <= 0.98
         big = chance > 0.997
         changes = 1 if chance < 0.5 else self._random.randint(2, 12)
-        planned = _Transaction()
+        planned = Transaction()
         known = True
         try:
             connection = self._connected()
@@ -127,22 +132,20 @@ class Writer(threading.Thread):
         self._take(planned)
         return planned.messages
 
-    def _take(self, planned: _Transaction) -> None:
+    def _take(self, planned: Transaction) -> None:
         for key, step in planned.steps:
             self.histories[key].append(step)
         self.rows.update(planned.rows)
         self.transactions += 1
         self.committed += planned.messages
 
-    def _row(self, planned: _Transaction, key: Key) -> _Row:
+    def _row(self, planned: Transaction, key: Key) -> _Row:
         if key not in planned.rows:
             now = self.rows[key]
             planned.rows[key] = _Row(now.exists, now.version)
         return planned.rows[key]
 
-    def _change(
-        self, connection: psycopg.Connection[Any], planned: _Transaction, note: str
-    ) -> None:
+    def _change(self, connection: psycopg.Connection[Any], planned: Transaction, note: str) -> None:
         key = self._random.choice(self._keys)
         row = self._row(planned, key)
         chance = self._random.random()
@@ -174,7 +177,7 @@ class Writer(threading.Thread):
             planned.steps.append((key, Step("update", row.version)))
         planned.messages += 1
 
-    def _free(self, planned: _Transaction, key: Key) -> Key | None:
+    def _free(self, planned: Transaction, key: Key) -> Key | None:
         """Return a key of the same table whose row does not exist, if chance finds one."""
         for _ in range(10):
             other = self._random.choice(self._keys)
@@ -185,15 +188,15 @@ class Writer(threading.Thread):
     def _savepoint(self, connection: psycopg.Connection[Any]) -> None:
         """Change rows behind a savepoint that is rolled back: nothing of it may ever arrive."""
         connection.execute("SAVEPOINT doubt")
-        self._change(connection, _Transaction(), ROLLED_BACK)
+        self._change(connection, Transaction(), ROLLED_BACK)
         connection.execute("ROLLBACK TO SAVEPOINT doubt")
 
-    def _sweep(self, connection: psycopg.Connection[Any], planned: _Transaction) -> None:
+    def _sweep(self, connection: psycopg.Connection[Any], planned: Transaction) -> None:
         """Update every row of ours again and again, until the transaction is a big one."""
         present = [key for key in self._keys if self._row(planned, key).exists]
         if not present:
             return
-        for _ in range(_BIG_ROWS // len(present) + 1):
+        for _ in range(BIG_ROWS // len(present) + 1):
             with connection.cursor() as cursor:
                 for table in TABLES:
                     keys = [key for key in present if key.table == table]

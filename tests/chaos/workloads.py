@@ -1,0 +1,143 @@
+"""What is written and by what it is relayed: rows of tables, or messages of an outbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock.embedded.handles import Database, Msg
+from penstock.outbox.install import install
+
+from ..pipeline import Penstock
+from . import publisher, writer
+from .faults import FAULTS, OUTBOX_FAULTS, World
+from .publisher import OUTBOX, Publisher
+from .verdict import Said, message_of_outbox, message_of_table
+from .writer import TABLES, Writer
+
+_CONFIG: Final = """\
+sources:
+  chaos:
+    type: postgres
+    url: {postgres}
+    tables: ["public.*"]
+sinks:
+  jetstream:
+    type: nats
+    source: chaos
+    url: {nats}
+    subject: "chaos.{{table}}.{{action}}"
+spark:
+  master: local[2]
+"""
+_PIPELINE: Final = "to-jetstream"
+
+
+class Workload(Protocol):
+    """One kind of source."""
+
+    @property
+    def faults(self) -> Mapping[str, Callable[[World], None]]:
+        """What goes wrong, by name."""
+
+    def read(self, message: Msg) -> Said:
+        """Read a message as it stands in the stream."""
+
+    def prepare(self, database: Database, nats: str) -> None:
+        """Set up the database."""
+
+    def processes(self, folder: Path, database: Database, nats: str) -> list[Penstock]:
+        """Return what delivers to `nats`, not started."""
+
+    def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
+        """Return a writer to keys that no other number has."""
+
+    def disturb(self, database: Database) -> None:
+        """Do what may be done at any time; raises what psycopg does."""
+
+    def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
+        """Tell where the writers' idea of the database is wrong: else they can't be trusted."""
+
+
+class Tables:
+    """Rows, by `penstock run`."""
+
+    faults: Mapping[str, Callable[[World], None]] = FAULTS
+
+    def read(self, message: Msg) -> Said:
+        return message_of_table(message)
+
+    def prepare(self, database: Database, nats: str) -> None:
+        database.execute(writer.SCHEMA)
+
+    def processes(self, folder: Path, database: Database, nats: str) -> list[Penstock]:
+        (folder / "penstock.yaml").write_text(_CONFIG.format(postgres=database.url, nats=nats))
+        return [Penstock(folder)]
+
+    def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
+        return Writer(url, number, keys, rate, seed)
+
+    def disturb(self, database: Database) -> None:
+        pass
+
+    def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
+        believed = {
+            (key.table, key.id): row.version
+            for of in writers
+            for key, row in of.rows.items()
+            if row.exists
+        }
+        there = {
+            (table, row[0]): row[1]
+            for table in TABLES
+            for row in database.execute(f"SELECT id, version FROM public.{table}")
+        }
+        for key in sorted({*believed, *there}):
+            if believed.get(key) != there.get(key):
+                yield f"{key}: believed {believed.get(key)}, there {there.get(key)}"
+
+
+class Outbox:
+    """Messages, by `penstock relay`, and another that stands by.
+
+    The outbox keeps nothing that was delivered, and is swept by the test besides by the relay.
+    """
+
+    faults: Mapping[str, Callable[[World], None]] = OUTBOX_FAULTS
+
+    def read(self, message: Msg) -> Said:
+        return message_of_outbox(message)
+
+    def prepare(self, database: Database, nats: str) -> None:
+        with database.connect(autocommit=True) as connection:
+            install(connection)
+        database.execute(publisher.SCHEMA)
+        config = {"sink_type": "nats", "url": nats, "subject": "chaos.{stream_table}"}
+        values = [_PIPELINE, OUTBOX, json.dumps(config)]
+        database.execute("SELECT tide.relay_set_outbox(%s, %s, 'chaos', %s)", values)
+        database.execute("SELECT tide.relay_enable(%s)", [_PIPELINE])
+
+    def processes(self, folder: Path, database: Database, nats: str) -> list[Penstock]:
+        folders = [folder / "relay", folder / "standby"]
+        for of in folders:
+            of.mkdir()
+        return [Penstock(of, "--url", database.url, command="relay") for of in folders]
+
+    def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
+        return Publisher(url, number, keys, rate, seed)
+
+    def disturb(self, database: Database) -> None:
+        database.execute("SELECT tide.outbox_sweep(%s)", [OUTBOX])
+
+    def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
+        believed = {id_ for of in writers if isinstance(of, Publisher) for id_ in of.ids}
+        there = {row[0] for row in database.execute("SELECT id FROM bookkeeping.published")}
+        if lost := believed - there:
+            yield f"published, and not there: {sorted(lost)[:10]}"
+        if unknown := there - believed:
+            yield f"there, and not known to be published: {sorted(unknown)[:10]}"
+
+
+WORKLOADS: Final[Mapping[str, Callable[[], Workload]]] = {"tables": Tables, "outbox": Outbox}
