@@ -119,10 +119,13 @@ def test_a_revoked_token_is_bad_where_notifications_are_lost(
 
 
 def test_tokens_survive_a_lost_connection(shop: Shop, database: Database) -> None:
-    database.execute(
+    # Only then they are read: the server listens before, and has nothing to survive by.
+    assert shop.client.get("/v1/streams").status_code == 200
+    ended = database.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'penstock tokens' AND datname = current_database()"
     )
+    assert ended == [(True,)]
     assert shop.client.get("/v1/streams").status_code == 200
     token = shop.store.create_token("late", "admin")
     with shop.api.as_bearer(token) as client:
