@@ -12,6 +12,7 @@ from tests.integration.capturing import PATIENCE, Message, Reader, messages, pre
 
 from penstock.embedded.handles import Database
 from penstock.message import Position
+from penstock.postgres.backfill import noting
 from penstock.postgres.backfill.backfiller import Backfiller
 from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
 from penstock.postgres.backfill.read import read_range
@@ -30,7 +31,8 @@ class Backfilling:
         self.received: list[Message] = []
         self.chunks: list[Reads] = []
         self.spec: BackfillSpec | None = None
-        self.failures: list[BackfillError] = []
+        self._failed: list[tuple[int, int]] = []
+        self._void: list[tuple[tuple[int, int], int]] = []
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.backfiller = Backfiller(self.reader.capture, self._queue.put)
 
@@ -66,10 +68,14 @@ class Backfilling:
         found = self.take(reader.position, end)
         reader.position = end
         reader.capture.confirm(end)
-        if self.failures and self.spec is not None:
-            self.heard()
-            self.failures.clear()
-            self.backfiller.start(self.spec, self.cursor)
+        failed = [at for at in self._failed if self._counts(*at)]
+        self._failed.clear()
+        if not failed or self.spec is None:
+            return found
+        # A backfill that has ended for good has let go of its snapshots: that is no other failure.
+        if not any(isinstance(event, Failed) for event in self.heard()):
+            self._void.append((min(failed), noting.NONE))
+            self._void[-1] = min(failed), self.backfiller.start(self.spec, self.cursor)
         return found
 
     def take(self, start: Position, end: Position) -> list[Message]:
@@ -92,16 +98,19 @@ class Backfilling:
             except BackfillError as error:
                 if not error.transient:
                     raise
-                self.failures.append(error)
+                self._failed.append((chunk.reads.attempt, chunk.reads.chunk))
 
     def run(self, until: Callable[[], bool] | None = None) -> list[Message]:
         """Deliver batches until the backfill is done (or `until` holds); return all messages."""
+        seen = len(self.events)
         for _ in range(100_000):
             self.batch(0.05)
-            new = self.heard()
+            self.heard()
+            new, seen = self.events[seen:], len(self.events)
             failed = [event for event in new if isinstance(event, Failed)]
             assert not failed, failed
-            if until() if until else any(isinstance(event, Done) for event in new):
+            done = any(isinstance(e, Done) and self._counts(e.attempt, e.chunks) for e in new)
+            if until() if until else done:
                 return self.received
         raise AssertionError("the backfill does not end")
 
@@ -114,8 +123,16 @@ class Backfilling:
     @property
     def cursor(self) -> Any:
         """Where the backfill stood when it last told."""
-        told = [event for event in self.events if isinstance(event, Delivered)]
+        told = [
+            event
+            for event in self.events
+            if isinstance(event, Delivered) and self._counts(event.attempt, event.chunk)
+        ]
         return told[-1].cursor if told else None
+
+    def _counts(self, attempt: int, chunk: int) -> bool:
+        """Tell whether nothing before the chunk failed, of which all that follows is read anew."""
+        return not any(first <= (attempt, chunk) and attempt < anew for first, anew in self._void)
 
     def reads(self) -> list[Message]:
         """Return the reads that came."""
