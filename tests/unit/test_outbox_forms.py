@@ -17,6 +17,8 @@ from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks.nats_frames import MAX_HEADER, Encoder
 from penstock.subject import SubjectTemplate
 
+from ..forms_help import FORMATS, check, headers_given, keys, payloads
+
 INBOX = b"_INBOX.x."
 CREATED = "2026-11-21T10:00:00.123456Z"
 
@@ -250,3 +252,24 @@ def test_groups() -> None:
     assert groups_of(batch, OutboxForm("o", group_by="payload.c")) == [("1",), ("1",), ("",)]
     assert groups_of(batch, OutboxForm("o", group_by="header.t")) == [("x",), ("",), ("",)]
     assert groups_of(batch.slice(0, 1), OutboxForm("o")) is None
+
+
+# What is published, and what a subscriber reads of it
+
+
+@given(
+    st.lists(st.tuples(payloads, headers_given, keys), min_size=1, max_size=4),
+    st.sampled_from(FORMATS),
+)
+def test_what_is_read_is_what_was_published(
+    published: list[tuple[str, dict[str, Any], str | None]], form: Format
+) -> None:
+    records = [
+        f'{{"id":{at},"dedup_key":{json.dumps(key)},"payload":{payload},"headers":{json.dumps(its_headers)},'
+        f'"created_at":"{CREATED}"}}'
+        for at, (payload, its_headers, key) in enumerate(published, 1)
+    ]
+    found = messages(rows(*records), format=form)
+    for at, (payload, its_headers, key) in enumerate(published):
+        _, sent, body = found[at]
+        check(form, payload, its_headers, key or f"orders:{at + 1}", sent, body, CREATED)

@@ -1,0 +1,88 @@
+"""Published by SQL, captured from the WAL, sent to NATS: a subscriber reads what was published."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.outbox.install import install
+from penstock.outbox.settings import read
+from penstock.settings import PostgresSource
+from penstock.trial import live
+
+from ..forms_help import FORMATS, check, headers_given, keys, payloads
+from .nats_servers import Writer
+
+Published = tuple[str, dict[str, Any], str | None]
+
+
+@pytest.fixture
+def app(database: Database) -> Database:
+    with database.connect(autocommit=True) as connection:
+        install(connection)
+    return database
+
+
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.tuples(payloads, headers_given, keys), min_size=5, max_size=10))
+def test_a_subscriber_reads_what_was_published(
+    app: Database, nats_server: EmbeddedNats, nats: JetStream, published: list[Published]
+) -> None:
+    name = f"f{uuid.uuid4().hex[:8]}"
+    app.execute(f"select tide.outbox_create('{name}')")
+    keyed = [key for _, _, key in published if key is not None]
+
+    def publish() -> None:
+        with app.connect() as connection:
+            for payload, given_headers, key in published:
+                values = [name, payload, key, json.dumps(given_headers)]
+                connection.execute(
+                    "select tide.outbox_publish(%s, %s::jsonb, %s, %s::jsonb)", values
+                )
+
+    source = PostgresSource(
+        type="postgres", url=SecretStr(app.url), tables=(f"tide.outbox_{name}",), publication="tide"
+    )
+    count = len(published) - len(keyed) + len(set(keyed))
+    captured = live.read(source, lambda batch: batch, count, 30, publish)
+    assert captured is not None
+    rows = app.execute(
+        "select id, dedup_key, payload::text, headers::text, to_char(created_at at time zone 'utc',"
+        f' \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\') from tide.outbox_{name} order by id'
+    )
+    assert captured.num_rows == len(rows) == count
+    for form in FORMATS:
+        stream = f"{name}-{form}"
+        nats.add_stream(stream, f"{stream}.>")
+        config = {
+            "sink_type": "nats", "url": nats_server.url, "subject": f"{stream}.x", "format": form
+        }  # fmt: skip
+        sink = read(config, {}).sink(source="group", outbox=name)
+        assert Writer(sink).write(captured).delivered == count
+        for at, (number, key, payload, headers, created) in enumerate(rows, 1):
+            sent, body = stored(nats, stream, at)
+            check(
+                form, payload, json.loads(headers), key or f"{name}:{number}", sent, body, created
+            )
+        nats.delete_stream(stream)
+
+
+def stored(nats: JetStream, stream: str, number: int) -> tuple[list[tuple[str, str]], bytes]:
+    """Return headers and body of a message, byte by byte, but for those of the relay's own order."""
+    message = nats.api(f"STREAM.MSG.GET.{stream}", {"seq": number})["message"]
+    head = base64.b64decode(message["hdrs"]).removeprefix(b"NATS/1.0\r\n").removesuffix(b"\r\n\r\n")
+    pairs = [line.decode().split(": ", 1) for line in head.split(b"\r\n")]
+    own = ("Nats-Expected-", "Nats-Batch-")
+    headers = [(name, value) for name, value in pairs if not name.startswith(own)]
+    return headers, base64.b64decode(message.get("data", ""))
