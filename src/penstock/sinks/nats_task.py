@@ -219,19 +219,23 @@ class Task:
             return chain
         if self._batch_size < 2 or row in self._attempts:
             return chain
+        followers, waits, state = self._followers, self._waits, self._state
         block = self._block(row)
+        end = block.first + block.rows
         size = block.payload[row - block.first]
-        while len(chain) < min(self._batch_size, room):
-            behind = self._followers.get(chain[-1])
-            if behind is None or len(behind) > 1 or self._waits[behind[0]] > 1:
+        for _ in range(min(self._batch_size, room) - 1):
+            behind = followers.get(row)
+            if behind is None or len(behind) > 1 or waits[behind[0]] > 1:
                 break
             row = behind[0]
-            block = self._block(row)
+            if row >= end:
+                block = self._block(row)
+                end = block.first + block.rows
             payload = block.payload[row - block.first]
             size += payload
             if row in block.refused or payload > max_payload or size > BATCH_BYTES:
                 break
-            if self._state[row] != _WAITING or (row in self._singles and not self.linking):
+            if state[row] != _WAITING or (row in self._singles and not self.linking):
                 break
             chain.append(row)
         return chain
@@ -459,7 +463,8 @@ class Task:
             self._again(other for other in held if self._state[other] == _BACKOFF)
         for follower in self._followers.pop(row, ()):
             self._waits[follower] -= 1
-            if not self._waits[follower]:
+            # One in flight is behind this one in the same chain.
+            if not self._waits[follower] and self._state[follower] == _WAITING:
                 self._ready.append(follower)
 
     def _block(self, row: int) -> Block:
