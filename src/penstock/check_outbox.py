@@ -141,7 +141,7 @@ def _inbox(
 ) -> Iterator[Finding]:
     trouble, settings = None, None
     try:
-        durable = durable_name(database, pipeline.pipeline)
+        durable = durable_name(pipeline.system, database, pipeline.pipeline)
         settings = read_settings(pipeline.config, durable, environ)
     except PipelineError as error:
         trouble = Trouble(error.code, error.message, error.remedy)

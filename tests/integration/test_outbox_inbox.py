@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 from pydantic import SecretStr
 from tests.integration.nats_servers import await_true
-from tests.integration.outbox_sql import installed, value
+from tests.integration.outbox_sql import installed, pipeline, value
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.outbox.group import Group
-from penstock.outbox.inbox import Inboxes, InboxPipeline, find_inboxes
+from penstock.outbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
 from penstock.outbox.inbox_nats import _overlap, durable_name
 from penstock.outbox.relay import Relay
+from penstock.outbox.wanted import Trouble
+from penstock.postgres.errors import SetupError
 from penstock.settings import Config, OutboxSource
 
 STREAM = "ORDERS"
@@ -82,9 +89,13 @@ def payloads(tide: Database) -> list[Any]:
     return [row[1] for row in rows(tide)]
 
 
+def durable(tide: Database, name: str = "in") -> str:
+    system = value(tide, "SELECT system_identifier FROM pg_control_system()")
+    return durable_name(system, tide.name, name)
+
+
 def consumer(stream: JetStream, tide: Database, name: str = "in") -> dict[str, Any]:
-    durable = durable_name(tide.name, name)
-    return stream.api(f"CONSUMER.INFO.{STREAM}.{durable}", {})
+    return stream.api(f"CONSUMER.INFO.{STREAM}.{durable(tide, name)}", {})
 
 
 def acked(stream: JetStream, tide: Database) -> int:
@@ -108,7 +119,9 @@ def test_each_message_once_in_its_order(tide: Database, stream: JetStream) -> No
         publish(stream, 30)
         await_true(lambda: acked(stream, tide) == 27)
     assert payloads(tide) == [*range(25), {"a": 1}, 30]
-    assert [row[0] for row in rows(tide)][23:] == ["o-23", "o-24", f"{STREAM}:26", "o-30"]
+    ids = [row[0] for row in rows(tide)]
+    assert ids[23:25] + ids[26:] == ["o-23", "o-24", "o-30"]
+    assert re.fullmatch(rf"{STREAM}:26:\d{{16}}", ids[25])
     assert value(tide, "SELECT headers FROM tide.inbox_i WHERE payload = '{\"a\": 1}'") == {
         "Kind": "x"
     }
@@ -122,7 +135,7 @@ def test_what_comes_again_is_there_once(tide: Database, stream: JetStream) -> No
     configure(tide, stream.url)
     with filling(tide):
         await_true(lambda: acked(stream, tide) == 15)
-        deleted = stream.api(f"CONSUMER.DELETE.{STREAM}.{durable_name(tide.name, 'in')}", {})
+        deleted = stream.api(f"CONSUMER.DELETE.{STREAM}.{durable(tide)}", {})
         assert deleted["success"]
         await_true(lambda: acked(stream, tide) == 15)
         publish(stream, 15)
@@ -176,6 +189,136 @@ def test_only_what_is_committed_is_acked(server_dir: Path, stream: JetStream) ->
         of = status(tide)
         assert (of["state"], of["code"], of["delivered"]) == ("running", None, 30)
         tide.close()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not acked comes again soon."""
+    monkeypatch.setattr("penstock.outbox.inbox_nats._ACK_SECONDS", 1.0)
+
+
+def take(stream: JetStream, name: str, count: int) -> list[Any]:
+    """Read messages as a session does that is gone before it acks."""
+
+    async def read() -> list[Any]:
+        client = await nats.connect(stream.url)
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        request = json.dumps({"batch": count, "expires": 5_000_000_000}).encode()
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}", request, reply=inbox)
+        found = [json.loads((await subscription.next_msg(10)).data) for _ in range(count)]
+        await client.close()
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.mark.usefixtures("short")
+def test_what_had_no_ack_goes_before_what_is_new(tide: Database, stream: JetStream) -> None:
+    configure(tide, stream.url)
+    with filling(tide):
+        await_state(tide, "running")
+    publish(stream, *range(1, 30))
+    assert take(stream, durable(tide), 5) == [1, 2, 3, 4, 5]
+    # One of them never comes again.
+    assert stream.api(f"STREAM.MSG.DELETE.{STREAM}", {"seq": 3})["success"]
+    with filling(tide):
+        publish(stream, 30)
+        await_true(lambda: acked(stream, tide) == 30)
+    assert payloads(tide) == [1, 2, *range(4, 31)]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_session_that_is_broken_off_keeps_the_order(tide: Database, stream: JetStream) -> None:
+    """Twice: the second is broken off while it holds what the first one had not acked."""
+    configure(tide, stream.url, batch_size=2)
+    with filling(tide):
+        await_state(tide, "running")
+    publish(stream, *range(1, 40))
+    assert take(stream, durable(tide), 3) == [1, 2, 3]
+    with filling(tide):
+        await_true(lambda: consumer(stream, tide)["num_ack_pending"] > 3)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 39)
+    assert payloads(tide) == list(range(1, 40))
+
+
+def test_what_never_comes_again_is_not_waited_for_for_ever(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.outbox.inbox_nats._UNSETTLED_SECONDS", 1.0)
+    limits = {"durable_name": "mine", "ack_policy": "explicit", "max_deliver": 1}
+    request = {"stream_name": STREAM, "config": limits}
+    assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
+    publish(stream, 1, 2, 3)
+    assert take(stream, "mine", 1) == [1]
+    configure(tide, stream.url, durable="mine")
+    with filling(tide):
+        await_true(lambda: payloads(tide) == [2, 3])
+
+
+def test_large_messages_and_those_without_a_body(
+    tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request ends when its bytes are used up, and the next one goes on."""
+    monkeypatch.setattr("penstock.outbox.inbox_nats._REQUEST_BYTES", 1_100_000)
+    failures: list[Trouble] = []
+
+    async def fail(_: Reader, trouble: Trouble) -> None:
+        failures.append(trouble)
+
+    monkeypatch.setattr(Reader, "_fail", fail)
+    large = "x" * 900_000
+    for number in range(5):
+        stream.publish("orders.new", json.dumps(f"{number}{large}").encode())
+    stream.publish("orders.new", b"", {"Kind": "empty", "Nats-Msg-Id": "none"})
+    configure(tide, stream.url, batch_size=1)
+    with filling(tide):
+        await_true(lambda: acked(stream, tide) == 6)
+    assert failures == []
+    found = rows(tide)
+    assert [row[1][0] for row in found[:5]] == list("01234")
+    assert (found[5][0], found[5][1], bytes(found[5][2])) == ("none", None, b"")
+    headers = value(tide, "SELECT headers FROM tide.inbox_i WHERE message_id = 'none'")
+    assert headers == {"Kind": "empty", "Nats-Msg-Id": "none"}
+    assert status(tide)["code"] is None
+
+
+def test_a_stream_that_is_made_anew_counts_from_one_again(
+    tide: Database, stream: JetStream
+) -> None:
+    configure(tide, stream.url)
+    stream.publish("orders.new", b"1")
+    with filling(tide):
+        await_true(lambda: payloads(tide) == [1])
+        stream.delete_stream(STREAM)
+        stream.add_stream(STREAM, "orders.>")
+        stream.publish("orders.new", b"2")
+        await_true(lambda: payloads(tide) == [1, 2])
+
+
+def _acked(stream: JetStream, name: str, upto: int) -> bool:
+    found = stream.api(f"CONSUMER.INFO.{STREAM}.{name}", {})
+    return "ack_floor" in found and bool(found["ack_floor"]["stream_seq"] == upto)
+
+
+def test_two_clusters_with_databases_of_one_name_share_nothing(
+    tide: Database, stream: JetStream
+) -> None:
+    configure(tide, stream.url)
+    mine = pipelines(tide)
+    others = [replace(pipeline, system=pipeline.system + 1) for pipeline in mine]
+    publish(stream, *range(10))
+    names = set()
+    for wanted in (mine, others):
+        inboxes = Inboxes(tide.url, tide.name)
+        inboxes.want(wanted)
+        inboxes.activate(True)
+        names.add(name := durable_name(wanted[0].system, tide.name, "in"))
+        await_true(partial(_acked, stream, name, 10))
+        inboxes.activate(False)
+        inboxes.join()
+    assert len(names) == 2
 
 
 def test_it_goes_on_where_it_was(tide: Database, stream: JetStream) -> None:
@@ -370,6 +513,22 @@ def test_the_relay_hears_of_pipelines(
     assert not relay.alive
 
 
+def test_a_database_with_inboxes_alone_needs_no_wal_level(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "postgres", settings={"wal_level": "replica"}) as server:
+        tide = installed(Database("shop", server.create_database("shop")))
+        source = OutboxSource(type="outbox", url=SecretStr(tide.url))
+        relay = Relay("r", source, Config(sources={}, sinks={}, outboxes={"r": source}))
+        tide.execute("SELECT tide.outbox_create('o'), tide.inbox_create('i')")
+        with pytest.raises(SetupError, match="must be logical"):
+            relay.prepare()
+        configure(tide, "nats://127.0.0.1:1")
+        relay.prepare()
+        pipeline(tide, "out", "o")
+        with pytest.raises(SetupError, match="must be logical"):
+            relay.prepare()
+        tide.close()
+
+
 def test_a_durable_with_a_limit_of_its_own(tide: Database, stream: JetStream) -> None:
     limits = {"durable_name": "mine", "ack_policy": "explicit", "max_batch": 5}
     request = {"stream_name": STREAM, "config": limits}
@@ -393,6 +552,7 @@ def test_patterns_overlap(one: str, other: str, overlap: bool) -> None:
 
 
 def test_consumers_of_two_databases_differ() -> None:
-    assert durable_name("shop", "in") == "tide_shop_in"
-    assert "." not in durable_name("shop", "a.b")
-    assert durable_name("shop", "a.b") != durable_name("shop", "a_b")
+    assert re.fullmatch("tide_shop_in_[0-9a-f]{8}", durable_name(7, "shop", "in"))
+    assert "." not in durable_name(7, "shop", "a.b")
+    assert durable_name(7, "shop", "a.b") != durable_name(7, "shop", "a_b")
+    assert durable_name(7, "shop", "in") != durable_name(8, "shop", "in")

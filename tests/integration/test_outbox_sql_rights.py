@@ -9,6 +9,7 @@ import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
 
 from penstock.embedded.handles import Database
+from penstock.outbox.inbox import find_inboxes
 
 DENIED = "42501"
 
@@ -187,6 +188,8 @@ def test_a_relays_role_may_do_what_relays_do_also_later(tide: Database) -> None:
             " outbox FROM tide.relays ON CONFLICT (relay_group, pipeline, outbox)"
             " DO UPDATE SET delivered = 1"
         )
+        assert session._connection is not None
+        assert find_inboxes(session._connection) == []
         assert raises(session, "SELECT tide.relay_delete('p')").state == DENIED
         assert raises(session, "DELETE FROM tide.outbox_o").state == DENIED
         for box in ("o", "later"):

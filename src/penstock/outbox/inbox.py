@@ -1,8 +1,8 @@
 """Pipelines into inboxes: each reads a JetStream stream into a table, and acks what is committed.
 
-A message is there once, however often it comes: its `Nats-Msg-Id`, or its stream and number, is unique
-in the inbox. Each pipeline has a thread with an event loop; what fails is tried again with backoff, and
-said in the pipeline's place.
+A message is there once, however often it comes: its `Nats-Msg-Id`, or its stream, number and time,
+is unique in the inbox. Each pipeline has a thread with an event loop; what fails is tried again with
+backoff, and said in the pipeline's place.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from penstock.sinks.base import SinkError
 
 _SQL: Final = queries.load("penstock.outbox", "inbox.sql")
 _SWEEP_SECONDS: Final = 60.0
+_SWEEP_ROWS: Final = 100_000
+"""A sweep that has deleted so many has more to do, behind the next batch."""
 _BACKOFF_SECONDS: Final = (0.5, 15.0)
 _ID_BYTES: Final = 1000
 """The longest message id that is kept as it is; an index takes no long ones."""
@@ -50,13 +52,14 @@ log = structlog.get_logger("penstock")
 
 @dataclass(frozen=True)
 class InboxPipeline:
-    """A row of `tide.relays` of direction `in`."""
+    """A row of `tide.relays` of direction `in`; `system` is what Postgres calls the cluster."""
 
     pipeline: str
     inbox: str
     relay_group: str
     config: dict[str, Any]
     enabled: bool
+    system: int
 
 
 def find_inboxes(connection: psycopg.Connection[Any]) -> list[InboxPipeline]:
@@ -82,7 +85,9 @@ class Row(NamedTuple):
         }  # fmt: skip
         given = headers.get("Nats-Msg-Id")
         meta = message.metadata
-        message_id = given or f"{meta.stream}:{meta.sequence.stream}"
+        # With the time it was stored: a stream that is made anew counts from 1 again.
+        stored = round(meta.timestamp.timestamp() * 1_000_000)
+        message_id = given or f"{meta.stream}:{meta.sequence.stream}:{stored}"
         if len(message_id.encode()) > _ID_BYTES:
             message_id = "sha256:" + hashlib.sha256(message_id.encode()).hexdigest()
         payload = _json(message.data)
@@ -298,6 +303,8 @@ class Reader:
         row = await cursor.fetchone()
         if row is not None and row[0]:
             log.info("inbox swept", inbox=self.pipeline.inbox, deleted=row[0])
+            if row[0] >= _SWEEP_ROWS:
+                self._swept_at -= _SWEEP_SECONDS
 
     # -- what is told, and the session
 
@@ -402,7 +409,7 @@ class Inboxes:
         if not pipeline.enabled:
             return Trouble(DISABLED, "The pipeline is disabled.")
         try:
-            durable = durable_name(self._database, pipeline.pipeline)
+            durable = durable_name(pipeline.system, self._database, pipeline.pipeline)
             return read_settings(pipeline.config, durable, environ)
         except PipelineError as error:
             return Trouble(error.code, error.message, error.remedy)

@@ -1,7 +1,8 @@
 -- What the relay asks and writes for pipelines into inboxes. Parameters are psycopg's.
 
 -- name: pipelines
-SELECT r.pipeline, r.inbox, r.relay_group, r.config, r.enabled
+SELECT r.pipeline, r.inbox, r.relay_group, r.config, r.enabled,
+       (SELECT system_identifier FROM pg_catalog.pg_control_system()) AS system
 FROM tide.relays r WHERE r.direction = 'in'
 ORDER BY r.pipeline
 

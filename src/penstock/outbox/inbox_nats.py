@@ -13,12 +13,14 @@ import json
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import nats
 import nats.errors
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -26,6 +28,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from penstock.nats_config import NatsSinkConfig, Server, tls_context
+from penstock.outbox.inbox_order import Unsettled
 from penstock.outbox.secrets import UnresolvedError, resolve
 from penstock.outbox.settings import PipelineError, read
 from penstock.settings import dotted
@@ -33,12 +36,21 @@ from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
 from penstock.sinks.nats_client import connect_first
 
+log = structlog.get_logger("penstock")
+
 T = TypeVar("T")
 _API_SECONDS: Final = 5.0
 _EXPIRES_SECONDS: Final = 30.0
 _HEARTBEAT_SECONDS: Final = 5.0
 _REQUEST_BATCHES: Final = 4
 """How many batches a request asks for, so that they come while one is written."""
+_REQUEST_BYTES: Final = 80 << 20
+"""What a request is given at most: more than the largest message, less than the client would drop."""
+_ACK_SECONDS: Final = 5.0
+"""How long a consumer that is made here waits for acks, and a session for those of one that is gone."""
+_UNSETTLED_SECONDS: Final = 120.0
+_SETTLE_SECONDS: Final = 0.5
+_USED_UP: Final = ("batch completed", "message size exceeds maxbytes")
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
 
 
@@ -81,13 +93,14 @@ def read_settings(
     )  # fmt: skip
 
 
-def durable_name(database: str, pipeline: str) -> str:
-    """Return what a pipeline's consumer is called: two databases that read a stream have their own."""
-    name = f"tide_{database}_{pipeline}"
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    if plain == name:
-        return name
-    return f"{plain}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+def durable_name(system: int, database: str, pipeline: str) -> str:
+    """Return what a pipeline's consumer is called: two databases that read a stream have their own.
+
+    `system` is what Postgres calls the cluster: databases of two clusters often have the same name.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", f"tide_{database}_{pipeline}")
+    name = f"{system}\0{database}\0{pipeline}".encode()
+    return f"{plain}_{hashlib.blake2b(name, digest_size=4).hexdigest()}"
 
 
 class Puller:
@@ -102,6 +115,8 @@ class Puller:
         self._inbox = f"_INBOX.{secrets.token_hex(12)}"
         self._subscription: Subscription | None = None
         self._denied: str | None = None
+        self._unsettled: Unsettled | None = None
+        self._ready: deque[Msg] = deque()
         self._due = 0
         self._request = 0
         self._expires = 0.0
@@ -123,11 +138,16 @@ class Puller:
         try:
             info = await self._ask(manager.consumer_info(self.stream, durable))
             config = info.config
+            if info.num_ack_pending and info.delivered:
+                seconds = min(2 * (config.ack_wait or 30) + _ACK_SECONDS, _UNSETTLED_SECONDS)
+                self._unsettled = Unsettled(
+                    info.delivered.stream_seq, info.num_ack_pending, seconds
+                )
         except NotFoundError:
             new = DeliverPolicy.NEW if self._settings.from_end else DeliverPolicy.ALL
             config = ConsumerConfig(
                 durable_name=durable, deliver_policy=new, ack_policy=AckPolicy.EXPLICIT,
-                filter_subject=subject,
+                filter_subject=subject, ack_wait=_ACK_SECONDS,
             )  # fmt: skip
             await self._ask(manager.add_consumer(self.stream, config))
         if config.deliver_subject or config.ack_policy != AckPolicy.EXPLICIT:
@@ -145,21 +165,51 @@ class Puller:
     async def pull(self, timeout: float) -> list[Msg]:
         """Return the messages that are there, at most a batch; none after `timeout` seconds.
 
+        They come in the stream's order, but for those whose ack was waited for too long.
         Raises `SinkError` where the connection or the consumer is gone.
         """
+        if self._unsettled is not None:
+            await self._settle(self._unsettled)
+        if self._unsettled is not None:
+            timeout = min(timeout, _SETTLE_SECONDS)
         until = time.monotonic() + timeout
         found: list[Msg] = []
         while len(found) < self._settings.batch_size:
+            if self._ready:
+                found.append(self._ready.popleft())
+                continue
             await self._ask_for_more()
             message = await self._next(0 if found else until - time.monotonic())
             if message is None:
                 break
             if message.subject.startswith(self._inbox):
                 self._status(message)
-            else:
-                self._due -= 1
+                continue
+            self._due -= 1
+            if self._unsettled is None:
                 found.append(message)
+                continue
+            self._unsettled.hold(message)
+            if self._unsettled.complete:
+                self._release(self._unsettled)
         return found
+
+    async def _settle(self, unsettled: Unsettled) -> None:
+        """Release what is held where nothing else is to come again."""
+        manager = self._client.jsm(timeout=_API_SECONDS)
+        info = await self._ask(manager.consumer_info(self.stream, self._settings.durable))
+        if unsettled.is_all(info.num_ack_pending or 0):
+            self._release(unsettled)
+        elif unsettled.late:
+            log.warning(
+                "messages that have no ack do not come again; those behind them go on",
+                stream=self.stream, durable=self._settings.durable,
+            )  # fmt: skip
+            self._release(unsettled)
+
+    def _release(self, unsettled: Unsettled) -> None:
+        self._ready.extend(unsettled.messages())
+        self._unsettled = None
 
     async def ack(self, messages: list[Msg]) -> None:
         """Ack messages; one whose ack is lost comes again."""
@@ -172,7 +222,9 @@ class Puller:
 
     async def close(self, unwritten: Sequence[Msg] = ()) -> None:
         """Close the connection; have `unwritten` and what was not read sent again at once."""
-        back = list(unwritten)
+        back = [*unwritten, *self._ready]
+        if self._unsettled is not None:
+            back += self._unsettled.messages()
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             if self._subscription is not None:
                 while self._subscription.pending_msgs:
@@ -195,8 +247,8 @@ class Puller:
         # What the server says of the end may come late, or never.
         self._expires = time.monotonic() + _EXPIRES_SECONDS + _HEARTBEAT_SECONDS
         request = {
-            "batch": self._due, "expires": int(_EXPIRES_SECONDS * 1e9),
-            "idle_heartbeat": int(_HEARTBEAT_SECONDS * 1e9),
+            "batch": self._due, "max_bytes": _REQUEST_BYTES,
+            "expires": int(_EXPIRES_SECONDS * 1e9), "idle_heartbeat": int(_HEARTBEAT_SECONDS * 1e9),
         }  # fmt: skip
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._settings.durable}"
         try:
@@ -238,7 +290,7 @@ class Puller:
         """Take what the server says of a request, one that is over already included."""
         headers = message.headers or {}
         status, text = headers.get("Status", ""), headers.get("Description", "")
-        if status in ("404", "408"):
+        if status in ("404", "408") or text.lower().startswith(_USED_UP):
             if message.subject == f"{self._inbox}.{self._request}":
                 self._due = 0
         elif status == "503" or (status == "409" and "deleted" in text.lower()):
