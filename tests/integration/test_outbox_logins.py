@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 import uuid
@@ -88,6 +89,18 @@ class Server:
         for secret in (*secrets, *self.secrets.values(), WRONG, PASSWORD, TOKEN):
             assert secret not in shown, f"{code} shows a secret"
         return error
+
+
+@pytest.fixture(autouse=True)
+def _log(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No test logs a secret, at any level."""
+    with caplog.at_level(logging.DEBUG):
+        yield
+    servers = [v for v in request.node.funcargs.values() if isinstance(v, Server)]
+    secrets = [secret for server in servers for secret in server.secrets.values()]
+    logged = "".join(record.getMessage() for record in caplog.get_records("call"))
+    for secret in (*secrets, WRONG, PASSWORD, TOKEN):
+        assert secret not in logged
 
 
 @pytest.fixture(scope="module")
