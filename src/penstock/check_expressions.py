@@ -27,10 +27,11 @@ def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
         return []
     try:
         with open_catalog(source) as catalog:
+            columns = source_columns(catalog)
             return [
                 finding
                 for name, sink in planned.items()
-                for finding in _of_sink(name, sink, catalog, source_columns(catalog))
+                for finding in _of_sink(name, sink, catalog, columns)
             ]
     except CaptureError:
         return []  # the look at the source has told

@@ -44,7 +44,6 @@ COLUMNS: Columns = {
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     made = session.create("local[1]")
-    made.conf.set("spark.sql.session.timeZone", "UTC")
     yield made
     made.stop()
 

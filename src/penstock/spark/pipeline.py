@@ -58,9 +58,6 @@ class Pipeline:
         )
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-        # What follows decides what expressions mean, so it is not the user's to set.
-        spark.conf.set("spark.sql.ansi.enabled", "true")
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.dataSource.register(PostgresChanges)
         options = self._options()
         if plan is not None and plan.fields:

@@ -103,6 +103,9 @@ class Plan:
         """
         if not self._results:
             return frame
+        # These decide what expressions mean, so they are not the user's to set.
+        frame.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
+        frame.sparkSession.conf.set("spark.sql.session.timeZone", "UTC")
         numbers = {field: number for number, field in enumerate(self.fields)}
 
         def of(message: Column) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from penstock import transforms
 from penstock.expressions import Columns, load_columns
@@ -26,8 +26,7 @@ def of_source(source: PostgresSource, sinks: Mapping[str, Sink]) -> Plan | None:
     """
     if not any(map(is_planned, sinks.values())):
         return None
-    with open_catalog(source) as catalog:
-        columns = source_columns(catalog)
+    columns = wanted_columns(source, sinks.values())
     try:
         return plan(sinks, columns)
     except PlanError as error:
@@ -43,6 +42,24 @@ def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
             except TransformError as error:
                 raise SetupError("transform", f"sinks.{name}.transform: {error}") from None
     of_source(source, sinks)
+
+
+def wanted_columns(source: PostgresSource, sinks: Iterable[Sink]) -> Columns:
+    """Return the columns of a source's tables; none where no expression of its sinks asks for them."""
+    if not any(map(_has_expressions, sinks)):
+        return {}
+    with open_catalog(source) as catalog:
+        return source_columns(catalog)
+
+
+def _has_expressions(sink: Sink) -> bool:
+    route = sink.route
+    return (
+        sink.filter is not None
+        or (sink.transform is not None and sink.transform.sql is not None)
+        or isinstance(route, str)
+        or any(rule.when is not None for rule in route or ())
+    )
 
 
 def source_columns(catalog: Catalog) -> Columns:

@@ -15,15 +15,13 @@ import pyarrow as pa
 
 from penstock.blocks import Block, pack, unpack, with_fields
 from penstock.config import Config
-from penstock.expressions import Columns
 from penstock.expressions.fields import Extractor
 from penstock.json_members import members, text_of
 from penstock.message import DELETE, READ
-from penstock.postgres.admin import open_catalog
 from penstock.settings import NatsSinkSettings, Sink, SinkSettings
 from penstock.sinks.nats_frames import Encoder
 from penstock.spark.plan import Plan, plan
-from penstock.spark.planning import source_columns
+from penstock.spark.planning import wanted_columns
 from penstock.spark.routes import Route
 from penstock.spark.steps import DROP, SinkPlan, Steps
 from penstock.transforms import inspect
@@ -85,7 +83,8 @@ class Trial:
         self._say = say
         if self._sink.transform is not None:
             inspect(self._sink.transform)
-        self._plan: Plan | None = plan({name: self._sink}, self._columns())
+        columns = wanted_columns(config.sources[self._sink.source], [self._sink])
+        self._plan: Plan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
         self._steps = Steps(self._route, self._of_sink, self._sink.source)
@@ -119,14 +118,6 @@ class Trial:
         if self._spark is not None:
             self._spark.stop()
 
-    def _columns(self) -> Columns:
-        """Return the columns of the source's tables; none where no expression asks for them."""
-        if not has_expressions(self._sink):
-            return {}
-        source = self._config.sources[self._sink.source]
-        with open_catalog(source) as catalog:
-            return source_columns(catalog)
-
     def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
         """Return the messages with what Spark makes of them."""
         if self._spark is None:
@@ -134,9 +125,6 @@ class Trial:
             from penstock.spark import session  # noqa: PLC0415 - seconds, and for expressions alone
 
             self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")
-            # As the pipeline has them: they decide what expressions mean.
-            self._spark.conf.set("spark.sql.ansi.enabled", "true")
-            self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         rows = with_fields(pack(batch), Extractor(plan.fields))
         frame = self._spark.createDataFrame(pa.Table.from_batches([rows]))
         return unpack(iter(plan.results(frame).toArrow().to_batches()))
@@ -177,17 +165,6 @@ class Trial:
         if self._of_sink is None or self._of_sink.filter is None or block.results is None:
             return False
         return bool(block.results.field(self._of_sink.keep)[0].as_py() == DROP)
-
-
-def has_expressions(sink: SinkSettings) -> bool:
-    """Tell whether Spark and the catalog are needed for a sink's steps."""
-    route = sink.route
-    return (
-        sink.filter is not None
-        or (sink.transform is not None and sink.transform.sql is not None)
-        or isinstance(route, str)
-        or any(rule.when is not None for rule in route or () if not isinstance(rule, str))
-    )
 
 
 def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
