@@ -23,6 +23,7 @@ from tests.integration.outbox_sql import (
 )
 
 from penstock.embedded.handles import Database
+from penstock.outbox.wanted import find
 
 EXAMPLE = """
 select tide.outbox_create('notifications', retention_hours => 24);
@@ -278,6 +279,11 @@ def test_a_place_from_another_cluster_lets_nothing_go(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_publish('o', '1')")
     delivered(tide, "p", "900000000:900000000:")
     assert _sweep(tide) == [1]
+    with tide.connect() as connection:
+        assert [found.snapshot for found in find(connection)] == [None]
+    delivered(tide, "p")
+    with tide.connect() as connection:
+        assert [found.snapshot is None for found in find(connection)] == [False]
 
 
 def test_a_sweep_goes_through_all_windows(tide: Database) -> None:

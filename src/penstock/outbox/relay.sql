@@ -15,13 +15,18 @@ LISTEN tide_relay
 
 -- name: pipelines
 -- The pipelines from outboxes. `placed`: whether a relay
--- has run it. What is visible in `snapshot` it has delivered, or never had to.
+-- has run it. What is visible in `snapshot` it has delivered, or never had to; a snapshot from the
+-- future is of another cluster, out of which this database was restored, and tells nothing here.
 SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, p.lsn IS NOT NULL AS placed,
-       COALESCE(p.delivered_snapshot,
-           CASE WHEN r.config ->> 'start' = 'end' THEN r.since END)::pg_catalog.text AS snapshot,
+       CASE WHEN pg_catalog.pg_snapshot_xmax(s.snapshot)
+               <= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
+           THEN s.snapshot::pg_catalog.text END AS snapshot,
        COALESCE(p.delivered, 0) AS delivered
 FROM tide.relays r LEFT JOIN tide.places p
     ON (p.relay_group, p.pipeline, p.outbox) = (r.relay_group, r.pipeline, r.outbox)
+CROSS JOIN LATERAL (
+    SELECT COALESCE(p.delivered_snapshot,
+        CASE WHEN r.config ->> 'start' = 'end' THEN r.since END) AS snapshot) AS s
 WHERE r.direction = 'out'
 ORDER BY r.pipeline
 
