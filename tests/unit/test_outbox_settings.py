@@ -206,3 +206,14 @@ def test_a_sink_that_only_keeps_messages_routes_them() -> None:
     assert sink.route is not None
     assert len(sink.route) == 1
     assert held({"route": 5, "url": 7}, source="g", outbox="o").route is None
+
+
+@pytest.mark.parametrize("key", ["tls_key", "tls_cert", "tls_ca_cert", "credentials_file"])
+@pytest.mark.parametrize("given", ["${env:PEM}", "-----BEGIN PRIVATE KEY-----\nMIGHAg\n"])
+def test_a_files_content_is_no_path_and_is_not_shown(key: str, given: str) -> None:
+    config = {"sink_type": "nats", "url": "nats://h", key: given}
+    with pytest.raises(PipelineError) as caught:
+        read(config, {"PEM": "-----BEGIN PRIVATE KEY-----\nMIGHAg\n"})
+    assert caught.value.code == "invalid_config"
+    assert "path of a" in caught.value.message
+    assert "MIGHAg" not in f"{caught.value} {caught.value!r}"

@@ -54,6 +54,9 @@ _EXPECTED: Final = {
     "stream": "the name of a stream: letters, digits, '-' and '_'",
     "credentials_file": "the path of a file that `nsc generate creds` wrote",
     "nkey_seed": "a seed (SU…), or the path of a file that holds it",
+    "tls_ca_cert": "the path of a PEM file",
+    "tls_cert": "the path of a PEM file",
+    "tls_key": "the path of a PEM file",
     "tls_enabled": "true or false",
     "batch_size": "a number from 1 to 1000",
     "format": "'plain', 'envelope', 'cloudevents' or 'debezium'",
@@ -154,10 +157,13 @@ class RelayPipeline(BaseModel):
 
     @field_validator("credentials_file", "nkey_seed", "tls_ca_cert", "tls_cert", "tls_key")
     @classmethod
-    def _check_path(cls, value: Any) -> Any:
+    def _check_path(cls, value: Any, info: Any) -> Any:
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if text is not None and not text.strip():
             raise ValueError("it is empty; leave the key out instead")
+        # An error about a file shows its path, and this is no path: it may be a private key.
+        if text is not None and info.field_name != "nkey_seed" and "\n" in text:
+            raise ValueError("expected the path of a file, not what is in it")
         return value
 
     @field_validator("route", mode="before")
