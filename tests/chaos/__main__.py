@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --duration 600 [--seed N] [--report path]`: the fault test at length."""
+"""`python -m tests.chaos --duration 600 [--source outbox] [--seed N]`: the fault test at length."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def keep_open(
         relay = stack.enter_context(
             Penstock(folder, "--url", app.url, command="relay", environment=environment)
         )
-        relay.start().wait_ready()
+        relay.start().wait_ready(300)
         say("ready")
         others = [Other(app, number) for number in range(1, OTHERS + 1)]
         for other in others:
