@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ from penstock.cli_common import (
 
 if TYPE_CHECKING:
     from penstock.postgres.admin import Connection, Relation
-    from penstock.settings import Sink
+    from penstock.settings import PostgresSource, Sink
     from penstock.streams.backfills import Backfill, Backfills, Command, Request
 
 backfills = typer.Typer(
@@ -80,7 +80,7 @@ def start_backfill(
             numbers = store.create(requests)
             made = store.find(ids=numbers)
     if as_json:
-        typer.echo(json_text([_described(found) for found in made]))
+        typer.echo(json_text([dataclasses.asdict(found) for found in made]))
     for found in made:
         rows = f"about {found.rows_total:,} rows" if found.rows_total is not None else "its rows"
         typer.echo(f"Started {found}: {rows}.", err=as_json)
@@ -88,7 +88,12 @@ def start_backfill(
 
 
 def _requests(
-    source: Any, name: str, sink: Sink, table: str | None, where: str | None, start: str | None
+    source: PostgresSource,
+    name: str,
+    sink: Sink,
+    table: str | None,
+    where: str | None,
+    start: str | None,
 ) -> list[Request]:
     from penstock.postgres.backfill import tables  # noqa: PLC0415
     from penstock.streams.backfills import Request  # noqa: PLC0415
@@ -126,7 +131,7 @@ def list_backfills(
     with errors(), _store(config) as store:
         found = store.find(sink=sink)
     if as_json:
-        typer.echo(json_text([_described(each) for each in found]))
+        typer.echo(json_text([dataclasses.asdict(each) for each in found]))
         return
     print_table(
         ("number", "table", "sink", "state", "rows", "of about", "since", "error"),
@@ -217,7 +222,3 @@ def _say_whether_one_runs(found: list[Backfill]) -> None:
             f"Note: no pipeline runs for source {sources} now: start it with `penstock run`.",
             err=True,
         )
-
-
-def _described(found: Backfill) -> dict[str, Any]:
-    return dataclasses.asdict(found)

@@ -18,7 +18,7 @@ from tests.integration.test_values import CASES, OPTIONS
 
 from penstock.embedded.handles import Database
 from penstock.postgres.backfill import planner, read, sizing
-from penstock.postgres.backfill.events import Delivered, Started
+from penstock.postgres.backfill.events import Delivered
 from penstock.postgres.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
 
 TEXTS = [
@@ -549,23 +549,6 @@ def test_what_a_role_may_not_see_is_refused(database: Database) -> None:
             assert driver.failed().code == "row_security"
     finally:
         database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-def test_estimates(database: Database) -> None:
-    with backfilling(database, *SORTED) as driver:
-        for spec, expected in (
-            ({}, 30), ({"where": "v < 11"}, 10), ({"sort_by": "at"}, 30),
-            ({"sort_by": "at", "start": "2024-01-10+00"}, 4),
-        ):  # fmt: skip
-            driver.start(**spec)  # type: ignore[arg-type]
-            started = driver.await_event(Started)
-            assert isinstance(started, Started)
-            assert started.rows_total == expected
-        database.execute("ANALYZE t")
-        driver.start()
-        started = driver.await_event(Started)
-        assert isinstance(started, Started)
-        assert started.rows_total == 30
 
 
 def test_the_url_is_shown_nowhere(database: Database) -> None:

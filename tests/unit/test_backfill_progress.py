@@ -36,7 +36,7 @@ def failed(chunk: int, index: int, attempt: int = 1, *, transient: bool = True) 
 
 
 def started(attempt: int) -> Report:
-    return {"event": "started", "attempt": attempt, "rows_total": 9}
+    return {"event": "started", "attempt": attempt}
 
 
 def take(progress: Progress, report: Report) -> None:

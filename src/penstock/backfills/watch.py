@@ -125,15 +125,13 @@ def _bars(found: Sequence[Backfill], paces: dict[int, Pace]) -> Table:
     table = Table.grid(padding=(0, 2))
     for each in found:
         pace = paces[each.id]
-        total = each.rows_total if each.rows_total is not None else None
+        total = each.rows_total or 0
         running = each.state == "running"
         left = pace.left(each) if running else None
         table.add_row(
             Text(f"{each.id} {each.table} to {each.sink}"),
             ProgressBar(
-                total or 1,
-                min(each.rows_done, total or 0) if not _done(each) else total or 1,
-                width=24,
+                total or 1, (total or 1) if _done(each) else min(each.rows_done, total), width=24
             ),
             Text(_rows(each)),
             Text(f"{pace.rate:,.0f} rows/s" if running else each.state),

@@ -24,8 +24,7 @@ SELECT pg_catalog.pg_is_in_recovery(),
 -- name: table
 -- A table by its name. %(schema)s, %(table)s. No row: there is none.
 SELECT c.oid::pg_catalog.int8, c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text,
-       pg_catalog.row_security_active(c.oid), c.reltuples::pg_catalog.float8,
-       pg_catalog.pg_relation_size(c.oid)
+       pg_catalog.row_security_active(c.oid)
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
@@ -230,11 +229,3 @@ ORDER BY s.place
 -- name: copy
 -- A range's rows, in the one order that they have whenever they are read again.
 COPY (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order}) TO STDOUT (FORMAT csv)
-
--- name: count
--- The rows of a small table.
-SELECT pg_catalog.count(*) FROM {table} WHERE {condition}
-
--- name: estimate
--- The planner's notion of how many rows there are.
-EXPLAIN (FORMAT json) SELECT FROM {table} WHERE {condition}

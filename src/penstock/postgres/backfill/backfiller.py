@@ -259,7 +259,6 @@ class Backfiller:
         self._go_on_unless_commanded()
         cursor = cursors.restored(start.cursor, source, spec)
         planner = Planner(source, spec, cursor, self._capture.options.splits)
-        total = inspect.estimate(holder.connection, source, spec)
         self._go_on_unless_commanded()
         watch = self._watch(start, source)
         self._waiting = None
@@ -267,7 +266,7 @@ class Backfiller:
         self._sizing = Sizing()
         self._live, self._captured = True, self._capture.stats.captured
         self._rest_until = 0.0
-        self._send(Started(spec.id, start.attempt, total))
+        self._send(Started(spec.id, start.attempt))
 
     def _go_on_unless_commanded(self) -> None:
         if self._commanded.is_set():

@@ -23,9 +23,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """The table was looked at; `rows_total` is an estimate of all rows that will be read."""
-
-    rows_total: int
+    """The table was looked at, and can be read."""
 
 
 @dataclass(frozen=True, slots=True)

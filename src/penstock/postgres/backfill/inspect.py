@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final
+from typing import Any
 
-from psycopg import sql
-
-from penstock.postgres.backfill import ranges
 from penstock.postgres.backfill.session import SQL, Connection
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Ordered, Range, Source
+from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Ordered, Source
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
@@ -17,8 +14,6 @@ from penstock.postgres.table import Table
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Types
 from penstock.settings import nearest
-
-_SMALL_BYTES: Final = 64 << 20
 
 
 def fingerprint(
@@ -51,12 +46,12 @@ def compare(
         )
 
 
-def table_of(source: Source) -> Table:
+def table_of(source: Source, moved: dict[int, int] | None = None) -> Table:
     """Return the table as the capture has to see it too, or hashes of both don't compare."""
     return Table(
         source.relation, shape=source.shape, converter=Types(source.types).converter,
         database=source.database, tag=source.tag, group_by=source.group_by,
-        split_by=source.split_by,
+        split_by=source.split_by, moved=moved,
     )  # fmt: skip
 
 
@@ -81,7 +76,7 @@ def look(
     found = _row(connection, "table", **names)
     if found is None:
         raise BackfillError("table_missing", f"There is no table {name}.")
-    oid, kind, identity, policies, *_ = found
+    oid, kind, identity, policies = found
     if not options.wants(spec.schema, spec.table):
         raise BackfillError(
             "not_captured", f"The source does not capture {name}.",
@@ -166,24 +161,6 @@ def _sort(connection: Connection, relation: Relation, spec: BackfillSpec) -> Ord
             remedy="Correct the sink's `sort_by`.",
         )
     return found[0]
-
-
-def estimate(connection: Connection, source: Source, spec: BackfillSpec) -> int:
-    """Return about how many rows a backfill reads in all; raises `psycopg.Error`."""
-    names = {"schema": spec.schema, "table": spec.table}
-    found = _row(connection, "table", **names)
-    wanted = ranges.filters(source, spec)
-    condition = ranges.condition(source, spec, Range(None, None))
-    if source.sort is not None and spec.start is None:
-        condition = sql.SQL("true")
-    if wanted is not None:
-        condition = sql.SQL("{} AND {}").format(condition, wanted)
-    parts = {"table": ranges.table(source), "condition": condition}
-    if found is not None and not source.partitioned and found[4] < 0 and found[5] < _SMALL_BYTES:
-        (rows,) = connection.execute(sql.SQL(SQL["count"]).format(**parts)).fetchone() or (0,)
-        return int(rows)
-    (plan,) = connection.execute(sql.SQL(SQL["estimate"]).format(**parts)).fetchone() or (None,)
-    return int(plan[0]["Plan"]["Plan Rows"]) if plan else 0
 
 
 def _row(connection: Connection, query: str, **parameters: Any) -> tuple[Any, ...] | None:

@@ -71,7 +71,7 @@ def condition(source: Source, spec: BackfillSpec, rows: Range) -> sql.Composable
 
 def filters(source: Source, spec: BackfillSpec) -> sql.Composable | None:
     """Return which rows are wanted at all: by the publication and by the backfill; None for all."""
-    parts = [_trusted(text) for text in (source.row_filter, spec.where) if text is not None]
+    parts = [trusted(text) for text in (source.row_filter, spec.where) if text is not None]
     return _AND.join(sql.SQL("({})").format(part) for part in parts) if parts else None
 
 
@@ -129,17 +129,17 @@ def _one(column: Ordered, operator: str, value: str | None) -> sql.Composable:
 def _value(column: Ordered) -> sql.Composable:
     # A domain over an enum is no enum to the operators.
     name = sql.Identifier(column.name)
-    return sql.SQL("CAST({} AS {})").format(name, _trusted(column.type)) if column.domain else name
+    return sql.SQL("CAST({} AS {})").format(name, trusted(column.type)) if column.domain else name
 
 
 def _operator(schema: str, operator: str) -> sql.Composable:
-    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), _trusted(operator))
+    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), trusted(operator))
 
 
 def _literal(column: Ordered, value: str | None) -> sql.Composable:
-    return sql.SQL("CAST({} AS {})").format(sql.Literal(value), _trusted(column.type))
+    return sql.SQL("CAST({} AS {})").format(sql.Literal(value), trusted(column.type))
 
 
-def _trusted(text: str) -> sql.SQL:
+def trusted(text: str) -> sql.SQL:
     """Return SQL that Postgres, or the parser of conditions, has printed."""
     return sql.SQL(text)

@@ -21,10 +21,11 @@ from pyarrow import csv
 
 from penstock.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
 from penstock.postgres.backfill import ranges, sizing
+from penstock.postgres.backfill.inspect import table_of
 from penstock.postgres.backfill.kernels import as_text, join, kernel
 from penstock.postgres.backfill.session import SQL, Connection, asking, open_session
 from penstock.postgres.backfill.spec import RANGE_BITS, BackfillError, Reads
-from penstock.postgres.table import Table, Transaction
+from penstock.postgres.table import Transaction
 from penstock.postgres.values import Types
 
 _ROWS: Final = 4_000
@@ -182,11 +183,7 @@ class _Writer:
     def __init__(self, reads: Reads, index: int) -> None:
         source = reads.source
         types = Types(source.types)
-        self._table = table = Table(
-            source.relation, shape=source.shape, converter=types.converter,
-            database=source.database, tag=source.tag, group_by=source.group_by,
-            split_by=source.split_by, moved=dict(reads.moved),
-        )  # fmt: skip
+        self._table = table = table_of(source, dict(reads.moved))
         self._kernels = [
             kernel(types.converter(c.type_oid), utf8=source.utf8) for c in source.relation.columns
         ]

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from penstock import queries
 from penstock.postgres.admin import Catalog, Relation, open_catalog
+from penstock.postgres.backfill.ranges import trusted
 from penstock.postgres.errors import SetupError
 from penstock.settings import PostgresSource, SinkSettings, nearest
 from penstock.tables import TablePattern, matches_any
@@ -168,7 +169,7 @@ def _read(
     where, warnings = None, []
     if wish.where is not None:
         where = translate(catalog.connection, wish.where, relation)
-        conditions.append(sql.SQL("({})").format(_trusted(where)))
+        conditions.append(sql.SQL("({})").format(trusted(where)))
     sort_by = getattr(wish.sink, "sort_by", None)
     start = None
     if sort_by is not None:
@@ -180,7 +181,7 @@ def _read(
             start = _start(catalog, relation, sort_by, kind, wish.start)
             conditions.append(
                 sql.SQL("{} >= CAST({} AS {})").format(
-                    sql.Identifier(sort_by), sql.Literal(start), _trusted(kind)
+                    sql.Identifier(sort_by), sql.Literal(start), trusted(kind)
                 )
             )
     if wish.start is not None and start is None:
@@ -191,7 +192,7 @@ def _read(
             remedy="Add `sort_by: <column>` to the sink (of kind rows), or use --where.",
         )
     if filtered := filters.get((relation.schema, relation.name)):
-        conditions.append(sql.SQL("({})").format(_trusted(filtered)))
+        conditions.append(sql.SQL("({})").format(trusted(filtered)))
     rows = _estimate(catalog, relation, conditions, wish.where)
     return TableRead(relation.schema, relation.name, where, sort_by, start, rows), warnings
 
@@ -222,7 +223,7 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
 
 
 def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: str) -> str:
-    query = sql.SQL(_SQL["value"]).format(type=_trusted(kind))
+    query = sql.SQL(_SQL["value"]).format(type=trusted(kind))
     with _taken(relation, f"--from {value}: Postgres does not take it for {column} ({kind})"):
         row = catalog.connection.execute(query, [value]).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
@@ -264,8 +265,3 @@ def _taken(relation: Relation, what: str, kind: type[SetupError] = SetupError) -
     except psycopg.Error as error:
         said = error.diag.message_primary or type(error).__name__
         raise kind("refused", f"{what}: {said}.") from None
-
-
-def _trusted(text: str) -> sql.SQL:
-    """Return SQL that Postgres or the parser of conditions has printed."""
-    return sql.SQL(text)
