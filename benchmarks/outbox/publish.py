@@ -20,7 +20,7 @@ from benchmarks.outbox.relay import SQL, payload
 from benchmarks.rig import Rig, say
 
 CONNECTIONS = (1, 8)
-SECONDS = 3.0
+SECONDS = 2.0
 BULK_ROWS = 100_000
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 _FAILED = re.compile(r"^number of failed transactions: (\d+)", re.MULTILINE)
