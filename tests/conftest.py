@@ -12,10 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
+
+# How long an example takes says how busy the machine is, no more.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
