@@ -21,6 +21,25 @@ from penstock.postgres.chunk import Chunk, partition
 
 Key = tuple[Any, ...]
 
+TEXTS = [
+    "b",
+    "B",
+    "a",
+    "á",
+    "Z",
+    "",
+    " ",
+    "a'b",
+    'a"b',
+    "a\\b",
+    "a,b\n(c)",
+    "{%s}",
+    "ß",
+    "😀",
+    "\ufeffx",
+]
+"""Keys that are told apart, and ordered, in ways of their own."""
+
 
 class Backfilling:
     """Drives a capture with a backfiller, as Spark would, and remembers what came."""

@@ -15,30 +15,13 @@ from typing import Any, NamedTuple
 import orjson
 import psycopg
 import pytest
-from tests.integration.backfilling import Backfilling, fold
+from tests.integration.backfilling import TEXTS, Backfilling, fold
 from tests.integration.capturing import Message, prepare
 
 from penstock.embedded.handles import Database
 from penstock.message import Position
 from penstock.postgres.backfill import sizing
 from penstock.postgres.backfill.events import Done
-
-TEXTS = [
-    "b",
-    "B",
-    "a",
-    "á",
-    "",
-    " ",
-    "a'b",
-    'a"b',
-    "a\\b",
-    "a,b\n(c)",
-    "{%s}",
-    "ß",
-    "😀",
-    "\ufeffx",
-]
 
 
 class Kind(NamedTuple):
@@ -55,7 +38,7 @@ KINDS = {
     "text": Kind("id text", ("id",), [(t + s,) for t in TEXTS for s in ("", "x", "é", "Z", "\n")]),
     "composite": Kind(
         "a int, b text, c mood", ("b", "a", "c"),
-        [(t, n, m) for t in TEXTS[:7] for n in (-1, 0, 7) for m in ("sad", "ok", "Happy")],
+        [(t, n, m) for t in TEXTS[:8] for n in (-1, 0, 7) for m in ("sad", "ok", "Happy")],
     ),
 }  # fmt: skip
 CASTS = {"id": "", "a": "::int", "b": "::text", "c": "::mood"}

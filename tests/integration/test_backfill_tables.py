@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.integration.backfilling import Backfilling, backfilling
+from tests.integration.backfilling import TEXTS, Backfilling, backfilling
 from tests.integration.capturing import Message, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
@@ -20,24 +20,6 @@ from penstock.embedded.handles import Database
 from penstock.postgres.backfill import planner, read, sizing
 from penstock.postgres.backfill.events import Delivered
 from penstock.postgres.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
-
-TEXTS = [
-    "b",
-    "B",
-    "a",
-    "á",
-    "Z",
-    "",
-    " ",
-    "a'b",
-    'a"b',
-    "a\\b",
-    "a,b\n(c)",
-    "{%s}",
-    "ß",
-    "😀",
-    "\ufeffx",
-]
 
 
 @pytest.fixture(autouse=True)
