@@ -24,6 +24,7 @@ _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
 _SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
 _JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
 _CREDS_SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
+_LOGIN = ("password", "token", "credentials_file", "nkey_seed")
 _STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
 
 
@@ -112,23 +113,7 @@ class NatsSinkConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
-        ways = {
-            "user and password": self.user is not None or self.password is not None,
-            "token": self.token is not None,
-            "credentials_file": self.credentials_file is not None,
-            "nkey_seed": self.nkey_seed is not None,
-        }
-        used = [way for way, is_used in ways.items() if is_used]
-        if len(used) > 1:
-            raise ValueError(f"{', '.join(used)}: use one way to log in, not {len(used)}")
-        if (self.user is None) != (self.password is None):
-            missing = "user" if self.user is None else "password"
-            raise ValueError(f"{missing} is missing: user and password go together")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            missing = "tls_cert" if self.tls_cert is None else "tls_key"
-            raise ValueError(f"{missing} is missing: tls_cert and tls_key go together")
-        if self.tls is False and (self.tls_ca_cert or self.tls_cert):
-            raise ValueError("tls is false, but tls_ca_cert or tls_cert is set: remove one of them")
+        check_login(self)
         return self
 
     def __repr_args__(self) -> Any:
@@ -179,6 +164,28 @@ class NatsSinkConfig(BaseModel):
         if found is None:
             raise ValueError("nkey_seed: the file holds no seed (58 characters that start with SU)")
         return found.group().encode()
+
+
+def check_login(settings: BaseModel, user: str = "user", tls: str = "tls") -> None:
+    """Raise `ValueError` unless `settings` have one way to log in at most, and whole pairs.
+
+    `user` and `tls` are what these settings call the two.
+    """
+    given = {
+        key
+        for key in (user, *_LOGIN, "tls_ca_cert", "tls_cert", "tls_key")
+        if getattr(settings, key) is not None
+    }
+    pair = f"{user} and password"
+    ways = [pair] if given & {user, "password"} else []
+    ways += [key for key in _LOGIN[1:] if key in given]
+    if len(ways) > 1:
+        raise ValueError(f"{', '.join(ways)}: use one way to log in, not {len(ways)}")
+    for one, other in ((user, "password"), ("tls_cert", "tls_key")):
+        if len(lacking := {one, other} - given) == 1:
+            raise ValueError(f"{lacking.pop()} is missing: {one} and {other} go together")
+    if getattr(settings, tls) is False and given & {"tls_ca_cert", "tls_cert"}:
+        raise ValueError(f"{tls} is false, but tls_ca_cert or tls_cert is set: remove one of them")
 
 
 def check_group_by(value: list[str] | None) -> list[str] | None:

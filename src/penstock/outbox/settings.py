@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from penstock.nats_config import NatsSinkConfig
+from penstock.nats_config import NatsSinkConfig, check_login
 from penstock.outbox.forms import Format, OutboxForm
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 from penstock.redact import MASK, redact_url
@@ -187,24 +187,7 @@ class RelayPipeline(BaseModel):
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
-        ways = {
-            "username and password": self.username is not None or self.password is not None,
-            "token": self.token is not None,
-            "credentials_file": self.credentials_file is not None,
-            "nkey_seed": self.nkey_seed is not None,
-        }
-        used = [way for way, is_used in ways.items() if is_used]
-        if len(used) > 1:
-            raise ValueError(f"{', '.join(used)}: use one way to log in, not {len(used)}")
-        for one, other in (("username", "password"), ("tls_cert", "tls_key")):
-            given = [key for key in (one, other) if getattr(self, key) is not None]
-            if len(given) == 1:
-                lacking = other if given == [one] else one
-                raise ValueError(f"{lacking} is missing: {one} and {other} go together")
-        if self.tls_enabled is False and (self.tls_ca_cert or self.tls_cert):
-            raise ValueError(
-                "tls_enabled is false, but tls_ca_cert or tls_cert is set: remove one of them"
-            )
+        check_login(self, "username", "tls_enabled")
         return self
 
     def sink(self, *, source: str, outbox: str) -> OutboxSinkSettings:
