@@ -307,6 +307,49 @@ def test_a_sweep_ends_after_many(tide: Database) -> None:
     assert value(tide, "SELECT tide.outbox_sweep('o')") == 10
 
 
+def test_times_of_a_clock_that_ran_ahead_hold_up_nothing_else(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('o', 1)")
+    tide.execute(
+        "INSERT INTO tide.outbox_o (payload, headers, created_at)"
+        " SELECT '1', '{}', now() + interval '1 year' FROM generate_series(1, 10000)"
+    )
+    tide.execute("SELECT tide.outbox_publish('o', '2')")
+    tide.execute("UPDATE tide.outbox_o SET created_at = now() - interval '2 h' WHERE id = 10001")
+    assert len(_sweep(tide)) == 10000
+
+
+def test_ids_go_on_where_an_outbox_of_the_name_was_dropped(tide: Database) -> None:
+    """JetStream knows `o:1` still, and would drop the new message."""
+    publish = "SELECT tide.outbox_publish('o', '1')"
+    tide.execute("SELECT tide.outbox_create('o')")
+    assert [value(tide, publish) for _ in range(3)] == [1, 2, 3]
+    tide.execute("SELECT tide.outbox_drop('o'), tide.outbox_create('p')")
+    # One that nothing was published to forgets nothing.
+    for _ in range(2):
+        tide.execute("SELECT tide.outbox_create('o')")
+        tide.execute("SELECT tide.outbox_drop('o')")
+    with tide.connect() as connection:
+        connection.execute("SELECT tide.outbox_create('o')")
+        connection.execute(publish)
+        connection.rollback()
+    tide.execute("SELECT tide.outbox_create('o')")
+    assert [value(tide, publish) for _ in range(2)] == [4, 5]
+    assert value(tide, "SELECT tide.outbox_publish('p', '1')") == 1
+
+
+def test_a_publisher_that_is_dropped_meanwhile_leaves_its_id(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('o')")
+    with tide.connect() as publisher, tide.connect(autocommit=True) as other:
+        publisher.execute("SELECT tide.outbox_publish('o', '1')")
+        thread = _in_thread(other, "SELECT tide.outbox_drop(%s)", "o", [])
+        _await_waiting(tide, other)
+        publisher.execute("SELECT tide.outbox_publish('o', '2')")
+        publisher.commit()
+        thread.join()
+    tide.execute("SELECT tide.outbox_create('o')")
+    assert value(tide, "SELECT tide.outbox_publish('o', '3')") == 3
+
+
 def test_a_transaction_that_was_open_for_long_is_kept_until_it_is_delivered(tide: Database) -> None:
     """Its ids are the lowest and its times the oldest, and it is committed after all the others."""
     tide.execute("SELECT tide.outbox_create('o', 1)")

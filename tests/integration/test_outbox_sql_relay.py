@@ -20,6 +20,7 @@ from penstock.embedded.handles import Database
 from penstock.outbox.settings import RelayPipeline
 
 SECRET = "hunter6"
+PEM = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"
 SET = "SELECT tide.relay_set_outbox('p', 'o', 'g', %s)"
 SET_INBOX = "SELECT tide.relay_set_inbox('in', 'i', 'g', %s)"
 RULE = {"when": "payload.a = 1", "to": "x.{payload.a}"}
@@ -93,6 +94,11 @@ def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
         ({"token": SECRET, "nkey_seed": "SU"}, ("token, nkey_seed", "Keep one")),
         ({"format": "avro"}, ('"avro"', '"cloudevents"')),
         ({"start": "now"}, ('"now"', '"beginning"')),
+        ({"start": "${env:START}"}, ("${env:START}", '"beginning"')),
+        ({"tls_key": PEM, "tls_cert": "/b"}, ("***", "the path of a PEM file")),
+        ({"tls_ca_cert": PEM.replace("\n", " ")}, ("***", "the path of a PEM file")),
+        ({"tls_cert": f"/b\n{SECRET}", "tls_key": "/c"}, ("***", "the path of a PEM file")),
+        ({"credentials_file": PEM}, ("***", "the path of a file")),
         ({"group_by": "id"}, ('"id"', "payload.<field>")),
         ({"route": []}, ("route", "a list of rules")),
         ({"route": "x"}, ("route", "a list of rules")),
@@ -221,6 +227,18 @@ def test_secrets_are_told_to_nobody_but_references_are(tide: Database) -> None:
     assert "${env:TOKEN}" in shown
 
 
+def test_a_key_that_was_stored_in_the_place_of_its_path_is_not_told(tide: Database) -> None:
+    """Older functions took it."""
+    keys = ("tls_ca_cert", "tls_cert", "tls_key", "credentials_file")
+    pipeline(tide, "p", "o", tls_cert="/a", tls_key="/b")
+    stored = json.dumps(dict.fromkeys(keys, PEM))
+    tide.execute("UPDATE tide.relays SET config = config || %s::jsonb", [stored])
+    for key in keys:
+        shown = "SELECT tide.relay_status('p') -> 'config' ->> %s"
+        assert value(tide, shown, key) == "***"
+    assert SECRET not in str(tide.execute("SELECT * FROM tide.relay_list()"))
+
+
 def test_sources_of_inboxes(tide: Database) -> None:
     login = {"username": "u", "password": "p"}
     for more in ({}, {"subject": "a.>", "durable": "d", "start": "end", "batch_size": 5} | login):
@@ -230,6 +248,7 @@ def test_sources_of_inboxes(tide: Database) -> None:
         ({"source_type": "kafka"}, '"nats"'),
         ({"format": "plain"}, "The keys are: source_type"),
         ({"durable": "a.b"}, "durable"),
+        ({"credentials_file": PEM}, "path"),
     ):
         raised = raises(tide, SET_INBOX, json.dumps(SOURCE | wrong))
         assert raised.state == "TD006"

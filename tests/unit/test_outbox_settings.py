@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ EXAMPLE: dict[str, Any] = {
     "subject": "notifications.{op}",
     "stream": "NOTIFICATIONS",
 }
-ENVIRONMENT = {"NATS_URL": "nats://one:4222,nats://two:4333"}
+ENVIRONMENT = {"NATS_URL": "nats://one:4222,nats://two:4333", "START": "end"}
 SECRET = "hunter2-very-secret"
 SEED = "SUAIO3FHUX5PNV2LQIIP7TZ3N4L7TX3W53MQGEIVYFIGA635OZCKEYHFLM"
 
@@ -139,6 +142,20 @@ def test_an_unresolved_reference_is_named(reference: str, why: str) -> None:
     assert SECRET not in error.message + error.remedy
 
 
+def test_a_reference_to_what_is_no_file_waits_for_nobody(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def write() -> None:  # for who would wait for it
+        with contextlib.suppress(BrokenPipeError):
+            fifo.write_bytes(b"x")
+
+    threading.Thread(target=write, daemon=True).start()
+    for path in (fifo, Path(os.devnull)):
+        with pytest.raises(PipelineError, match="no regular file"):
+            read(EXAMPLE | {"token": f"${{file:{path}}}"}, ENVIRONMENT)
+
+
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
@@ -160,6 +177,7 @@ def test_an_unresolved_reference_is_named(reference: str, why: str) -> None:
         ({"batch_size": "${env:NATS_URL}"}, ("'${env:NATS_URL}' gives what can't be used",)),
         ({"tls_enabled": "yes"}, ("tls_enabled: expected true or false",)),
         ({"format": "cloudevent"}, ("format: expected ", "did you mean cloudevents?")),
+        ({"start": "${env:START}"}, ("start: '${env:START}'", "expected 'beginning' or 'end'")),
         ({"start": None}, ("start: ", "null")),
         ({"group_by": "customer"}, ("group_by: expected 'payload.<field>'", "customer")),
         ({"group_by": "payload."}, ("group_by: ",)),
@@ -209,7 +227,10 @@ def test_a_sink_that_only_keeps_messages_routes_them() -> None:
 
 
 @pytest.mark.parametrize("key", ["tls_key", "tls_cert", "tls_ca_cert", "credentials_file"])
-@pytest.mark.parametrize("given", ["${env:PEM}", "-----BEGIN PRIVATE KEY-----\nMIGHAg\n"])
+@pytest.mark.parametrize(
+    "given",
+    ["${env:PEM}", "-----BEGIN PRIVATE KEY-----\nMIGHAg\n", "-----BEGIN PRIVATE KEY----- MIGHAg"],
+)
 def test_a_files_content_is_no_path_and_is_not_shown(key: str, given: str) -> None:
     config = {"sink_type": "nats", "url": "nats://h", key: given}
     with pytest.raises(PipelineError) as caught:

@@ -1,6 +1,7 @@
 -- The config of a pipeline, checked when it is set: its keys, the types of their values, and what can
 -- be told of these without the relay. A reference, ${env:NAME} or ${file:path}, may stand in any text,
--- and as a whole in the place of a number or a boolean; what it gives is the relay's to check.
+-- and as a whole in the place of a number or a boolean; what it gives is the relay's to check. Only
+-- `start` of an outbox's pipeline takes none.
 
 -- name: config_keys
 -- The keys that a config knows, by direction; `kind` is what `_check_value` tests, `expected` the words
@@ -17,18 +18,19 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
         ('in', 'subject', 'text', 'the subject to read, * and > allowed'),
         (NULL, 'stream', 'stream', 'the name of a stream: no blanks, . * > / \'),
         ('in', 'durable', 'stream', 'the name of a durable consumer: no blanks, . * > / \'),
-        (NULL, 'credentials_file', 'text', 'the path of a file that `nsc generate creds` wrote'),
+        (NULL, 'credentials_file', 'path', 'the path of a file that `nsc generate creds` wrote'),
         (NULL, 'nkey_seed', 'text', 'a seed (SU…), or the path of a file that holds it'),
         (NULL, 'token', 'text', 'a text'),
         (NULL, 'username', 'text', 'a text'),
         (NULL, 'password', 'text', 'a text'),
         (NULL, 'tls_enabled', 'boolean', 'true or false'),
-        (NULL, 'tls_ca_cert', 'text', 'the path of a PEM file'),
-        (NULL, 'tls_cert', 'text', 'the path of a PEM file'),
-        (NULL, 'tls_key', 'text', 'the path of a PEM file'),
+        (NULL, 'tls_ca_cert', 'path', 'the path of a PEM file'),
+        (NULL, 'tls_cert', 'path', 'the path of a PEM file'),
+        (NULL, 'tls_key', 'path', 'the path of a PEM file'),
         (NULL, 'batch_size', 'batch_size', 'a whole number from 1 to 1000'),
         ('out', 'format', 'format', '"plain", "envelope", "cloudevents" or "debezium"'),
-        (NULL, 'start', 'start', '"beginning" or "end"'),
+        ('out', 'start', 'start', '"beginning" or "end"'),
+        ('in', 'start', 'start_or_reference', '"beginning" or "end"'),
         ('out', 'route', 'route', 'a list of rules {"when": condition, "to": subject}'),
         ('out', 'group_by', 'group_by', '"payload.<field>", "header.<name>" or "none"')
     ) AS k (direction, key, kind, expected)
@@ -119,7 +121,11 @@ BEGIN
         ELSE type = 'string' AND given <> '' AND CASE kind
             WHEN 'nats' THEN whole OR given = 'nats'
             WHEN 'format' THEN whole OR given IN ('plain', 'envelope', 'cloudevents', 'debezium')
-            WHEN 'start' THEN whole OR given IN ('beginning', 'end')
+            -- What an outbox keeps for a pipeline is judged by it here, where nothing is resolved.
+            WHEN 'start' THEN given IN ('beginning', 'end')
+            WHEN 'start_or_reference' THEN whole OR given IN ('beginning', 'end')
+            -- What is in a file may be a private key, and a path is shown.
+            WHEN 'path' THEN given !~ '[[:cntrl:]]|-BEGIN'
             WHEN 'group_by' THEN whole OR given = 'none' OR given ~ '^(payload|header)\..'
             WHEN 'stream' THEN bare !~ '[[:space:][:cntrl:].*>/\\]'
             WHEN 'subject' THEN tide._is_subject(given)

@@ -122,7 +122,8 @@ BEGIN
 END $tide$;
 
 -- name: outbox_create
--- Makes an outbox whose messages are kept for `retention_hours` at least. Raises TD001, TD003, TD011.
+-- Makes an outbox whose messages are kept for `retention_hours` at least. Its ids begin behind those of
+-- the last one of its name. Raises TD001, TD003, TD011.
 CREATE OR REPLACE FUNCTION tide.outbox_create(name text, retention_hours integer DEFAULT 24)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -141,7 +142,8 @@ BEGIN
     -- The names of what hangs on it cannot be another outbox's table, whatever that is called.
     EXECUTE format($make$
 CREATE TABLE tide.%1$I (
-    id bigint GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME tide.%2$I) CONSTRAINT %3$I PRIMARY KEY,
+    id bigint GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME tide.%2$I START WITH %5$s)
+        CONSTRAINT %3$I PRIMARY KEY,
     dedup_key text CONSTRAINT %4$I UNIQUE,
     payload jsonb NOT NULL,
     headers jsonb NOT NULL,
@@ -149,7 +151,9 @@ CREATE TABLE tide.%1$I (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 ALTER PUBLICATION tide ADD TABLE tide.%1$I
-$make$, 'outbox_' || name, 'ids_' || name, 'key_' || name, 'dedup_' || name);
+$make$, 'outbox_' || name, 'ids_' || name, 'key_' || name, 'dedup_' || name,
+        coalesce((SELECT d.last_id + 1 FROM tide.dropped_outboxes d
+                  WHERE d.name = outbox_create.name), 1));
     PERFORM tide._outbox_append(name, true);
     EXECUTE format('REVOKE ALL ON FUNCTION tide.%I FROM PUBLIC', 'append_' || name);
 END $tide$;
@@ -173,6 +177,11 @@ BEGIN
     END IF;
     DELETE FROM tide.relays r WHERE r.outbox = outbox_drop.name;
     EXECUTE format('DROP FUNCTION tide.%I(jsonb, text, jsonb)', 'append_' || name);
+    -- Waits for publishers: no id is given behind the one that is read.
+    EXECUTE format('LOCK TABLE tide.%I', 'outbox_' || name);
+    EXECUTE format('INSERT INTO tide.dropped_outboxes (name, last_id)'
+        ' SELECT $1, last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM tide.%I'
+        ' ON CONFLICT (name) DO UPDATE SET last_id = excluded.last_id', 'ids_' || name) USING name;
     EXECUTE format('DROP TABLE tide.%I', 'outbox_' || name);
     DELETE FROM tide.outboxes o WHERE o.name = outbox_drop.name;
 END $tide$;
@@ -236,7 +245,7 @@ DECLARE
     enough constant integer := 100000;
     before timestamptz;
     snapshots pg_snapshot[];
-    swept bigint := 0; deleted bigint; after_id bigint := 0; last_id bigint;
+    swept bigint := 0; deleted bigint; after_id bigint := 0; last_id bigint; ahead boolean;
 BEGIN
     PERFORM tide._require('outbox', name, 'use');
     SELECT clock_timestamp() - make_interval(hours => o.retention_hours) INTO before
@@ -254,17 +263,19 @@ BEGIN
         RETURN 0;
     END IF;
     -- Ids come in the order of time but for moments: the oldest windows are looked at until one has
-    -- nothing to delete, so that no index on the time is needed and a sweep with no work is short.
+    -- nothing to delete, so that no index on the time is needed and a sweep with no work is short. One
+    -- with times to come, from a clock that ran ahead, tells nothing of those behind it.
     WHILE swept < enough LOOP
-        EXECUTE format('SELECT max(id) FROM'
-            ' (SELECT id FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w', 'outbox_' || name)
-            INTO last_id USING after_id, least(window_size, enough - swept);
+        EXECUTE format('SELECT max(id), min(created_at) > clock_timestamp() FROM'
+            ' (SELECT id, created_at FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w',
+            'outbox_' || name)
+            INTO last_id, ahead USING after_id, least(window_size, enough - swept);
         EXIT WHEN last_id IS NULL;
         EXECUTE format('DELETE FROM tide.%I WHERE id > $1 AND id <= $2 AND created_at < $3'
             ' AND NOT EXISTS (SELECT FROM unnest($4) s WHERE NOT pg_visible_in_snapshot(xid, s))',
             'outbox_' || name) USING after_id, last_id, before, snapshots;
         GET DIAGNOSTICS deleted = ROW_COUNT;
-        EXIT WHEN deleted = 0;
+        EXIT WHEN deleted = 0 AND NOT ahead;
         swept := swept + deleted;
         after_id := last_id;
     END LOOP;

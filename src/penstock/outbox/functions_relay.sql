@@ -111,13 +111,16 @@ BEGIN
 END $tide$;
 
 -- name: safe_config
--- Returns a config without secrets; references to them stay.
+-- Returns a config without secrets, nor a file's content in the place of its path; references to them
+-- stay.
 CREATE OR REPLACE FUNCTION tide._safe_config(config jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
     SELECT coalesce(jsonb_object_agg(c.key, CASE
         WHEN jsonb_typeof(c.value) <> 'string' THEN c.value
         WHEN c.key IN ('password', 'token', 'nkey_seed')
              AND c.value #>> '{}' !~ '^\$\{(env|file):[^}]+\}$' THEN to_jsonb('***'::text)
+        WHEN c.key IN ('credentials_file', 'tls_ca_cert', 'tls_cert', 'tls_key')
+             AND c.value #>> '{}' ~ '[[:cntrl:]]|-BEGIN' THEN to_jsonb('***'::text)
         WHEN c.key = 'url' THEN to_jsonb(regexp_replace(c.value #>> '{}',
             '((?:^|,)\s*(?:\w+://)?)[^,]*@', '\1***@', 'g'))
         ELSE c.value END), '{}')

@@ -64,6 +64,13 @@ CREATE TABLE tide.outboxes (
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
 );
 
+-- Where the ids of an outbox go on if one of its name is made again: JetStream would drop a message
+-- without a dedup key whose id it knows.
+CREATE TABLE tide.dropped_outboxes (
+    name text PRIMARY KEY,
+    last_id bigint NOT NULL
+);
+
 -- Each inbox has a table tide."inbox_<name>", see tide.inbox_create.
 CREATE TABLE tide.inboxes (
     name text PRIMARY KEY,

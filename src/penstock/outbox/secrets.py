@@ -6,7 +6,9 @@ config as it was set. What a reference gives is taken as it is, and not looked t
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -64,10 +66,19 @@ def _resolved(found: re.Match[str], environ: Mapping[str, str], place: Place) ->
     raise UnresolvedError(place, found[0], "expected ${env:NAME} or ${file:path}")
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(place: Place, reference: str, name: str) -> str:
     try:
-        with Path(name).expanduser().open("rb") as file:
+        # To open a FIFO would wait for who writes it.
+        with open(Path(name).expanduser(), "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnresolvedError(place, reference, "it is no regular file")
             data = file.read(_FILE_BYTES + 1)
+    except UnresolvedError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no path"
         raise UnresolvedError(

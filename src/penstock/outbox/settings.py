@@ -40,6 +40,7 @@ from penstock.transform_settings import ROUTE_KINDS, RouteSettings, check_route
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
 _GROUP_BY: Final = re.compile(r"none\Z|(?:payload|header)\..+\Z", re.S)
 _NO_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
+_CONTENT: Final = re.compile(r"\n|-BEGIN")
 _SECRETS: Final = frozenset({"password", "token", "nkey_seed"})
 _SHOWN: Final = 100
 _ANY_OUTBOX: Final = "outbox"
@@ -162,7 +163,7 @@ class RelayPipeline(BaseModel):
         if text is not None and not text.strip():
             raise ValueError("it is empty; leave the key out instead")
         # An error about a file shows its path, and this is no path: it may be a private key.
-        if text is not None and info.field_name != "nkey_seed" and "\n" in text:
+        if text is not None and info.field_name != "nkey_seed" and _CONTENT.search(text):
             raise ValueError("expected the path of a file, not what is in it")
         return value
 
@@ -268,6 +269,8 @@ def _checked_route(route: Any) -> Any:
 def _typed(config: Mapping[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
     """Return the config with numbers and booleans that references gave as text."""
     typed = dict(resolved)
+    if "start" in config:  # judged in SQL too, where nothing is resolved
+        typed["start"] = config["start"]
     text = resolved.get("batch_size")
     if isinstance(text, str) and has_reference(config["batch_size"]) and text.strip().isdecimal():
         typed["batch_size"] = int(text)
@@ -322,8 +325,8 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, str):
         text = redact_url(value) if key == "url" else value
         # What is no path, but a file's content, may be a secret.
-        if key in _SECRETS or "\n" in text:
-            text = MASK if "\n" in text else _masked(text)
+        if key in _SECRETS or _CONTENT.search(text):
+            text = MASK if _CONTENT.search(text) else _masked(text)
         return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
     return orjson.dumps(value).decode()
 
