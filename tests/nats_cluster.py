@@ -15,8 +15,9 @@ from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
 
+from .pipeline import PATIENCE
+
 SIZE = 3
-_SECONDS = 60.0
 CONFIG = """\
 server_name: {name}
 http: "127.0.0.1:{http}"
@@ -103,7 +104,7 @@ class Cluster:
         self._stack.close()
 
 
-def await_(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> float:
+def await_(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> float:
     """Wait for what has no event, errors of a cluster without a leader passed by; how long it took."""
     started = time.monotonic()
     pause = threading.Event()

@@ -20,12 +20,16 @@ import psutil
 
 from penstock.embedded.process import free_port
 
-READY_SECONDS = 120.0
+PATIENCE = 240.0
+"""How many seconds what is awaited may take on a busy machine; a healthy one needs few."""
 COMMAND = (sys.executable, "-m", "penstock")
 
 
 def penstock(
-    *arguments: str, cwd: Path, timeout: float = 120, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    cwd: Path,
+    timeout: float = PATIENCE,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, standard input closed, output taken as text."""
     return subprocess.run(
@@ -120,7 +124,7 @@ class Penstock:
         code, body = self.get("/status")
         return json.loads(body) if code == 200 else {}
 
-    def wait_ready(self, timeout: float = READY_SECONDS) -> Penstock:
+    def wait_ready(self, timeout: float = PATIENCE) -> Penstock:
         self.wait_for(lambda: self.get("/readyz")[0] == 200, timeout, "ready")
         return self
 
@@ -145,12 +149,12 @@ class Penstock:
             return [root, *root.children(recursive=True)]
         return []
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
         """Send a signal, wait for the end, and return the exit code."""
         self.process.send_signal(number)
         return self.wait(timeout)
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -181,7 +185,7 @@ def kill(processes: list[psutil.Process]) -> None:
             process.kill()
 
 
-def left_of(family: list[psutil.Process], timeout: float = 20) -> list[str]:
+def left_of(family: list[psutil.Process], timeout: float = PATIENCE) -> list[str]:
     """Wait for processes to end, and name those that don't."""
     _, alive = psutil.wait_procs(family, timeout)
     return [_command(process) for process in alive]

@@ -24,11 +24,10 @@ from penstock.streams.backfills import Backfills
 from penstock.streams.store import Store
 
 from ..backfill_help import KINDS, Got, TableKind, fold, from_nats, from_stream, settle, writing
-from ..pipeline import Penstock, penstock
+from ..pipeline import PATIENCE, Penstock, penstock
 
 NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
 ROWS = 2_000
-PATIENCE = 240  # seconds, on a machine that has other work
 CONFIG = """\
 store: {store}
 sources:

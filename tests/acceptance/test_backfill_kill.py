@@ -19,11 +19,10 @@ from penstock.streams.backfills import OPEN, Backfills, Request
 from penstock.streams.store import Store
 
 from ..backfill_help import KINDS, fold, from_nats, from_stream, settle, writing
-from ..pipeline import Penstock
+from ..pipeline import PATIENCE, Penstock
 
 ROWS = 2_000
 SINKS = {"out": KINDS[:2], "events": KINDS[2:]}
-PATIENCE = 240  # seconds, on a machine that has other work
 CONFIG = """\
 store: {store}
 sources:

@@ -19,7 +19,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import Penstock, penstock
+from ..pipeline import PATIENCE, Penstock, penstock
 
 CONFIG = """\
 sources:
@@ -109,7 +109,7 @@ class Shop:
     environment: dict[str, str]
     token: str
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         self.pipeline.wait_for(condition, timeout, what)
 
     def messages(self, stream: str, count: int) -> list[Msg]:

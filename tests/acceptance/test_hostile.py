@@ -19,7 +19,7 @@ from penstock.embedded.nats import EmbeddedNats
 
 from ..cli import fails, listed, write
 from ..hostile_lua import MISDEEDS, program
-from ..pipeline import Penstock, left_of, penstock, started
+from ..pipeline import PATIENCE, Penstock, left_of, penstock, started
 
 TABLE = (
     "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10, 2), name text, tags jsonb,"
@@ -257,7 +257,9 @@ def insert(database: Database, first: int, names: list[str]) -> None:
 
 def wait(pipeline: Penstock, nats: JetStream, stream: str, count: int) -> None:
     pipeline.wait_for(
-        lambda: nats.info(stream).state.messages >= count, 120, f"at {count} messages in {stream}"
+        lambda: nats.info(stream).state.messages >= count,
+        PATIENCE,
+        f"at {count} messages in {stream}",
     )
 
 
@@ -273,7 +275,7 @@ def letters(pipeline: Penstock, folder: Path, count: int) -> dict[int, tuple[str
         found[:] = listed(folder, "dead-letters list --limit 1000")
         return len(found) >= count
 
-    pipeline.wait_for(are_there, 60, f"at {count} dead letters")
+    pipeline.wait_for(are_there, PATIENCE, f"at {count} dead letters")
     assert len(found) == count
     return {
         int(letter["idempotency_key"].rsplit("-", 1)[1]): (letter["code"], letter["reason"])

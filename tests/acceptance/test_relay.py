@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from penstock.embedded.handles import Database, JetStream
 
-from ..pipeline import Penstock, penstock
+from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish, relay, set_outbox, status
 
 EXAMPLE = """\
@@ -37,7 +37,7 @@ def received(url: str, subject: str, count: int, do: Callable[[], object]) -> li
         subscription = await client.subscribe(subject)
         await client.flush()
         await asyncio.to_thread(do)
-        found = [await subscription.next_msg(timeout=60) for _ in range(count)]
+        found = [await subscription.next_msg(timeout=PATIENCE) for _ in range(count)]
         await client.close()
         return found
 
@@ -60,7 +60,9 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
         assert json.loads(message.data) == {"type": "order.shipped"}
         assert message.headers is not None
         assert message.headers["Nats-Msg-Id"] == "ord-555-shipped"
-        process.wait_for(lambda: status(app, "notify")["delivered"] == 1, 30, "the place kept")
+        process.wait_for(
+            lambda: status(app, "notify")["delivered"] == 1, PATIENCE, "the place kept"
+        )
         (of_pipeline,) = app.execute(
             "select lsn is not null, delivered_snapshot is not null, state, error from tide.places"
         )
@@ -82,27 +84,27 @@ def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_pa
     with relay(tmp_path, app, streams) as process:
         process.start().wait_ready()
         publish(app, 3)
-        process.wait_for(lambda: streams.info("A").state.messages == 3, 60, "all in A")
+        process.wait_for(lambda: streams.info("A").state.messages == 3, PATIENCE, "all in A")
         assert bodies(streams, "A") == [1, 2, 3]
 
         set_outbox(app, "b", "B", start="end", password="${env:NOWHERE}", username="u")
         app.execute("select tide.relay_enable('b')")
-        process.wait_for(lambda: status(app, "b")["state"] == "error", 30, "b in error")
+        process.wait_for(lambda: status(app, "b")["state"] == "error", PATIENCE, "b in error")
         assert status(app, "b")["code"] == "unresolved_reference"
         assert "NOWHERE" in status(app, "b")["error"]
         publish(app, 4)
-        process.wait_for(lambda: streams.info("A").state.messages == 4, 60, "a goes on")
+        process.wait_for(lambda: streams.info("A").state.messages == 4, PATIENCE, "a goes on")
 
         set_outbox(app, "b", "B", start="end")
         set_outbox(app, "a", "A", subject="a.{op}")
-        process.wait_for(lambda: status(app, "b")["state"] == "running", 60, "b runs")
+        process.wait_for(lambda: status(app, "b")["state"] == "running", PATIENCE, "b runs")
         app.execute("select tide.relay_disable('a')")
-        process.wait_for(lambda: status(app, "a")["state"] == "disabled", 60, "a disabled")
+        process.wait_for(lambda: status(app, "a")["state"] == "disabled", PATIENCE, "a disabled")
         publish(app, 5, 6)
-        process.wait_for(lambda: streams.info("B").state.messages == 3, 60, "b has them")
+        process.wait_for(lambda: streams.info("B").state.messages == 3, PATIENCE, "b has them")
         assert streams.info("A").state.messages == 4
         app.execute("select tide.relay_enable('a')")
-        process.wait_for(lambda: streams.info("A").state.messages == 6, 60, "a has them")
+        process.wait_for(lambda: streams.info("A").state.messages == 6, PATIENCE, "a has them")
         assert process.stop() == 0
     assert bodies(streams, "A") == [1, 2, 3, 4, 5, 6]
     assert [m.subject for m in streams.messages("A")] == ["a"] * 4 + ["a.insert"] * 2
@@ -122,12 +124,14 @@ def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path)
         two.start().wait_ready()
         assert two.status()["relays"]["outbox"]["nats-group"]["state"] == "standby"
         publish(app, 1)
-        one.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 30, "relayed")
-        two.wait_for(lambda: "warm" in two.log(), 60, "warm")
+        one.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, PATIENCE, "relayed")
+        two.wait_for(lambda: "warm" in two.log(), PATIENCE, "warm")
         one.kill_tree()
         killed = time.monotonic()
         publish(app, 2)
-        two.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 2, 60, "taken over")
+        two.wait_for(
+            lambda: streams.info("NOTIFICATIONS").state.messages == 2, PATIENCE, "taken over"
+        )
         took = time.monotonic() - killed
         assert took < 10, f"{took:.1f} s"
         assert two.stop() == 0
@@ -159,11 +163,13 @@ def test_nothing_is_enabled(app: Database, streams: JetStream, tmp_path: Path) -
     publish(app, 1)
     with relay(tmp_path, app, streams) as process:
         process.start().wait_ready()
-        process.wait_for(lambda: "no pipeline is enabled" in process.log(), 30, "told")
+        process.wait_for(lambda: "no pipeline is enabled" in process.log(), PATIENCE, "told")
         assert app.execute("select 1 from pg_replication_slots where slot_name ~ '^tide_nats'"
                            " and database = current_database()") == []  # fmt: skip
         app.execute("select tide.relay_enable('notify')")
-        process.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, 60, "relayed")
+        process.wait_for(
+            lambda: streams.info("NOTIFICATIONS").state.messages == 1, PATIENCE, "relayed"
+        )
 
 
 def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: 
     with Penstock(tmp_path, environment=environment) as process:
         process.start().wait_ready()
         publish(app, 1)
-        process.wait_for(lambda: status(app, "a")["delivered"] == 1, 60, "delivered")
+        process.wait_for(lambda: status(app, "a")["delivered"] == 1, PATIENCE, "delivered")
         assert process.stop() == 0
         publish(app, 2)
         app.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots"
@@ -186,6 +192,6 @@ def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: 
         process.start().wait_ready()
         assert "the group's slot is gone" in process.log()
         publish(app, 4)
-        process.wait_for(lambda: streams.info("A").state.messages == 4, 60, "all delivered")
+        process.wait_for(lambda: streams.info("A").state.messages == 4, PATIENCE, "all delivered")
         assert process.stop() == 0
     assert bodies(streams, "A") == [1, 2, 3, 4]

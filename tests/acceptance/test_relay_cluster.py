@@ -16,7 +16,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.outbox.install import install
 
 from ..nats_cluster import Cluster, await_
-from ..pipeline import Penstock
+from ..pipeline import PATIENCE, Penstock
 
 # A stream for each way in which messages of one group go at once, and one that a table goes to.
 LINKED, BATCHES, TABLE = STREAMS = ("LINKED", "BATCHES", "TABLE")
@@ -74,7 +74,7 @@ class Publisher(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(PATIENCE)
         assert self.error is None, self.error
 
 

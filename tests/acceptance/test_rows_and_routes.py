@@ -15,7 +15,7 @@ import orjson
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
-from ..pipeline import Penstock
+from ..pipeline import PATIENCE, Penstock
 
 CONFIG = """\
 sources:
@@ -90,8 +90,10 @@ def test_rows_and_routes(database: Database, server_dir: Path, tmp_path: Path) -
             "DELETE FROM items WHERE id IN (1, 3)",
         ):
             database.execute(statement)
-        pipeline.wait_for(lambda: len(posted) == 7, 60, "all at the webhook")
-        pipeline.wait_for(lambda: streams.info("ITEMS").state.messages == 5, 60, "in the stream")
+        pipeline.wait_for(lambda: len(posted) == 7, PATIENCE, "all at the webhook")
+        pipeline.wait_for(
+            lambda: streams.info("ITEMS").state.messages == 5, PATIENCE, "in the stream"
+        )
         told = [orjson.loads(message.data) for message in streams.messages("ITEMS")]
     assert all(list(message) == ["record", "metadata"] for message in told)
     rows = [(message["record"]["id"], message["record"]["price"]) for message in told]

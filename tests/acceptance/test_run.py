@@ -24,7 +24,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import Penstock, left_of, penstock
+from ..pipeline import PATIENCE, Penstock, left_of, penstock
 
 PG_PASSWORD = "pg-s3cret-hunter2"
 NATS_PASSWORD = "nats-s3cret-hunter3"
@@ -94,7 +94,7 @@ class Shop:
     pipeline: Penstock
     environment: dict[str, str]
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         self.pipeline.wait_for(condition, timeout, what)
 
     def wait_messages(self, stream: str, count: int) -> list[Msg]:
@@ -337,7 +337,9 @@ def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path)
     (tmp_path / "penstock.yaml").write_text(CONFIG)
     with Penstock(tmp_path, environment=shop.environment) as second:
         second.start()
-        second.wait_for(lambda: "waiting for the slot" in second.log(), 60, "telling of the slot")
+        second.wait_for(
+            lambda: "waiting for the slot" in second.log(), PATIENCE, "telling of the slot"
+        )
         assert second.get("/readyz")[0] == 503
         assert second.stop() == 0
         assert second.stray() == []

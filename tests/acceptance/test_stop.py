@@ -16,7 +16,7 @@ import pytest
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
-from ..pipeline import Penstock, left_of, penstock
+from ..pipeline import PATIENCE, Penstock, left_of, penstock
 
 CONFIG = """\
 sources:
@@ -86,7 +86,9 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
 
         def arrived(count: int) -> None:
             pipeline.wait_for(
-                lambda: stream.info("SHOP").state.messages >= count, 60, f"at {count} messages"
+                lambda: stream.info("SHOP").state.messages >= count,
+                PATIENCE,
+                f"at {count} messages",
             )
 
         # SIGINT in the middle of it: the batch is finished, and the slot is told.
@@ -107,7 +109,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
         pipeline.start().wait_ready()
         arrived(committed)
         # What the slot was told is not read again: nothing came twice, not even to be dropped.
-        pipeline.wait_for(lambda: sink(pipeline)["delivered"] > 0, 60, "counting")
+        pipeline.wait_for(lambda: sink(pipeline)["delivered"] > 0, PATIENCE, "counting")
         assert sink(pipeline)["delivered"] == committed - first
         assert sink(pipeline)["duplicates"] == 0
         load = Load(database, committed + 1)
@@ -126,7 +128,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
         database.execute("INSERT INTO orders SELECT generate_series(%s::int, %s)",
                          [committed + 1, committed + 3000])  # fmt: skip
         committed += 3000
-        pipeline.wait_for(lambda: sink(pipeline)["backlog"] == 3000, 60, "held up")
+        pipeline.wait_for(lambda: sink(pipeline)["backlog"] == 3000, PATIENCE, "held up")
         family = pipeline.tree()
         assert pipeline.stop(signal.SIGTERM, timeout=60) == 0
         assert left_of(family) == []
@@ -185,11 +187,13 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
                 sinks = pipeline.status().get("sinks", {"jetstream": {"error": None}})
                 return "refuses the login" in (sinks["jetstream"]["error"] or "")
 
-            pipeline.wait_for(told, 120, "telling of the login")
+            pipeline.wait_for(told, PATIENCE, "telling of the login")
             # It holds back nobody: what it should have is kept until somebody mends it.
             pipeline.wait_ready()
             database.execute("INSERT INTO orders VALUES (1)")
-            pipeline.wait_for(lambda: sink(pipeline)["backlog"] == 1, 60, "keeping the message")
+            pipeline.wait_for(
+                lambda: sink(pipeline)["backlog"] == 1, PATIENCE, "keeping the message"
+            )
             text = pipeline.get("/status")[1] + pipeline.get("/metrics")[1]
             status = penstock("status", "--listen", pipeline.listen, cwd=tmp_path,
                               environment=environment)  # fmt: skip

@@ -19,7 +19,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import Penstock, kill
+from ..pipeline import PATIENCE, Penstock, kill
 
 _STALL_SECONDS = 7.0  # longer than a sink waits for an ack
 
@@ -86,7 +86,7 @@ def _kill_tree(world: World) -> None:
 
 def _kill_one(world: World, wanted: Callable[[str], bool]) -> None:
     """Kill one process below the pipeline's own, as soon as there is one of that kind."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         found = []
         for process in world.pipeline.tree()[1:]:
@@ -138,7 +138,7 @@ def _walsenders(world: World) -> None:
 
 def _drop_slot(world: World) -> None:
     """Drop the slot that is read, and end its reader: what was not delivered has no WAL any more."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with (
             contextlib.suppress(psycopg.OperationalError, psycopg.errors.UndefinedObject),

@@ -20,13 +20,14 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
+from ..pipeline import PATIENCE
 from .faults import Supervisor, World
 from .verdict import Verdict, compare, read_all
 from .workloads import Tables, Workload
 from .writer import Writer
 
 STREAM = "CHAOS"
-_RECOVERY_SECONDS = 150.0
+_RECOVERY_SECONDS = 400.0
 _WRITERS = 2
 _PROOF = 20  # messages from after a fault that show that it was got over
 _OVERLAP = 0.25  # of the faults come before the last one is got over
@@ -117,7 +118,7 @@ class Session:
                 stack.callback(supervisor.stop)
                 supervisor.start()
             for pipeline in world.pipelines:
-                pipeline.wait_ready(2 * _RECOVERY_SECONDS)
+                pipeline.wait_ready(_RECOVERY_SECONDS)
             self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
             self._write_and_break(world)
             self._end(world)
@@ -161,7 +162,7 @@ class Session:
             for writer in self._writers:
                 writer.stop()
             for writer in self._writers:
-                writer.join(120)
+                writer.join(PATIENCE)
 
     def _fault(self, world: World, name: str) -> None:
         outcome = self._outcome
