@@ -23,7 +23,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.install import install
 
-from ..pipeline import Penstock
+from ..pipeline import PATIENCE, Penstock
 
 STREAM = "OPEN"
 KEPT_OPEN = 20
@@ -31,7 +31,7 @@ KEPT_OPEN = 20
 OTHERS = 2
 TOGETHER = 10  # messages of one transaction of the others
 RATE = 150  # messages a second of each of the others
-_BEFORE = 4.0  # seconds that the others publish before; the first half warms up
+_BEFORE = 4.0  # seconds that the others publish before, for comparison; the first half warms up
 _SETUP = """\
 select tide.outbox_create('events', retention_hours => 0);
 select tide.relay_set_outbox('open', 'events', 'g',
@@ -104,7 +104,7 @@ class Other(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(PATIENCE)
         assert self.error is None, self.error
 
 
@@ -113,10 +113,15 @@ def keep_open(
     app: Database,
     server: EmbeddedNats,
     *,
-    seconds: float,
+    seconds: float = 0,
+    messages: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Run the scenario; an `AssertionError` says what is wrong."""
+    """Run the scenario; an `AssertionError` says what is wrong.
+
+    The transaction is open for so long, and until so many messages of the others, published meanwhile,
+    have arrived; then until all of theirs have arrived and are swept.
+    """
     with app.connect(autocommit=True) as connection:
         install(connection)
     app.execute(_SETUP)
@@ -129,20 +134,23 @@ def keep_open(
         relay = stack.enter_context(
             Penstock(folder, "--url", app.url, command="relay", environment=environment)
         )
-        relay.start().wait_ready(300)
+        relay.start().wait_ready()
         say("ready")
         others = [Other(app, number) for number in range(1, OTHERS + 1)]
         for other in others:
             other.start()
         swept = 0
         try:
-            threading.Event().wait(_BEFORE)
+            threading.Event().wait(min(_BEFORE, seconds))
+            await_(lambda: len(arrivals.at) > 0, "the first messages")
             opened = stack.enter_context(app.connect())
             first = opened.execute(_PUBLISH, {"by": 0, "first": 1, "end": KEPT_OPEN}).fetchall()
             start = time.monotonic()
             sweep(app)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
+            enough = sum(len(other.committed) for other in others) + messages
+            until = start + seconds
+            while time.monotonic() < until or len(arrivals.at) < enough:
+                assert time.monotonic() < until + PATIENCE, "the others' messages don't arrive"
                 threading.Event().wait(0.5)
                 swept += sweep(app)
         finally:
@@ -150,6 +158,7 @@ def keep_open(
                 other.stop()
         committed = {(o.number, n): at for o in others for n, at in enumerate(o.committed)}
         await_(lambda: arrivals.at.keys() >= committed.keys(), "the others' messages")
+        await_(lambda: sweep(app) >= 0 and not ids(app), "the sweep of the others' messages")
         assert arrivals.at.keys() == committed.keys(), "an open transaction's messages came"
         say("commit")
         with stalled(server):
