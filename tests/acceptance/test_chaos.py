@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ..chaos.session import Session
 from ..chaos.workloads import Outbox
+
+# Each fault alone may take long to be got over on a busy machine.
+pytestmark = pytest.mark.timeout(3600)
 
 # In an order in which a start of Spark is waited for as seldom as may be.
 FAULTS = [
@@ -28,11 +33,10 @@ def test_nothing_is_lost_twice_or_out_of_order_whatever_is_killed() -> None:
     assert outcome.starts >= 3
 
 
-# What only an outbox has, a standby and a slot that may be lost; and what it does by other means.
+# What only an outbox has: a standby and a slot that may be lost. Restarts under a relay are tested in
+# test_relay_life.py.
 OUTBOX_FAULTS = [
     "Postgres: slot dropped",
-    "NATS: SIGKILL",
-    "Postgres: immediate restart",
     "pipeline: SIGKILL to a Python worker",
     "pipeline: SIGKILL to the whole tree",
 ]
