@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ def install(
             return
         if url is None:
             raise fail("Where? Give --url postgresql://…, or --print for the SQL.")
-        with look.connect(url) as connection:
+        with look.connect(_checked(url)) as connection:
             done = installation.install(connection)
         for warning in done.warnings:
             typer.echo(f"Warning: {warning}", err=True)
@@ -62,12 +63,23 @@ def status(url: Url, as_json: AsJson = False) -> None:
         from penstock.outbox import look  # noqa: PLC0415
         from penstock.status import trouble  # noqa: PLC0415
 
-        found = look.status(url)
+        found = look.status(_checked(url))
     if as_json:
         typer.echo(json_text(found))
     else:
         _show(found)
     raise typer.Exit(int(any(map(trouble, found["pipelines"]))))
+
+
+def _checked(url: str) -> str:
+    from penstock.config import ConfigError  # noqa: PLC0415
+    from penstock.settings import check_postgres_url  # noqa: PLC0415
+
+    try:
+        check_postgres_url(url)
+    except ValueError as error:
+        raise ConfigError([f"--url: {error}"]) from None
+    return url
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -81,7 +93,7 @@ def _show(found: dict[str, Any]) -> None:
                 _yes(box["enabled"]),
                 f"{box['retention_hours']} h",
                 f"{'' if box['rows_exact'] else 'about '}{box['rows']:,}",
-                box["oldest"],
+                _time(box["oldest"]),
                 ", ".join(box["publishers"]),
                 "; ".join(f"{held['pipeline']}: {held['reason']}" for held in box["held_by"]),
             )
@@ -97,7 +109,7 @@ def _show(found: dict[str, Any]) -> None:
                     box["pending"],
                     box["processed"],
                     box["failed"],
-                    box["oldest_pending"],
+                    _time(box["oldest_pending"]),
                 )
                 for box in found["inboxes"]
             ],
@@ -118,6 +130,10 @@ def _show(found: dict[str, Any]) -> None:
     for pipeline in found["pipelines"]:
         if told := trouble(pipeline):
             typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
+
+
+def _time(iso: str | None) -> datetime | None:
+    return None if iso is None else datetime.fromisoformat(iso)
 
 
 def _yes(value: bool) -> str:

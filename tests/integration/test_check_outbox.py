@@ -217,6 +217,22 @@ def test_status_of_a_database_that_can_not_be_asked(
     assert "penstock outbox install" in result.output
 
 
+def test_outbox_status_names_the_database_without_a_schema(database: Database) -> None:
+    result = invoke("outbox", "status", "--url", database.url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"Database {database.name} at 127.0.0.1:" in result.stderr
+    assert "penstock outbox install --url" in result.stderr
+
+
+def test_outbox_status_tells_the_oldest_by_the_local_clock(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_publish('orders', '{}')")
+    ((oldest,),) = tide.execute("SELECT created_at FROM tide.outbox_orders")
+    assert (
+        f" {oldest.astimezone():%Y-%m-%d %H:%M:%S} "
+        in invoke("outbox", "status", "--url", tide.url).stdout
+    )
+
+
 def test_a_pipe_gets_whole_lines(tide: Database, tmp_path: Path) -> None:
     name = "a-pipeline-with-a-long-name-that-no-narrow-column-holds"
     pipeline(tide, name, "nats://localhost", group="a-group-with-a-long-name-of-its-own")

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import psycopg
 
+from penstock.postgres.admin import address
 from penstock.postgres.errors import SetupError
 
 
 class InstallError(SetupError):
     """The schema can't be made, brought up to date or asked; nothing was changed."""
+
+
+def not_installed(database: str, url: str) -> InstallError:
+    """Return what is told of a database without the schema."""
+    return InstallError(
+        "not_installed",
+        f"Database {database} at {address(url)} has no schema tide, so there is no outbox in it.",
+        remedy="Make it by `penstock outbox install --url …`; with `--print` that shows the SQL for "
+        "a migration tool.",
+    )
 
 
 def install_error(error: psycopg.Error) -> InstallError:

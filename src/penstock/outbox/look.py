@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from penstock.outbox import catalog
-from penstock.outbox.errors import install_error
+from penstock.outbox.errors import install_error, not_installed
 from penstock.postgres.admin import connection_error
 
 
@@ -25,6 +25,9 @@ def status(url: str) -> dict[str, Any]:
     """Return `outboxes`, `inboxes` and `pipelines`, see `catalog.status`; raises `CaptureError`."""
     with connect(url) as connection:
         try:
+            schema = catalog.find_schema(connection)
+            if not schema.installed:
+                raise not_installed(schema.database, url)
             return catalog.status(connection)
         except psycopg.Error as error:
             raise install_error(error) from None

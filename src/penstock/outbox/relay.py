@@ -20,12 +20,13 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from penstock import queries
+from penstock.outbox.errors import not_installed
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.shared import SharedStreams
 from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
-from penstock.postgres.admin import address, open_catalog
+from penstock.postgres.admin import open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
 from penstock.postgres.setup import server_fault
 from penstock.settings import Config, OutboxSource, PostgresSource
@@ -96,13 +97,7 @@ class Relay:
             (row,) = catalog.connection.execute(_SQL["access"]).fetchall()
             installed, database, role, allowed = row
             if not installed:
-                raise SetupError(
-                    "not_installed",
-                    f"Database {database} at {address(self._url)} has no schema tide, so there is no"
-                    " outbox in it.",
-                    remedy="Make it by `penstock outbox install --url …`; with `--print` that shows"
-                    " the SQL for a migration tool.",
-                )
+                raise not_installed(database, self._url)
             if not allowed:
                 raise SetupError(
                     "no_privilege",
