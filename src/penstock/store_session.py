@@ -144,8 +144,8 @@ class StoreSession:
         if name in self._held and isinstance(sink, NatsSinkSettings):
             with self._store.connection() as connection:
                 backlog.hold(connection, self._sources[sink.source].id, name, _RELEASED)
-            del self._held[name]
             self._drain(name, sink)
+            del self._held[name]
 
     def drop_backlog(self, source: str, sink: str) -> None:
         """Forget what a sink that there is no more should have had."""

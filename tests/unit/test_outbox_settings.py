@@ -220,10 +220,21 @@ def test_what_a_reference_gave_is_not_shown() -> None:
 
 def test_a_sink_that_only_keeps_messages_routes_them() -> None:
     route = [{"when": "record.payload.kind = 'eu'", "to": "eu.{payload.x}"}]
-    sink = held(EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}, source="g", outbox="o")
+    sink = held(EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}, {}, source="g", outbox="o")
+    assert sink is not None
     assert sink.route is not None
     assert len(sink.route) == 1
-    assert held({"route": 5, "url": 7}, source="g", outbox="o").route is None
+    assert held({"route": 5, "url": 7}, {}, source="g", outbox="o") is None
+
+
+def test_it_routes_by_what_references_give() -> None:
+    route = [{"when": "record.payload.kind = 'eu'", "to": "${env:WHERE}"}]
+    given = EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}
+    sink = held(given, {"WHERE": "eu.x"}, source="g", outbox="o")
+    assert sink is not None
+    assert sink.route is not None
+    assert "to='eu.x'" in repr(sink.route)
+    assert held(given, {}, source="g", outbox="o") is None
 
 
 @pytest.mark.parametrize("key", ["tls_key", "tls_cert", "tls_ca_cert", "credentials_file"])

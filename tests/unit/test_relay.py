@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,13 @@ from penstock.spark.pipeline import _groupings
 from penstock.spark.writer import StoreTarget
 
 URL = "postgresql://app@db/shop"
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
 
 
 def pipeline(name: str, *, placed: bool = True, enabled: bool = True, **config: Any) -> Pipeline:
     given = {**PLAIN, **config}
-    return Pipeline(name, "box", "g", given, enabled, placed, None, 0)
+    return Pipeline(name, "box", "g", given, enabled, placed, None, 0, NOON)
 
 
 def planner() -> Planner:
@@ -59,6 +61,19 @@ def test_one_that_can_not_run_stops_alone() -> None:
     assert source.tables == ("tide.outbox_box",)
 
 
+def test_one_whose_messages_cannot_be_routed_is_left_out() -> None:
+    """They would wait with the wrong subject; the outbox keeps them."""
+    route = [{"when": "record.payload.a = 1", "to": "${env:NOWHERE}"}]
+    rows = [
+        pipeline("good"), pipeline("lacking", route=route),
+        pipeline("off", enabled=False, route=route),
+    ]  # fmt: skip
+    (wanted,) = planner().plan(rows, {}).values()
+    assert set(wanted.sinks) == {"good"}
+    left_out = {name: trouble.code for name, trouble in wanted.left_out.items()}
+    assert left_out == {"lacking": "unresolved_reference", "off": "disabled"}
+
+
 def test_what_is_as_it_was_does_not_begin_anew() -> None:
     row = pipeline("p", password="${env:SECRET}", username="u")
     plan = planner().plan
@@ -68,6 +83,8 @@ def test_what_is_as_it_was_does_not_begin_anew() -> None:
     assert not plan([row], {"SECRET": "b"})["g"].same(first)
     assert not plan([dataclasses.replace(row, enabled=False)], {"SECRET": "a"})["g"].same(first)
     assert not plan([row], {})["g"].same(first)
+    later = dataclasses.replace(row, created_at=NOON + timedelta(microseconds=1))
+    assert not plan([later], {"SECRET": "a"})["g"].same(first)
     assert not first.same(None)
 
 

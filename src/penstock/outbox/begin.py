@@ -1,13 +1,15 @@
 """How a group begins: with a slot, and with what its pipelines have missed, read from the outboxes.
 
-What is committed from now on comes from the slot. A pipeline that never ran, or whose slot was lost,
-gets the messages from before from its outbox's table, by a backfill: those that are visible now and
-that it has not delivered yet.
+What is committed from now on comes from the slot. A pipeline that never ran, or that was left out for a
+while, or whose slot or store was lost, gets the messages from before from its outbox's table, by a
+backfill: those that are visible now and that it has not delivered yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+import contextlib
+import dataclasses
+from collections.abc import Collection
 from typing import Any, Final
 
 import psycopg
@@ -15,7 +17,7 @@ import structlog
 from psycopg import sql
 
 from penstock import queries
-from penstock.outbox.wanted import Pipeline, Wanted
+from penstock.outbox.wanted import Pipeline, Wanted, find
 from penstock.postgres import setup
 from penstock.streams import backlog
 from penstock.streams.backfills import OPEN, Backfills, Request
@@ -32,27 +34,69 @@ def begin(connection: psycopg.Connection[Any], store: Store, wanted: Wanted) -> 
     `connection` is to the outboxes' database. Raises `CaptureError`, `StoreError` and what psycopg
     raises.
     """
-    forget(store, wanted.source, wanted.sinks)
+    _look_again(connection, wanted)
+    here = f"{store.made_at()} {wanted.source}"
     anew = _make_slot(connection, wanted)
+    going_on = [
+        name for name in wanted.sinks if not anew and _is_placed(wanted.pipelines[name], here)
+    ]
+    # First, so that a relay that ends in the middle of this begins the others anew.
+    _unplace(connection, wanted, going_on)
+    forget(store, wanted.source, going_on)
     (now,) = connection.execute(_SQL["snapshot"]).fetchone() or ("",)
     backfills = Backfills(store)
     for name in wanted.sinks:
-        pipeline = wanted.pipelines[name]
-        if anew or not pipeline.placed:
-            _catch_up(connection, backfills, wanted, pipeline, now)
+        if name not in going_on:
+            _catch_up(connection, backfills, wanted, wanted.pipelines[name], now, here)
     return _starting(backfills, wanted)
 
 
-def forget(store: Store, source: str, sinks: Container[str]) -> None:
-    """Drop what pipelines of a source had waiting that are not among `sinks` any more."""
-    backfills = Backfills(store)
-    for found in backfills.find(source=source, states=OPEN):
-        if found.sink not in sinks:
-            backfills.command(found.id, "cancel")
+def leave(connection: psycopg.Connection[Any], store: Store, wanted: Wanted) -> None:
+    """Give up the slot of a group that has nothing to run: what is to come stays in the outboxes."""
+    slot = wanted.config.sources[wanted.source].slot
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        connection.execute(_SQL["drop_slot"], [slot])
+    if (
+        connection.execute(_SQL["slot"], [slot]).fetchone() is None
+    ):  # else who read it is just going
+        _unplace(connection, wanted, ())
+        forget(store, wanted.source, ())
+        _look_again(connection, wanted)
+
+
+def forget(store: Store, source: str, sinks: Collection[str]) -> None:
+    """Drop what pipelines of a source had waiting that are not among `sinks`."""
+    Backfills(store).forget(source, sinks)
     with store.connection() as connection:
         for of in backlog.all_behind(connection):
             if of.source == source and of.sink not in sinks:
                 backlog.join(connection, of.source_id, of.sink)
+
+
+def _look_again(connection: psycopg.Connection[Any], wanted: Wanted) -> None:
+    """Take the places as they are now: since they were looked at, a relay may have written them."""
+    for found in find(connection):
+        known = wanted.pipelines.get(found.pipeline)
+        if known is not None and known.created_at == found.created_at:
+            wanted.pipelines[found.pipeline] = dataclasses.replace(
+                known, placed=found.placed, snapshot=found.snapshot, delivered=found.delivered,
+                store=found.store,
+            )  # fmt: skip
+
+
+def _is_placed(pipeline: Pipeline, here: str) -> bool:
+    """Tell whether a pipeline goes on where it was; in another store waits what it did not deliver."""
+    if pipeline.placed and pipeline.store not in (None, here):
+        log.warning(
+            "the store is another one: what was not delivered is read from the outbox's table",
+            pipeline=pipeline.pipeline, group=pipeline.relay_group,
+        )  # fmt: skip
+        return False
+    return pipeline.placed
+
+
+def _unplace(connection: psycopg.Connection[Any], wanted: Wanted, but: Collection[str]) -> None:
+    connection.execute(_SQL["unplace"], {"group": wanted.group, "but": list(but)})
 
 
 def _make_slot(connection: psycopg.Connection[Any], wanted: Wanted) -> bool:
@@ -67,7 +111,7 @@ def _make_slot(connection: psycopg.Connection[Any], wanted: Wanted) -> bool:
             " outboxes' tables", group=wanted.group, slot=source.slot,
         )  # fmt: skip
     # First, so that a relay that ends in the middle of this begins anew.
-    connection.execute(_SQL["unplace"], [wanted.group])
+    _unplace(connection, wanted, ())
     if found is not None:
         connection.execute(_SQL["drop_slot"], [source.slot])
     setup.ensure(source)
@@ -80,11 +124,9 @@ def _catch_up(
     wanted: Wanted,
     pipeline: Pipeline,
     now: str,
+    here: str,
 ) -> None:
     """Ask for what a pipeline has missed, if there is any, and note that it has begun."""
-    open_ = backfills.find(source=wanted.source, sink=pipeline.pipeline, states=OPEN)
-    for found in open_:
-        backfills.command(found.id, "cancel")
     condition = _visible(now)
     if pipeline.snapshot is not None:
         condition = sql.SQL("{} AND NOT {}").format(condition, _visible(pipeline.snapshot))
@@ -97,7 +139,8 @@ def _catch_up(
         where = condition.as_string(connection)
         backfills.create([Request(wanted.source, pipeline.pipeline, schema, table, where)])
     values = {
-        "group": wanted.group, "pipeline": pipeline.pipeline, "lsn": "0/0",
+        "group": wanted.group, "pipeline": pipeline.pipeline, "store": here,
+        "created_at": pipeline.created_at, "lsn": "0/0",
         "snapshot": None if has_rows else now, "last_id": None, "delivered": pipeline.delivered,
         "state": "starting", "code": None, "error": None, "remedy": None,
     }  # fmt: skip

@@ -13,7 +13,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock import queries
-from penstock.outbox.begin import begin, forget
+from penstock.outbox.begin import begin, forget, leave
 from penstock.outbox.inbox import Inboxes, InboxPipeline
 from penstock.outbox.places import Places
 from penstock.outbox.sessions import connect, postgres_error
@@ -235,12 +235,13 @@ class Group:
         if wanted is None or not self._lock.held:
             return
         pipelines = [name for name in wanted.pipelines if name not in wanted.left_out]
-        self._tell(pipelines, Trouble(code, message, remedy))
+        self._tell(wanted, pipelines, Trouble(code, message, remedy))
 
-    def _tell(self, pipelines: list[str], trouble: Trouble) -> None:
+    def _tell(self, wanted: Wanted, pipelines: list[str], trouble: Trouble) -> None:
         values = {
-            "group": self.name, "pipelines": pipelines, "code": trouble.code,
-            "error": trouble.message, "remedy": trouble.remedy or None,
+            "group": self.name, "pipelines": pipelines,
+            "created_at": [wanted.pipelines[name].created_at for name in pipelines],
+            "code": trouble.code, "error": trouble.message, "remedy": trouble.remedy or None,
         }  # fmt: skip
         with contextlib.suppress(psycopg.Error):  # told in the log, too
             self._lock.connection.execute(_SQL["put_trouble"], values)
@@ -257,6 +258,9 @@ class Group:
             self._retire()
             return False
         self._tell_left_out(wanted)
+        if not wanted.sinks and wanted.begun:
+            with contextlib.closing(Store.open(self._store_url)) as store:
+                leave(self._lock.connection, store, wanted)
         if not wanted.sinks or not (wanted.begun or self._any_enabled(wanted)):
             return False
         with contextlib.closing(Store.open(self._store_url)) as store:
@@ -305,7 +309,7 @@ class Group:
             if wanted.pipelines[name].enabled and self._left_out.get(name) != trouble:
                 log.error("pipeline can't be run", pipeline=name, group=self.name,
                           code=trouble.code, error=trouble.message, remedy=trouble.remedy)  # fmt: skip
-                self._tell([name], trouble)
+                self._tell(wanted, [name], trouble)
         self._left_out = dict(wanted.left_out)
 
     def _stream(self, run: Run, wanted: Wanted, store: Store, starting: frozenset[str]) -> None:

@@ -93,11 +93,14 @@ CREATE TABLE tide.relays (
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
     changed_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
     CHECK ((direction = 'out') = (outbox IS NOT NULL)),
-    CHECK ((direction = 'in') = (inbox IS NOT NULL))
+    CHECK ((direction = 'in') = (inbox IS NOT NULL)),
+    UNIQUE (pipeline, created_at)
 );
 
 -- How far each pipeline is, written by the relay. `outbox` is the outbox's or the inbox's name. All
--- that is visible in `delivered_snapshot` was delivered.
+-- that is visible in `delivered_snapshot` was delivered. `store` is where the relay keeps what waits. By
+-- `pipeline_created_at` a relay that still runs a deleted pipeline writes nothing for the next one of
+-- its name.
 CREATE TABLE tide.places (
     relay_group text NOT NULL,
     pipeline text NOT NULL REFERENCES tide.relays ON DELETE CASCADE,
@@ -106,12 +109,16 @@ CREATE TABLE tide.places (
     delivered_snapshot pg_snapshot,
     delivered bigint NOT NULL DEFAULT 0,
     last_id bigint,
+    store text,
+    pipeline_created_at timestamptz,
     state text,
     code text,
     error text,
     remedy text,
     at timestamptz NOT NULL DEFAULT pg_catalog.now(),
-    PRIMARY KEY (relay_group, pipeline, outbox)
+    PRIMARY KEY (relay_group, pipeline, outbox),
+    FOREIGN KEY (pipeline, pipeline_created_at) REFERENCES tide.relays (pipeline, created_at)
+        ON DELETE CASCADE
 );
 CREATE INDEX ON tide.places (pipeline);
 

@@ -117,8 +117,8 @@ class Places:
             failed, error = unread.get(name, (False, None))
             if name in unread and not failed:
                 continue
-            self._starting.discard(name)
             self._run.release(name)
+            self._starting.discard(name)
             if failed:
                 log.error("the outbox's kept messages can't be read", pipeline=name, error=error)
         return unread
@@ -153,7 +153,8 @@ class Places:
             return
         state, code, error, remedy = told
         values = {
-            "group": self._wanted.group, "pipeline": name, "lsn": format_lsn(upto),
+            "group": self._wanted.group, "pipeline": name, "store": None,
+            "created_at": place.pipeline.created_at, "lsn": format_lsn(upto),
             "snapshot": place.snapshot, "last_id": place.last_id, "delivered": delivered,
             "state": state, "code": code, "error": error, "remedy": remedy,
         }  # fmt: skip

@@ -17,7 +17,8 @@ LISTEN tide_relay
 -- The pipelines from outboxes. `placed`: whether a relay
 -- has run it. What is visible in `snapshot` it has delivered, or never had to; a snapshot from the
 -- future is of another cluster, out of which this database was restored, and tells nothing here.
-SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, p.lsn IS NOT NULL AS placed,
+SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, r.created_at,
+       p.lsn IS NOT NULL AS placed, p.store,
        CASE WHEN pg_catalog.pg_snapshot_xmax(s.snapshot)
                <= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
            THEN s.snapshot::pg_catalog.text END AS snapshot,
@@ -82,16 +83,19 @@ SELECT id FROM {table} WHERE pg_catalog.pg_visible_in_snapshot(xid, %s::pg_catal
 ORDER BY id DESC LIMIT 1
 
 -- name: put_place
--- No row where the pipeline is gone. What is null stays as it was, but for the error.
+-- No row where the pipeline is gone, or is another one by now; a foreign key violation where it goes
+-- while this waits. What is null stays as it was, but for the error.
 INSERT INTO tide.places AS p
-    (relay_group, pipeline, outbox, lsn, delivered_snapshot, last_id, delivered, state, code, error,
-     remedy, at)
-SELECT %(group)s, r.pipeline, r.outbox, %(lsn)s::pg_lsn, %(snapshot)s::pg_snapshot, %(last_id)s,
-       %(delivered)s, %(state)s, %(code)s, %(error)s, %(remedy)s, pg_catalog.clock_timestamp()
+    (relay_group, pipeline, outbox, pipeline_created_at, store, lsn, delivered_snapshot, last_id,
+     delivered, state, code, error, remedy, at)
+SELECT %(group)s, r.pipeline, r.outbox, r.created_at, %(store)s, %(lsn)s::pg_lsn,
+       %(snapshot)s::pg_snapshot, %(last_id)s, %(delivered)s, %(state)s, %(code)s, %(error)s,
+       %(remedy)s, pg_catalog.clock_timestamp()
 FROM tide.relays r
-WHERE r.pipeline = %(pipeline)s AND r.relay_group = %(group)s
+WHERE r.pipeline = %(pipeline)s AND r.relay_group = %(group)s AND r.created_at = %(created_at)s
 ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
-SET lsn = COALESCE(excluded.lsn, p.lsn),
+SET pipeline_created_at = excluded.pipeline_created_at,
+    store = COALESCE(excluded.store, p.store), lsn = COALESCE(excluded.lsn, p.lsn),
     delivered_snapshot = COALESCE(excluded.delivered_snapshot, p.delivered_snapshot),
     last_id = COALESCE(excluded.last_id, p.last_id),
     delivered = GREATEST(excluded.delivered, p.delivered),
@@ -100,18 +104,24 @@ SET lsn = COALESCE(excluded.lsn, p.lsn),
 
 -- name: put_trouble
 -- The same for what keeps a whole group from running; places stay as they are.
-INSERT INTO tide.places AS p (relay_group, pipeline, outbox, state, code, error, remedy)
-SELECT r.relay_group, r.pipeline, r.outbox, 'error', %(code)s, %(error)s, %(remedy)s
+INSERT INTO tide.places AS p
+    (relay_group, pipeline, outbox, pipeline_created_at, state, code, error, remedy)
+SELECT r.relay_group, r.pipeline, r.outbox, r.created_at, 'error', %(code)s, %(error)s, %(remedy)s
 FROM tide.relays r
+JOIN ROWS FROM (
+        pg_catalog.unnest(%(pipelines)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(created_at)s::pg_catalog.timestamptz[])) AS told (pipeline, created_at)
+    USING (pipeline, created_at)
 WHERE r.relay_group = %(group)s AND r.direction = 'out' AND r.enabled
-  AND r.pipeline = ANY (%(pipelines)s)
 ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
-SET state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
+SET pipeline_created_at = excluded.pipeline_created_at, state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
     at = pg_catalog.clock_timestamp()
 
 -- name: unplace
--- Notes that what is committed goes nowhere from here on, until the group begins anew.
-UPDATE tide.places SET lsn = NULL WHERE relay_group = %s
+-- Notes that what is committed goes nowhere from here on, but for some pipelines of a group, until the
+-- others begin anew.
+UPDATE tide.places SET lsn = NULL
+WHERE relay_group = %(group)s AND lsn IS NOT NULL AND NOT pipeline = ANY (%(but)s::pg_catalog.text[])
 
 -- name: sweep
 SELECT tide.outbox_sweep(%s)

@@ -242,17 +242,19 @@ def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
         raise PipelineError("invalid_config", problems, remedy) from None
 
 
-def held(config: Mapping[str, Any], *, source: str, outbox: str) -> OutboxSinkSettings:
+def held(
+    config: Mapping[str, Any], environ: Mapping[str, str], *, source: str, outbox: str
+) -> OutboxSinkSettings | None:
     """Return a sink for a pipeline that can't run: it keeps the messages, and nothing connects it.
 
-    It has the pipeline's `route`, if that can be read, as messages are routed before they wait.
+    Messages are routed before they wait: None where the pipeline's `route` can't be used.
     """
     kept = {key: config[key] for key in ("route",) if key in config}
     anywhere = {"sink_type": "nats", "url": "nats://localhost:4222"}
     try:
-        pipeline = RelayPipeline.model_validate(anywhere | kept)
-    except ValidationError:
-        pipeline = RelayPipeline.model_validate(anywhere)
+        pipeline = RelayPipeline.model_validate(anywhere | resolve(kept, environ))
+    except (UnresolvedError, ValidationError):
+        return None
     return pipeline.sink(source=source, outbox=outbox)
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -37,7 +38,8 @@ DISABLED: Final = "disabled"
 class Pipeline:
     """A row of `tide.relays` with its place; `snapshot` and `delivered` are what it had delivered.
 
-    `placed`: a relay has run it, so that what is committed goes to its sink or into its backlog.
+    `placed`: a relay has run it, so that what is committed goes to its sink or into its backlog, which
+    is in `store`. By `created_at` it is told from a deleted one of its name.
     """
 
     pipeline: str
@@ -48,16 +50,13 @@ class Pipeline:
     placed: bool
     snapshot: str | None
     delivered: int
+    created_at: datetime
+    store: str | None = None
 
     @property
     def table(self) -> str:
         """The outbox's table, as SQL takes it."""
         return qualified_name("tide", f"outbox_{self.outbox}")
-
-    @property
-    def essence(self) -> tuple[Any, ...]:
-        """What it is to do, whatever it has done."""
-        return self.pipeline, self.outbox, self.config, self.enabled
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Wanted:
     """What a group shall run: `config` has its source, called `source`, and a sink each pipeline.
 
     `held` are the sinks whose messages only wait; `left_out` are pipelines that are not in the
-    configuration, as they never began, with the reason where that is none of the user's.
+    configuration, as they never began, or as their messages can't be routed: the outbox keeps these.
     """
 
     group: str
@@ -95,10 +94,14 @@ class Wanted:
         return any(pipeline.placed for pipeline in self.pipelines.values())
 
     def same(self, other: Wanted | None) -> bool:
-        """Tell whether `other` would run as this does."""
-        return other is not None and (self.config, self.held, self.left_out) == (
-            other.config, other.held, other.left_out
-        )  # fmt: skip
+        """Tell whether `other` would run the same pipelines as this does, and in the same way."""
+        return other is not None and (
+            self.config, self.held, self.left_out, self._created
+        ) == (other.config, other.held, other.left_out, other._created)  # fmt: skip
+
+    @property
+    def _created(self) -> dict[str, datetime]:
+        return {name: pipeline.created_at for name, pipeline in self.pipelines.items()}
 
 
 def find(connection: psycopg.Connection[Any]) -> list[Pipeline]:
@@ -177,12 +180,12 @@ class Planner:
         left_out: dict[str, Trouble] = {}
         for pipeline in pipelines:
             sink, trouble = self._sink(name, source, pipeline, environ)
-            if trouble is not None and not pipeline.placed:
+            if trouble is not None and (sink is None or not pipeline.placed):
                 left_out[pipeline.pipeline] = trouble
-                continue
-            sinks[pipeline.pipeline] = sink
-            if trouble is not None:
-                waiting[pipeline.pipeline] = trouble
+            elif sink is not None:
+                sinks[pipeline.pipeline] = sink
+                if trouble is not None:
+                    waiting[pipeline.pipeline] = trouble
         config = Config(
             sources={name: source}, sinks=sinks, store=SecretStr(self._store), spark=self._spark
         )
@@ -191,17 +194,19 @@ class Planner:
 
     def _sink(
         self, name: str, source: PostgresSource, pipeline: Pipeline, environ: Mapping[str, str]
-    ) -> tuple[OutboxSinkSettings, Trouble | None]:
-        """Return the sink of a pipeline, and why it does not run."""
-        trouble = None
+    ) -> tuple[OutboxSinkSettings | None, Trouble | None]:
+        """Return the sink of a pipeline, and why it does not run; no sink: it has no usable route."""
+        trouble = refused = None
+        sink: OutboxSinkSettings | None
         try:
             sink = read(pipeline.config, environ).sink(source=name, outbox=pipeline.outbox)
         except PipelineError as error:
-            sink = held(pipeline.config, source=name, outbox=pipeline.outbox)
+            sink = held(pipeline.config, environ, source=name, outbox=pipeline.outbox)
             trouble = Trouble(error.code, error.message, error.remedy)
-        refused = self._checked(source, pipeline.pipeline, sink)
+        if sink is not None:
+            refused = self._checked(source, pipeline.pipeline, sink)
         if refused is not None:
-            sink = sink.model_copy(update={"route": None})
+            sink = None
         if not pipeline.enabled:
             return sink, _DISABLED
         return sink, trouble or refused

@@ -166,6 +166,10 @@ class Backfills:
 
     # What a run does
 
+    def forget(self, source: str, but: Iterable[str] = ()) -> None:
+        """Cancel a source's backfills, those that failed too, but those of the sinks in `but`."""
+        self._changed("forget", [source, list(but)])
+
     def with_initial(self, source: str) -> set[tuple[str, str, str]]:
         """Return the (sink, schema, table) whose initial backfill was made once."""
         with self._store.connection() as connection:

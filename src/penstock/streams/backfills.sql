@@ -62,6 +62,12 @@ WHERE id = %s AND state IN ('paused', 'failed')
 UPDATE penstock.backfills SET state = 'cancelled', ended_at = now()
 WHERE id = %s AND state IN ('waiting', 'running', 'paused')
 
+-- name: forget
+-- Those of a source, but for some sinks, that have not ended well: nobody shall go on with them.
+UPDATE penstock.backfills SET state = 'cancelled', ended_at = now()
+WHERE source = %s AND NOT sink = ANY (%s::text[])
+  AND state IN ('waiting', 'running', 'paused', 'failed')
+
 -- name: progress
 -- What was under way when it was paused is done too.
 UPDATE penstock.backfills

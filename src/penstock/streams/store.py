@@ -135,6 +135,11 @@ class Store:
             connection.execute(_SQL["lock"], [LOCK_MIGRATE, 0])
             yield connection
 
+    def made_at(self) -> str:
+        """Return when the store was made, to the microsecond: no other one was then."""
+        ((made_at,),) = self._rows(_SQL["made_at"])
+        return str(made_at)
+
     # Sources
 
     def sources(self) -> list[SourceRecord]:

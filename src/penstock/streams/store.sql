@@ -59,6 +59,11 @@ CREATE TABLE penstock.migrations (
 -- name: version
 SELECT coalesce(max(version), 0) FROM penstock.migrations
 
+-- name: made_at
+-- When the schema was made: tells this store from others, and from one that is made in its place.
+SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+FROM penstock.migrations WHERE version = 1
+
 -- name: add_migration
 INSERT INTO penstock.migrations (version) VALUES (%s)
 

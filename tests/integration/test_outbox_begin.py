@@ -1,0 +1,280 @@
+"""How a relay's group begins, and keeps its pipelines' places: against servers, without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from tests.integration.nats_servers import await_true
+from tests.integration.outbox_sql import installed, pipeline, value
+from tests.streams_help import Change, wire
+
+from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.message import Position
+from penstock.outbox.begin import begin, leave
+from penstock.outbox.places import Places
+from penstock.outbox.wanted import Planner, Wanted, find, source_name
+from penstock.settings import SparkSettings
+from penstock.sinks.base import SinkError
+from penstock.streams import backlog
+from penstock.streams.backfills import OPEN, Backfills
+from penstock.streams.errors import StoreError
+from penstock.streams.store import Store
+
+LATE = SinkError("timeout", "Late.")
+UNROUTABLE = [{"when": "record.payload.a = 1", "to": "${env:NOWHERE}"}]
+
+
+class Relayed:
+    """The outbox `o`, and what a relay with one store does for its group."""
+
+    def __init__(self, app: Database, connection: psycopg.Connection[Any], store: Store) -> None:
+        self.app = app
+        self.connection = connection
+        self.store = store
+
+    def wanted(self) -> Wanted:
+        planner = Planner(self.app.url, self.app.name, self.store.url, SparkSettings(), source_name)
+        return planner.plan(find(self.connection), {})["g"]
+
+    def begin(self, wanted: Wanted | None = None) -> frozenset[str]:
+        return begin(self.connection, self.store, wanted or self.wanted())
+
+    def deliver(self) -> None:
+        """Have the relay deliver all that is there, and note it."""
+        wanted = self.wanted()
+        self.store_execute("UPDATE penstock.backfills SET state = 'done'")
+        end = value(self.app, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+        places = self.places(wanted, SimpleNamespace(confirmed_lsn=0, done=[1], error=None))
+        places.state.confirmed_lsn = int(end)
+        places.tick()
+        places.state.confirmed_lsn = int(end) + 1_000_000
+        places.state.done = [2]
+        places.tick()
+
+    def places(self, wanted: Wanted, state: Any, starting: Sequence[str] = ()) -> Any:
+        source = self.store.register_source(wanted.source, "tag")
+        sinks = {
+            name: SimpleNamespace(delivered=1, error=None, behind=False) for name in wanted.sinks
+        }
+        run: Any = SimpleNamespace(
+            state=SimpleNamespace(sources={wanted.source: state}, sinks=sinks),
+            store=SimpleNamespace(source=lambda _: source),
+        )
+        places: Any = Places(self.connection, self.store, wanted, run, frozenset(starting))
+        places.state, places.run = state, run
+        return places
+
+    def wait_with(self, name: str, messages: int = 2) -> None:
+        """Have messages of a pipeline wait."""
+        source = self.store.register_source("tide.g", "tag")
+        rows = wire([Change({"id": n}, position=Position(8, n)) for n in range(messages)])
+        with self.store.connection() as connection:
+            backlog.fall_behind(connection, source.id, name, LATE)
+            backlog.spill(connection, source.id, name, rows, source.base)
+
+    def waiting(self) -> set[str]:
+        with self.store.connection() as connection:
+            return {of.sink for of in backlog.all_behind(connection)}
+
+    def catching_up(self) -> set[str]:
+        return {found.sink for found in Backfills(self.store).find(states=OPEN)}
+
+    def place(self, name: str) -> tuple[Any, ...] | None:
+        """Return whether it is placed, whether it has a snapshot, and what it has delivered."""
+        query = (
+            "SELECT lsn IS NOT NULL, delivered_snapshot IS NOT NULL, delivered"
+            " FROM tide.places WHERE pipeline = %s"
+        )
+        found = self.app.execute(query, [name])
+        return found[0] if found else None
+
+    def store_execute(self, query: str) -> None:
+        with self.store.connection() as connection:
+            connection.execute(query.encode())
+
+
+@pytest.fixture
+def it(database: Database) -> Iterator[Relayed]:
+    installed(database)
+    database.execute("SELECT tide.outbox_create('o')")
+    made(database, "p")
+    with (
+        database.connect(autocommit=True) as connection,
+        Store.open(database.url) as store,
+    ):
+        yield Relayed(database, connection, store)
+
+
+@pytest.fixture
+def other_store(postgres: EmbeddedPostgres) -> Iterator[Store]:
+    name = f"store_{uuid.uuid4().hex[:12]}"
+    made = Database(name, postgres.create_database(name))
+    with Store.open(made.url) as store:
+        yield store
+    made.drop(postgres.url)
+
+
+def made(app: Database, name: str, **config: Any) -> None:
+    pipeline(app, name, "o", subject="s", **config)
+    app.execute("SELECT tide.relay_enable(%s)", [name])
+
+
+def publish(app: Database) -> None:
+    app.execute("SELECT tide.outbox_publish('o', '1')")
+
+
+def test_what_was_delivered_is_not_read_again(it: Relayed) -> None:
+    publish(it.app)
+    assert it.begin() == {"p"}
+    it.deliver()
+    assert it.place("p") == (True, True, 1)
+    it.wait_with("p")
+    assert it.begin() == frozenset()
+    assert it.waiting() == {"p"}
+
+
+def test_one_that_is_made_anew_has_nothing_of_the_old_one(it: Relayed) -> None:
+    publish(it.app)
+    it.begin()
+    it.wait_with("p")
+    it.store_execute("UPDATE penstock.backfills SET state = 'failed'")
+    it.app.execute("SELECT tide.relay_delete('p')")
+    made(it.app, "p")
+    assert it.begin() == {"p"}
+    assert it.waiting() == set()
+    failed = Backfills(it.store).find(states=["failed"])
+    assert failed == []
+
+
+def test_the_old_ones_relay_writes_nothing_for_it(it: Relayed) -> None:
+    it.begin()
+    old = it.wanted()
+    places = it.places(old, SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+    places.tick()
+    assert it.place("p") == (True, True, 1)
+    it.app.execute("SELECT tide.relay_delete('p')")
+    made(it.app, "p")
+    places.run.state.sinks["p"].delivered = 2
+    places.tick()
+    assert it.place("p") is None
+    assert not it.wanted().same(old)
+
+
+def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
+    it.begin()
+    places = it.places(it.wanted(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+
+    def tick() -> None:
+        with contextlib.suppress(psycopg.Error):
+            places.tick()
+
+    keeper = threading.Thread(target=tick)
+    with it.app.connect() as connection:
+        connection.execute("SELECT tide.relay_delete('p')")
+        connection.execute(
+            "SELECT tide.relay_set_outbox('p', 'o', 'g', '{\"sink_type\": \"nats\", \"url\": \"n\"}')"
+        )
+        keeper.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
+        await_true(lambda: value(it.app, waits, it.connection.info.backend_pid) == 1)
+    keeper.join()
+    assert it.place("p") is None
+
+
+def test_what_waits_in_another_store_is_read_from_the_table(
+    it: Relayed, other_store: Store
+) -> None:
+    it.begin()
+    it.deliver()
+    publish(it.app)
+    it.wait_with("p")
+    there = Relayed(it.app, it.connection, other_store)
+    assert there.begin() == {"p"}
+    assert there.catching_up() == {"p"}
+    (asked,) = Backfills(other_store).find()
+    assert asked.condition is not None
+    assert "NOT" in asked.condition  # what was delivered is left out
+    assert there.begin() == {"p"}  # as it goes on there
+    assert len(Backfills(other_store).find()) == 1
+    assert it.begin() == {"p"}
+    assert it.waiting() == set()
+
+
+def test_what_waited_in_a_store_that_is_lost_is_read_from_the_table(it: Relayed) -> None:
+    it.begin()
+    it.deliver()
+    publish(it.app)
+    it.wait_with("p")
+    it.store_execute("DROP SCHEMA penstock CASCADE")
+    Store.open(it.store.url).close()
+    assert it.begin() == {"p"}
+
+
+def test_one_that_cannot_be_routed_is_caught_up_once_it_can(it: Relayed) -> None:
+    """Its messages stay in the outbox meanwhile; the others go on."""
+    made(it.app, "q")
+    it.begin()
+    it.deliver()
+    it.wait_with("p")
+    it.wait_with("q")
+    pipeline(it.app, "p", "o", subject="s", route=UNROUTABLE)
+    assert it.begin() == frozenset()
+    assert it.waiting() == {"q"}
+    assert it.place("p") == (False, True, 1)
+    publish(it.app)
+    pipeline(it.app, "p", "o", subject="s")
+    assert it.begin() == {"p"}
+
+
+def test_a_group_of_nothing_else_has_no_slot(it: Relayed) -> None:
+    it.begin()
+    it.deliver()
+    it.wait_with("p")
+    pipeline(it.app, "p", "o", subject="s", route=UNROUTABLE)
+    wanted = it.wanted()
+    assert wanted.begun
+    leave(it.connection, it.store, wanted)
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    assert value(it.app, slots) == 0
+    assert (wanted.begun, it.waiting()) == (False, set())
+    publish(it.app)
+    pipeline(it.app, "p", "o", subject="s")
+    assert it.begin() == {"p"}
+
+
+def test_places_of_another_relay_count_as_they_are(it: Relayed) -> None:
+    """Who stands by looks every few seconds."""
+    it.begin()
+    it.deliver()
+    looked = it.wanted()
+    it.wait_with("p")
+    publish(it.app)
+    it.app.execute("UPDATE tide.places SET lsn = NULL")
+    assert it.begin(looked) == {"p"}
+    assert it.waiting() == set()
+
+
+def test_a_release_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
+    it.begin()
+    state = SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
+    places = it.places(it.wanted(), state, ["p"])
+    refused, released = [StoreError("gone", "It is gone.")], []
+
+    def release(name: str) -> None:
+        if refused:
+            raise refused.pop()
+        released.append(name)
+
+    places.run.release = release
+    for _ in range(3):
+        with contextlib.suppress(StoreError):
+            places.tick()
+    assert released == ["p"]
