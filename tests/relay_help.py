@@ -26,6 +26,12 @@ def status(app: Database, pipeline: str) -> dict[str, Any]:
     return found
 
 
+def slots(app: Database) -> int:
+    """Return how many slots the database has."""
+    query = "select from pg_replication_slots where database = current_database()"
+    return len(app.execute(query))
+
+
 def publish(app: Database, *numbers: int) -> None:
     """Publish numbers, each in a transaction of its own."""
     for number in numbers:

@@ -14,14 +14,14 @@ from nats.aio.msg import Msg
 from penstock.embedded.handles import Database, JetStream
 
 from ..pipeline import PATIENCE, Penstock, penstock
-from ..relay_help import bodies, publish, relay, set_outbox, status
+from ..relay_help import bodies, publish, relay, set_outbox, slots, status
 
-EXAMPLE = """\
+SET_UP = """\
 select tide.outbox_create('notifications', retention_hours => 24);
 select tide.relay_set_outbox('notify', 'notifications', 'nats-group',
   '{"sink_type":"nats","url":"${env:NATS_URL}","subject":"notifications.{op}","stream":"NOTIFICATIONS"}'::jsonb);
-select tide.relay_enable('notify');
 """
+ENABLE = "select tide.relay_enable('notify');"
 SHIPPED = """\
 begin;
 insert into orders values (555);
@@ -45,11 +45,17 @@ def received(url: str, subject: str, count: int, do: Callable[[], object]) -> li
 
 
 def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """While nothing is enabled, the relay waits, and says so; what is enabled then runs."""
     streams.add_stream("NOTIFICATIONS", "notifications.>")
     app.execute("create table orders (id int primary key)")
-    app.execute(EXAMPLE)
+    app.execute(SET_UP)
+    publish(app, 1)
     with relay(tmp_path, app, streams) as process:
         process.start().wait_ready()
+        process.wait_for(lambda: "no pipeline is enabled" in process.log(), PATIENCE, "told")
+        assert slots(app) == 0
+        app.execute(ENABLE)
+        process.wait_for(lambda: len(bodies(streams, "NOTIFICATIONS")) == 1, PATIENCE, "relayed")
 
         def work() -> None:
             app.execute("begin; select tide.outbox_publish('notifications', '1'); rollback")
@@ -61,7 +67,7 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
         assert message.headers is not None
         assert message.headers["Nats-Msg-Id"] == "ord-555-shipped"
         process.wait_for(
-            lambda: status(app, "notify")["delivered"] == 1, PATIENCE, "the place kept"
+            lambda: status(app, "notify")["delivered"] == 2, PATIENCE, "the place kept"
         )
         (of_pipeline,) = app.execute(
             "select lsn is not null, delivered_snapshot is not null, state, error from tide.places"
@@ -69,19 +75,25 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
         assert of_pipeline == (True, True, "running", None)
         assert process.stop() == 0
         assert not process.stray()
-    # Nothing but the one: what was rolled back is nowhere.
-    assert bodies(streams, "NOTIFICATIONS") == [{"type": "order.shipped"}]
+    # Nothing but the two: what was rolled back is nowhere.
+    assert bodies(streams, "NOTIFICATIONS") == [1, {"type": "order.shipped"}]
 
 
 def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_path: Path) -> None:
-    """Kept messages first; another subject; a pipeline that can't run alone; one that is disabled."""
+    """Kept messages first; another subject; a pipeline that can't run alone; one that is disabled.
+
+    Then its slot is lost: the outbox still has what the slot had not. All as a source of type outbox of
+    `penstock run`.
+    """
     for stream in ("A", "B"):
         streams.add_stream(stream, [stream.lower(), f"{stream.lower()}.>"])
     app.execute("select tide.outbox_create('notifications')")
     publish(app, 1, 2)
     set_outbox(app, "a", "A")
     app.execute("select tide.relay_enable('a')")
-    with relay(tmp_path, app, streams) as process:
+    (tmp_path / "penstock.yaml").write_text("sources: {app: {type: outbox, url: '${APP_URL}'}}")
+    environment = {"APP_URL": app.url, "NATS_URL": streams.url}
+    with Penstock(tmp_path, environment=environment) as process:
         process.start().wait_ready()
         publish(app, 3)
         process.wait_for(lambda: streams.info("A").state.messages == 3, PATIENCE, "all in A")
@@ -105,10 +117,26 @@ def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_pa
         assert streams.info("A").state.messages == 4
         app.execute("select tide.relay_enable('a')")
         process.wait_for(lambda: streams.info("A").state.messages == 6, PATIENCE, "a has them")
+        for pipeline in ("a", "b"):
+            process.wait_for(
+                lambda of=pipeline: status(app, of)["last_id"] == 6,  # type: ignore[misc]
+                PATIENCE, f"{pipeline}'s place kept",
+            )  # fmt: skip
         assert process.stop() == 0
-    assert bodies(streams, "A") == [1, 2, 3, 4, 5, 6]
-    assert [m.subject for m in streams.messages("A")] == ["a"] * 4 + ["a.insert"] * 2
-    assert bodies(streams, "B") == [4, 5, 6]  # what was published since it was set up
+
+        publish(app, 7)
+        app.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+                    " where database = current_database()")  # fmt: skip
+        publish(app, 8)
+        process.start().wait_ready()
+        assert "the group's slot is gone" in process.log()
+        publish(app, 9)
+        process.wait_for(lambda: streams.info("A").state.messages == 9, PATIENCE, "all in A")
+        process.wait_for(lambda: streams.info("B").state.messages == 6, PATIENCE, "all in B")
+        assert process.stop() == 0
+    assert bodies(streams, "A") == list(range(1, 10))
+    assert [m.subject for m in streams.messages("A")] == ["a"] * 4 + ["a.insert"] * 5
+    assert bodies(streams, "B") == list(range(4, 10))  # what was published since it was set up
 
 
 def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path) -> None:
@@ -153,45 +181,3 @@ def test_what_it_refuses(app: Database, streams: JetStream, tmp_path: Path) -> N
     assert done.returncode == 1
     assert "penstock outbox install" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_nothing_is_enabled(app: Database, streams: JetStream, tmp_path: Path) -> None:
-    """It waits, and says so; what is enabled then runs."""
-    streams.add_stream("NOTIFICATIONS", "notifications")
-    app.execute("select tide.outbox_create('notifications')")
-    set_outbox(app, "notify", "NOTIFICATIONS")
-    publish(app, 1)
-    with relay(tmp_path, app, streams) as process:
-        process.start().wait_ready()
-        process.wait_for(lambda: "no pipeline is enabled" in process.log(), PATIENCE, "told")
-        assert app.execute("select 1 from pg_replication_slots where slot_name ~ '^tide_nats'"
-                           " and database = current_database()") == []  # fmt: skip
-        app.execute("select tide.relay_enable('notify')")
-        process.wait_for(
-            lambda: streams.info("NOTIFICATIONS").state.messages == 1, PATIENCE, "relayed"
-        )
-
-
-def test_a_lost_slot_loses_nothing(app: Database, streams: JetStream, tmp_path: Path) -> None:
-    """As a source of type outbox of `penstock run`: the outbox still has what the slot had not."""
-    streams.add_stream("A", "a")
-    app.execute("select tide.outbox_create('notifications')")
-    set_outbox(app, "a", "A")
-    app.execute("select tide.relay_enable('a')")
-    (tmp_path / "penstock.yaml").write_text("sources: {app: {type: outbox, url: '${APP_URL}'}}")
-    environment = {"APP_URL": app.url, "NATS_URL": streams.url}
-    with Penstock(tmp_path, environment=environment) as process:
-        process.start().wait_ready()
-        publish(app, 1)
-        process.wait_for(lambda: status(app, "a")["delivered"] == 1, PATIENCE, "delivered")
-        assert process.stop() == 0
-        publish(app, 2)
-        app.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-                    " where database = current_database()")  # fmt: skip
-        publish(app, 3)
-        process.start().wait_ready()
-        assert "the group's slot is gone" in process.log()
-        publish(app, 4)
-        process.wait_for(lambda: streams.info("A").state.messages == 4, PATIENCE, "all delivered")
-        assert process.stop() == 0
-    assert bodies(streams, "A") == [1, 2, 3, 4]

@@ -14,7 +14,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..pipeline import PATIENCE, Penstock
-from ..relay_help import bodies, publish, publish_at_once, relay, set_outbox, status
+from ..relay_help import bodies, publish, publish_at_once, relay, set_outbox, slots, status
 
 KEPT = 20_000
 WINDOW = 3600.0
@@ -87,11 +87,6 @@ class World:
     def held_by(self) -> list[str]:
         ((said,),) = self.app.execute("select tide.outbox_status('notifications')")
         return [holder["pipeline"] for holder in said["held_by"]]
-
-    def slots(self) -> int:
-        """Return how many slots the database has."""
-        query = "select from pg_replication_slots where database = current_database()"
-        return len(self.app.execute(query))
 
 
 def test_what_a_relay_lives_through(
@@ -172,9 +167,9 @@ def the_database_restarts(world: World) -> None:
 def a_group_ends(world: World) -> None:
     """Its slot is dropped; the other one goes on."""
     had = world.last
-    assert world.slots() == 2
+    assert slots(world.app) == 2
     world.app.execute("select tide.relay_delete('b')")
-    world.process.wait_for(lambda: world.slots() == 1, PATIENCE, "without the slot")
+    world.process.wait_for(lambda: slots(world.app) == 1, PATIENCE, "without the slot")
     world.publish()
     world.await_all("A")
     assert world.count("B") == had
