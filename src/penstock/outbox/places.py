@@ -23,9 +23,6 @@ from penstock.run import Run
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.outbox", "relay.sql")
-_SWEEP_SECONDS: Final = 60.0
-_SWEEP_ROWS: Final = 100_000
-"""A sweep that has deleted so many has more to do: the next tick goes on."""
 _LSN_SECONDS: Final = 30.0
 """How often a place is written where nothing but the LSN has moved: each write moves that itself."""
 
@@ -69,10 +66,13 @@ class Places:
         self._run = run
         self._starting = set(starting)
         self._places = {name: _Place(wanted.pipelines[name]) for name in wanted.sinks}
-        self._swept_at = time.monotonic()
+        self._failing: dict[str, str | None] = {}
 
     def tick(self) -> None:
-        """Look how far the pipelines are, and write what has changed."""
+        """Look how far the pipelines are, and write what has changed.
+
+        What Postgres has against one place, a lock that somebody has on it, keeps none of the others.
+        """
         source = self._run.state.sources[self._wanted.source]
         # In this order: what was durable by then is delivered, or found in a backlog below.
         flushed, done = source.confirmed_lsn, source.done
@@ -81,21 +81,22 @@ class Places:
             unread = self._unread()
             for name, place in self._places.items():
                 upto = waiting.get(name, flushed)
-                if name not in unread:
-                    self._sample(place, upto, done)
-                self._write(name, place, min(upto, flushed), unread.get(name))
-        if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
-            self.sweep()
+                try:
+                    if name not in unread:
+                        self._sample(place, upto, done)
+                    self._write(name, place, min(upto, flushed), unread.get(name))
+                except psycopg.Error as error:
+                    self._failed(name, error)
+                else:
+                    self._failing.pop(name, None)
 
-    def sweep(self) -> None:
-        """Delete from the outboxes what nobody needs any more."""
-        self._swept_at = time.monotonic()
-        for outbox in sorted({place.pipeline.outbox for place in self._places.values()}):
-            row = self._connection.execute(_SQL["sweep"], [outbox]).fetchone()
-            if row is not None and row[0]:
-                log.info("outbox swept", outbox=outbox, deleted=row[0])
-                if row[0] >= _SWEEP_ROWS:
-                    self._swept_at -= _SWEEP_SECONDS
+    def _failed(self, name: str, error: psycopg.Error) -> None:
+        """Log once what is wrong with a place; raise it where the session ended."""
+        if self._connection.closed:
+            raise error
+        if self._failing.get(name) != error.sqlstate:
+            self._failing[name] = error.sqlstate
+            log.warning("place could not be written; trying again", pipeline=name, error=str(error))
 
     def _waiting(self) -> dict[str, int]:
         """Return of each pipeline that has messages waiting where the first of them was committed."""

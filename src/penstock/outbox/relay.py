@@ -25,6 +25,7 @@ from penstock.outbox.group import Group
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.shared import SharedStreams
+from penstock.outbox.sweep import Sweeper
 from penstock.outbox.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.errors import CaptureError, SetupError
@@ -63,6 +64,7 @@ class Relay:
         self._planner: Planner | None = None
         self._groups: dict[str, Group] = {}
         self._shared = SharedStreams()
+        self._sweeper = Sweeper()
         self._stopping = threading.Event()
         self._looked = False
         self._idle_told = False
@@ -142,6 +144,7 @@ class Relay:
                     connection.execute(_SQL["listen"])
                     for _ in self._looks(connection):
                         self._look(connection)
+                        self._sweeper.look(connection)
                         if told:
                             told = False
                             log.info("the outboxes' database answers again", relay=self.name)
@@ -164,7 +167,8 @@ class Relay:
             left = due - time.monotonic()
             if left <= 0:
                 yield
-                due, latest = time.monotonic() + _POLL_SECONDS, math.inf
+                pause = _QUIET_SECONDS[0] if self._sweeper.busy else _POLL_SECONDS
+                due, latest = time.monotonic() + pause, math.inf
                 continue
             told = list(connection.notifies(timeout=min(left, _HEAR_SECONDS), stop_after=1))
             if told:

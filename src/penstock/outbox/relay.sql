@@ -32,16 +32,18 @@ WHERE r.direction = 'out'
 ORDER BY r.pipeline
 
 -- name: try_lock
--- A group's lock, of the session; `class` tells it from locks of other kinds.
-SELECT pg_catalog.pg_try_advisory_lock(%(class)s, pg_catalog.hashtext(%(group)s))
+-- A group's lock, of the session; `class` tells it from locks of other kinds. The hash has 64 bits, as
+-- of two groups with one lock the second would never run.
+SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%(group)s, %(class)s))
 
 -- name: short
--- A session whose client's machine is gone ends within seconds, and with it the lock.
+-- A session whose client's machine is gone ends within seconds, and with it the lock. None waits long for
+-- a transaction that somebody left open.
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('idle_session_timeout', '0'),
     ('statement_timeout', '0'),
-    ('lock_timeout', '0'),
+    ('lock_timeout', %s),
     ('tcp_keepalives_idle', '2'),
     ('tcp_keepalives_interval', '1'),
     ('tcp_keepalives_count', '3'),
@@ -123,8 +125,13 @@ SET pipeline_created_at = excluded.pipeline_created_at, state = excluded.state, 
 UPDATE tide.places SET lsn = NULL
 WHERE relay_group = %(group)s AND lsn IS NOT NULL AND NOT pipeline = ANY (%(but)s::pg_catalog.text[])
 
+-- name: outboxes
+SELECT name FROM tide.outboxes ORDER BY name
+
 -- name: sweep
-SELECT tide.outbox_sweep(%s)
+-- Null where another relay sweeps it now.
+SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(
+    pg_catalog.hashtextextended(%(outbox)s, %(class)s)) THEN tide.outbox_sweep(%(outbox)s) END
 
 -- name: backlog
 -- Of each sink of a source that is behind: the first place that is not delivered yet, null where

@@ -17,12 +17,14 @@ _CONNECT: Final = {
     "tcp_user_timeout": 5_000,
 }  # fmt: skip
 
+_LOCK_TIMEOUT: Final = "1s"
+
 
 def connect(url: str) -> psycopg.Connection[Any]:
     """Return a connection in autocommit mode whose ends soon know that the other one is gone."""
     connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]
     try:
-        connection.execute(_SQL["short"])
+        connection.execute(_SQL["short"], [_LOCK_TIMEOUT])
     except BaseException:
         connection.close()
         raise
@@ -30,12 +32,12 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 async def connect_async(url: str) -> psycopg.AsyncConnection[Any]:
-    """Return the same for an event loop."""
+    """Return the same for an event loop, where whoever waits for a lock keeps up nobody."""
     connection = await psycopg.AsyncConnection.connect(
         url, autocommit=True, **_CONNECT  # type: ignore[arg-type]
     )  # fmt: skip
     try:
-        await connection.execute(_SQL["short"])
+        await connection.execute(_SQL["short"], ["0"])
     except BaseException:
         await connection.close()
         raise
@@ -44,6 +46,14 @@ async def connect_async(url: str) -> psycopg.AsyncConnection[Any]:
 
 def postgres_error(error: psycopg.Error, url: str) -> SetupError:
     """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        said = error.diag.context or error.diag.message_primary or ""
+        return SetupError(
+            "locked",
+            f"{address(url)}: an open transaction has locked what the relay writes or reads ({said}).",
+            remedy="End that one: select * from pg_stat_activity where xact_start is not null.",
+            transient=True,
+        )
     if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
         return connection_error(error, url)
     said = error.diag.message_primary or type(error).__name__
