@@ -254,8 +254,12 @@ class _Reader:
             return None
 
     def problem(self, path: yaml_lines.Path, message: str) -> None:
-        # What a missing variable leaves behind is wrong too, and not worth a second message.
-        if not any(known == path for _, known, _ in self.document.problems):
+        # What a missing variable leaves behind is wrong too, and so is the list that it stands in:
+        # not worth a second message.
+        if not any(
+            known == path or (known[:-1] == path and isinstance(known[-1], int))
+            for _, known, _ in self.document.problems
+        ):
             self.document.problems.append((self.document.line(path), path, message))
 
     def explain(self, model: type[BaseModel], error: ErrorDetails, path: yaml_lines.Path) -> str:
