@@ -86,6 +86,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table_console().print(table)
 
 
+def local_time(iso: str | None) -> str:
+    """Return a time that came as JSON the way tables show times: by the local clock."""
+    return _cell(None if iso is None else datetime.fromisoformat(iso))
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")

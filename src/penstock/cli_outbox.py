@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli_common import AsJson, errors, fail, json_text, print_table
+from penstock.cli_common import AsJson, errors, fail, json_text, local_time, print_table
 
 outboxes = typer.Typer(
     help="Set up the transactional outbox in a database, and look at what it holds.",
@@ -93,7 +92,7 @@ def _show(found: dict[str, Any]) -> None:
                 _yes(box["enabled"]),
                 f"{box['retention_hours']} h",
                 f"{'' if box['rows_exact'] else 'about '}{box['rows']:,}",
-                _time(box["oldest"]),
+                local_time(box["oldest"]),
                 ", ".join(box["publishers"]),
                 "; ".join(f"{held['pipeline']}: {held['reason']}" for held in box["held_by"]),
             )
@@ -109,7 +108,7 @@ def _show(found: dict[str, Any]) -> None:
                     box["pending"],
                     box["processed"],
                     box["failed"],
-                    _time(box["oldest_pending"]),
+                    local_time(box["oldest_pending"]),
                 )
                 for box in found["inboxes"]
             ],
@@ -130,10 +129,6 @@ def _show(found: dict[str, Any]) -> None:
     for pipeline in found["pipelines"]:
         if told := trouble(pipeline):
             typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
-
-
-def _time(iso: str | None) -> datetime | None:
-    return None if iso is None else datetime.fromisoformat(iso)
 
 
 def _yes(value: bool) -> str:

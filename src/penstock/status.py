@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli_common import table_console
+from penstock.cli_common import local_time, table_console
 from penstock.config import Config, OutboxSource
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def show(status: Status) -> None:
             counts = [
                 sink.get(k, 0) for k in ("delivered", "duplicates", "dead_lettered", "retries")
             ]
-            sinks.add_row(*map(Text, [name, *map(str, counts), _state(sink)]))
+            sinks.add_row(*map(Text, [name, *(f"{c:,}" for c in counts), _state(sink)]))
         if sinks.row_count:
             console.print(sinks)
         _show_backfills(console, running.get("backfills", []))
@@ -117,7 +117,7 @@ def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
     )  # fmt: skip
     for name, outbox in outboxes.items():
         for each in outbox["pipelines"]:
-            since, seen = (str(each[k] or "-")[:19] for k in ("pending_since", "at"))
+            since, seen = (local_time(each[k]) or "-" for k in ("pending_since", "at"))
             waiting = "-" if each["pending"] is None else str(each["pending"])
             cells = [name, each["pipeline"], each["outbox"] or each["inbox"], each["relay_group"]]
             cells += [pipeline_state(each), str(each["delivered"]), waiting, since, seen]

@@ -191,6 +191,9 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     assert notify[:8] == ["app", "notify", "orders", "g", "no", "relay", "yet", "0"]
     assert others[:5] == ["app", "others", "orders", "other", "disabled"]
 
+    ((first_at,),) = tide.execute("SELECT created_at FROM tide.outbox_orders")
+    assert f" {first_at.astimezone():%Y-%m-%d %H:%M:%S} " in result.output
+
     delivered(tide, "notify")
     tide.execute("SELECT tide.outbox_publish('orders', '2')")
     report = json.loads(invoke(*arguments, "--json").output)["outboxes"]["app"]
