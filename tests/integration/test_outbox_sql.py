@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -348,6 +350,24 @@ def test_a_publisher_that_is_dropped_meanwhile_leaves_its_id(tide: Database) -> 
         thread.join()
     tide.execute("SELECT tide.outbox_create('o')")
     assert value(tide, "SELECT tide.outbox_publish('o', '3')") == 3
+
+
+def test_what_the_page_says_to_do_after_a_restore(tide: Database) -> None:
+    page = Path(__file__).parents[2] / "docs/how-to/outbox.md"
+    section = page.read_text().split("## Restore a database")[1].split("## ")[0]
+    ids_ahead, mend = re.findall(r"```sql\n(.+?)```", section, re.S)
+    tide.execute("SELECT tide.outbox_create('notifications')")
+    publish = "SELECT tide.outbox_publish('notifications', '1')"
+    tide.execute(publish)
+    tide.execute(ids_ahead)
+    assert value(tide, publish) > 1000000
+    # Of a cluster that had counted further.
+    tide.execute("UPDATE tide.outbox_notifications SET xid = '900000000'")
+    visible = """SELECT bool_and(pg_visible_in_snapshot(xid, pg_current_snapshot()))
+                 FROM tide.outbox_notifications"""
+    assert value(tide, visible) is False
+    tide.execute(mend)
+    assert value(tide, visible) is True
 
 
 def test_a_transaction_that_was_open_for_long_is_kept_until_it_is_delivered(tide: Database) -> None:
