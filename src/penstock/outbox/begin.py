@@ -56,12 +56,11 @@ def leave(connection: psycopg.Connection[Any], store: Store, wanted: Wanted) -> 
     slot = wanted.config.sources[wanted.source].slot
     with contextlib.suppress(psycopg.errors.ObjectInUse):
         connection.execute(_SQL["drop_slot"], [slot])
-    if (
-        connection.execute(_SQL["slot"], [slot]).fetchone() is None
-    ):  # else who read it is just going
-        _unplace(connection, wanted, ())
-        forget(store, wanted.source, ())
-        _look_again(connection, wanted)
+    if connection.execute(_SQL["slot"], [slot]).fetchone() is not None:
+        return  # who read it is just going: the next look drops it
+    _unplace(connection, wanted, ())
+    forget(store, wanted.source, ())
+    _look_again(connection, wanted)
 
 
 def forget(store: Store, source: str, sinks: Collection[str]) -> None:
