@@ -166,7 +166,7 @@ class Penstock:
         """SIGKILL to every process of it at once."""
         kill(self.tree())
         if self._process is not None:
-            self._process.wait(30)
+            self._process.wait(PATIENCE)
 
     def __enter__(self) -> Penstock:
         return self
@@ -175,7 +175,7 @@ class Penstock:
         if self._process is not None:
             family = self.tree()
             kill(family)
-            self._process.wait(30)
+            self._process.wait(PATIENCE)
 
 
 def kill(processes: list[psutil.Process]) -> None:

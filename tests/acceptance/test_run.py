@@ -369,7 +369,7 @@ def test_a_dropped_publication_is_told_of(shop: Shop) -> None:
 def test_a_slot_dropped_while_it_runs_ends_the_run(shop: Shop) -> None:
     family = shop.pipeline.tree()
     drop_slot(shop.postgres, "penstock_shop")
-    assert shop.pipeline.wait(90) == 1
+    assert shop.pipeline.wait() == 1
     failed = [e for e in shop.pipeline.events() if e.get("code") == "slot_missing"]
     assert failed
     assert failed[-1]["level"] == "error"
@@ -394,7 +394,7 @@ def test_the_log_is_one_json_object_a_line(shop: Shop) -> None:
 
 def drop_slot(postgres: EmbeddedPostgres, slot: str) -> None:
     """Drop a slot that a walsender holds, however fast that comes back."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     with psycopg.connect(postgres.url, autocommit=True) as admin:
         while time.monotonic() < deadline:
             admin.execute(

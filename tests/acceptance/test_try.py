@@ -15,7 +15,7 @@ import pytest
 from penstock.embedded.handles import Database
 
 from ..cli import SECRET, fails, run, write
-from ..pipeline import COMMAND, penstock
+from ..pipeline import COMMAND, PATIENCE, penstock
 
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10, 2), region text, name text)"
 SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
@@ -134,7 +134,7 @@ def test_for_people_and_from_standard_input(folder: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "try", "--sink", "lua", "--message", "-"],
         input=json.dumps(order(1)), cwd=folder, env={**os.environ, **environment()},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert '→ out  orders.eu  {"record":{"id":1' in done.stdout
@@ -188,7 +188,7 @@ def test_live(folder: Path, database: Database) -> None:
         wait_said(process, "Waiting for the next 2 changes")
         for number in range(3):
             database.execute("INSERT INTO orders VALUES (%s, 1, 'eu', 'bo')", [number])
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     found = json.loads(out)
     assert [f["message"]["record"]["id"] for f in found] == [0, 1]
@@ -203,7 +203,7 @@ def test_live_that_is_interrupted(folder: Path, database: Database) -> None:
         wait_said(process, "Waiting for the next 2 changes")
         assert len(database.execute(SLOTS)) == 1
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in out + err
     until_gone(database)

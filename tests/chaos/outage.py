@@ -26,7 +26,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.message import Position, parse_lsn
 from penstock.streams.store import Store
 
-from ..pipeline import Penstock, penstock
+from ..pipeline import PATIENCE, Penstock, penstock
 
 GROUPS = 50
 SINK = "shaky"
@@ -136,7 +136,7 @@ class Writer(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(PATIENCE)
         if self.error is not None:
             raise self.error
 
@@ -167,7 +167,7 @@ class Reader(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(PATIENCE)
 
 
 async def _say_nothing(_: Exception) -> None:
@@ -254,7 +254,9 @@ class Outage:
         gone = time.time()
         self._shaky.stop()
         self._say("the server is gone")
-        pipeline.wait_for(lambda: self._state(pipeline) == "detached", 30, "telling of the sink")
+        pipeline.wait_for(
+            lambda: self._state(pipeline) == "detached", PATIENCE, "telling of the sink"
+        )
         self._watch_slot(pipeline, gone + self._seconds / 2)
         self._say("penstock run is killed")
         killed = time.time()
@@ -269,7 +271,7 @@ class Outage:
         outcome.outage = returned - gone
         self._shaky.start()
         self._say("the server is back")
-        pipeline.wait_for(lambda: self._state(pipeline) == "attached", 60, "attached again")
+        pipeline.wait_for(lambda: self._state(pipeline) == "attached", PATIENCE, "attached again")
         outcome.caught_up = time.time() - returned
         _pause(2)
         outcome.states = [
@@ -287,7 +289,10 @@ class Outage:
         while time.time() < until or not self._outcome.slot_seconds:
             started = time.monotonic()
             ((now,),) = self._shop.execute("SELECT pg_current_wal_lsn()")
-            pipeline.wait_for(lambda now=now: self._confirmed() >= parse_lsn(now), 20, "confirmed")  # type: ignore[misc]
+            pipeline.wait_for(
+                lambda now=now: self._confirmed() >= parse_lsn(now),  # type: ignore[misc]
+                PATIENCE, "confirmed",
+            )  # fmt: skip
             self._outcome.slot_seconds.append(time.monotonic() - started)
             _pause(0.2)
 
@@ -307,7 +312,7 @@ class Outage:
                 len(reader.numbers) >= count
                 and all(s.info(STREAM).state.messages >= count for s in streams)
             ),
-            30,
+            PATIENCE,
             "all there",
         )
 

@@ -20,7 +20,7 @@ PUBLICATION = (
     "CREATE PUBLICATION p FOR TABLES IN SCHEMA public"
     " WITH (publish_via_partition_root, publish_generated_columns = stored)"
 )
-PATIENCE = 20.0
+PATIENCE = 240.0
 
 
 class Message(NamedTuple):

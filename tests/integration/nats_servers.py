@@ -14,6 +14,7 @@ from typing import Any
 
 import nkeys
 import pyarrow as pa
+from tests.pipeline import PATIENCE
 
 from penstock.message import WIRE_SCHEMA
 from penstock.nats_config import NatsSinkConfig
@@ -94,7 +95,7 @@ class Writer:
     def running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def result(self, timeout: float = 30) -> Written:
+    def result(self, timeout: float = PATIENCE) -> Written:
         assert self._thread is not None
         self._thread.join(timeout)
         assert not self._thread.is_alive(), f"write goes on; errors: {self.errors[-3:]}"
@@ -104,11 +105,11 @@ class Writer:
         self.sink.close()
         return self._result
 
-    def write(self, rows: pa.RecordBatch, timeout: float = 30) -> Written:
+    def write(self, rows: pa.RecordBatch, timeout: float = PATIENCE) -> Written:
         self.start(rows)
         return self.result(timeout)
 
-    def until_retry(self, code: str, timeout: float = 20) -> None:
+    def until_retry(self, code: str, timeout: float = PATIENCE) -> None:
         """Wait until the sink has reported `code`."""
         deadline = time.monotonic() + timeout
         while code not in self.codes:
@@ -118,7 +119,7 @@ class Writer:
             self.retried.wait(min(left, 1))
 
 
-def await_true(condition: Callable[[], bool], timeout: float = 20) -> None:
+def await_true(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
     """Poll what has no event to wait for."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
