@@ -95,7 +95,8 @@ def test_what_a_relay_lives_through(
 ) -> None:  # fmt: skip
     """Its store is elsewhere; all that happens, happens to one relay, to spare starts of Spark."""
     for stream in ("A", "B"):
-        streams.add_stream(stream, stream.lower(), duplicate_window=WINDOW)
+        subjects = [stream.lower(), f"{stream.lower()}.>"]
+        streams.add_stream(stream, subjects, duplicate_window=WINDOW)
     app.execute("select tide.outbox_create('notifications')")
     publish_at_once(app, 1, KEPT)
     set_outbox(app, "a", "A", group="one")
@@ -108,6 +109,7 @@ def test_what_a_relay_lives_through(
         assert app.execute("select 1 from pg_namespace where nspname = 'penstock'") == []
         groups_are_independent(world)
         the_database_restarts(world)
+        a_route_cannot_be_used(world)
         assert bodies(streams, "B") == list(range(1, world.last + 1))
         a_group_ends(world)
         assert process.stop() == 0
@@ -162,6 +164,18 @@ def the_database_restarts(world: World) -> None:
     world.app.close()
     world.publish()
     world.await_all("A", "B")
+
+
+def a_route_cannot_be_used(world: World) -> None:
+    """The messages stay in the outbox, and none goes out without the route."""
+    before = world.count("B")
+    set_outbox(world.app, "b", "B", group="two", route=[{"to": "${env:NOWHERE}"}])
+    world.await_state("b", "error")
+    world.process.wait_for(lambda: slots(world.app) == 1, PATIENCE, "without the slot")
+    world.publish()
+    set_outbox(world.app, "b", "B", group="two", route=[{"to": "b.routed"}])
+    world.await_all("B")
+    assert {m.subject for m in world.streams.messages("B")[before:]} == {"b.routed"}
 
 
 def a_group_ends(world: World) -> None:
