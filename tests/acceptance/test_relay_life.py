@@ -149,9 +149,9 @@ def groups_are_independent(world: World) -> None:
     world.app.execute(
         "update tide.outbox_notifications set created_at = created_at - interval '2 days'"
     )
-    world.await_swept_to(10)
     # The place of a pipeline is kept now and then.
     world.process.wait_for(lambda: world.held_by() == ["b"], PATIENCE, "held by b alone")
+    world.await_swept_to(10)
     assert world.count("B") == before
     world.app.execute("select tide.relay_enable('b')")
     world.await_all("B")
