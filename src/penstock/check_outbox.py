@@ -14,7 +14,7 @@ from penstock.finding import Finding
 from penstock.outbox.catalog import find_schema, version_of
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.inbox_nats import durable_name, read_settings
-from penstock.outbox.install import DIGEST, VERSION
+from penstock.outbox.install import DIGEST, VERSION, version_fault
 from penstock.outbox.settings import OutboxSinkSettings, PipelineError
 from penstock.outbox.wanted import Planner, Trouble, find, source_name
 from penstock.postgres.admin import Catalog, address, open_catalog
@@ -73,13 +73,9 @@ def _schema(what: str, catalog: Catalog) -> Iterator[Finding]:
         yield Finding("error", what, message, fix)
         return
     found = version_of(catalog.connection)
-    if found is None or found[0] < VERSION:
-        there = "none" if found is None else found[0]
-        yield Finding("error", what, f"its version is {there}, and {VERSION} is needed", install)
-    elif found[0] > VERSION:
-        message = f"its version is {found[0]}, and this Penstock knows {VERSION}"
-        yield Finding("error", what, message, "run the newer Penstock that made it")
-    elif found[1] != DIGEST:
+    if (fault := version_fault(found)) is not None:
+        yield Finding("error", what, *fault)
+    elif found is not None and found[1] != DIGEST:
         message = f"it has version {VERSION}, with functions of another Penstock"
         yield Finding("error", what, message, install)
     else:

@@ -50,8 +50,12 @@ def configuration(url: str, groups: list[str] | None, store: str | None) -> Conf
         }
         return Config(sources={}, sinks={}, outboxes=outboxes, store=store)
     except ValidationError as error:
-        faults = [f"--{e['loc'][0]}: {_message(e['msg'])}" for e in error.errors()]
+        faults = [f"--{_option(e['loc'])}: {_message(e['msg'])}" for e in error.errors()]
         raise ConfigError(faults) from None
+
+
+def _option(loc: tuple[int | str, ...]) -> int | str:
+    return "group" if loc[0] == "relay_group" else loc[0]
 
 
 def _message(text: str) -> str:

@@ -309,7 +309,7 @@ class Run:
         if self._once:
             self._await_backlogs()
         if self._stopping.is_set():
-            if self._failed is None:
+            if self._failed is None and self._holding is None:
                 log.info("stopping: finishing the batch under way")
             if self._backfilling is not None:
                 self._backfilling.drain()

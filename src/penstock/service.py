@@ -104,7 +104,8 @@ class Service:
         sinks = self._states.sinks
         delivered = {name: sink.delivered for name, sink in sinks.items()}
         behind = {name: sink.backlog for name, sink in sinks.items() if sink.behind}
-        log.info("stopped", delivered=delivered, **({"backlog": behind} if behind else {}))
+        told = {"delivered": delivered} if self._run is not None else {}
+        log.info("stopped", **told, **({"backlog": behind} if behind else {}))
 
     def _app(self) -> FastAPI:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""

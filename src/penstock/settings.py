@@ -32,6 +32,7 @@ Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
 
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+_GROUP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,55}\Z")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])\Z")
 _NO_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
 _NO_PATH: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
@@ -111,7 +112,17 @@ class OutboxSource(_Model):
 
     type: Literal["outbox"]
     url: SecretStr
-    relay_group: str | None = Field(None, min_length=1)
+    relay_group: str | None = None
+
+    @field_validator("relay_group")
+    @classmethod
+    def _check_group(cls, name: str | None) -> str | None:
+        if name is not None and not _GROUP_NAME.match(name):
+            raise ValueError(
+                f"{name!r} can't be a relay group: expected a letter or '_', then letters, digits, '_',"
+                " '-' and '.', at most 56"
+            )
+        return name
 
     @field_validator("url")
     @classmethod

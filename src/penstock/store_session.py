@@ -28,7 +28,7 @@ from penstock.streams.store import SourceRecord, Store
 # After a kill the server may hold the last run's lock until it notices that the connection is gone.
 _CLAIM_PATIENCE: Final = 75.0
 
-_RELEASED: Final = SinkError("started", "What came in while it started goes first.")
+_RELEASED: Final = SinkError(backlog.STARTED, "What came in while it started goes first.")
 
 log = structlog.get_logger("penstock")
 

@@ -19,7 +19,7 @@ from penstock.outbox.shared import SharedStreams
 from penstock.outbox.wanted import Planner, find, source_name
 from penstock.settings import SparkSettings
 
-from ..cli import run
+from ..cli import fails, run
 from .outbox_sql import delivered, installed
 
 NOBODY = "127.0.0.1:9"
@@ -95,11 +95,21 @@ def test_a_database_without_the_schema(database: Database, write: Callable[..., 
     assert "penstock outbox install" in finding.fix
 
 
-def test_functions_of_another_penstock(tide: Database, write: Callable[..., Path]) -> None:
+def test_functions_of_another_penstock(
+    tide: Database, write: Callable[..., Path], tmp_path: Path
+) -> None:
     tide.execute("UPDATE tide.migrations SET functions = 'x'")
     assert "of another Penstock" in only(findings(write()), "schema tide").message
     tide.execute("UPDATE tide.migrations SET version = version + 1")
     assert "this Penstock knows" in only(findings(write()), "schema tide").message
+    said = fails(tmp_path, 1, f"relay --url {tide.url}")
+    assert "The schema tide" in said
+    assert "run the newer Penstock that made it" in said
+
+
+def test_a_group_that_can_not_be(tide: Database, tmp_path: Path) -> None:
+    said = fails(tmp_path, 2, f"relay --url {tide.url} --group bad/group")
+    assert "--group: 'bad/group' can't be a relay group" in said
 
 
 def test_a_role_that_may_not_relay(tide: Database, write: Callable[..., Path]) -> None:

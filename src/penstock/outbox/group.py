@@ -149,6 +149,7 @@ class Group:
         with self._changing:
             self._wanted, self._asked = wanted, True
             if self._run is not None and not (wanted and wanted.same(self._running)):
+                log.info("settings changed: the group's run begins anew", group=self.name)
                 self._run.stop()
         self._wake.set()
 
@@ -161,6 +162,7 @@ class Group:
         with self._changing:
             self._stopping.set()
             if self._run is not None:
+                log.info("stopping: finishing the batch under way", group=self.name)
                 self._run.stop()
         self._inboxes.activate(False)
         self._wake.set()

@@ -46,6 +46,17 @@ class Installed:
     warnings: tuple[str, ...] = ()
 
 
+def version_fault(found: tuple[int, str] | None) -> tuple[str, str] | None:
+    """Return why this Penstock can't work with a schema of that version, and what to do about it."""
+    if found is None or found[0] < VERSION:
+        there = "none" if found is None else found[0]
+        return f"its version is {there}, and {VERSION} is needed", "penstock outbox install --url …"
+    if found[0] > VERSION:
+        message = f"its version is {found[0]}, and this Penstock knows {VERSION}"
+        return message, "run the newer Penstock that made it"
+    return None
+
+
 def script(after: int = 0) -> str:
     """Return the SQL that brings a schema of version `after` (0: there is none) up to `VERSION`.
 

@@ -20,9 +20,11 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from penstock import queries
+from penstock.outbox.catalog import version_of
 from penstock.outbox.errors import not_installed
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
+from penstock.outbox.install import version_fault
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.shared import SharedStreams
 from penstock.outbox.sweep import Sweeper
@@ -107,6 +109,13 @@ class Relay:
                     remedy="As the role that installed the schema: select tide.relay_grant("
                     f"{sql.Literal(role).as_string(catalog.connection)}); or relay as that one.",
                 )
+            wrong = version_fault(version_of(catalog.connection))
+            if wrong is not None:
+                message, remedy = wrong
+                raise SetupError(
+                    "wrong_version",
+                    f"The schema tide of database {database}: {message}.", remedy=f"Do: {remedy}.",
+                )  # fmt: skip
             # Inboxes alone need none of what a capture does.
             fault = server_fault(catalog)
             if fault and (find(catalog.connection) or not find_inboxes(catalog.connection)):

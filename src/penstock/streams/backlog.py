@@ -34,6 +34,8 @@ _BYTES: Final = 16 * 1024 * 1024
 _SCHEMA: Final = WIRE_SCHEMA.append(SUBJECT_FIELD)
 STARTING: Final = "starting"
 """The code of a sink that gets a backfill's rows before what waits for it."""
+STARTED: Final = "started"
+"""The code of one that has them all, and takes what waits for it now."""
 _FIRST: Final = -(1 << 62)
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 

@@ -310,6 +310,8 @@ class Drainer:
                 "sink detached", sink=self._sink, code=behind.code, error=behind.error,
                 after=str(self._detach_after),
             )  # fmt: skip
+        elif behind.code == backlog.STARTED:
+            log.info("sink takes what came in while it started", sink=self._sink)
         else:
             log.warning(
                 "sink is behind, its messages wait in the store", sink=self._sink,
