@@ -101,10 +101,11 @@ def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Fin
         if sink.patterns is None or matches_any(sink.patterns, table.schema, table.name)
     ]
     identities = catalog.identities(tables)
-    for key, expressions in _by_key(made.expressions):
-        references = _references(expressions)
-        # One that looks at the action says itself what becomes of deletes.
-        deletes = DELETE in wanted_actions(sink) and "action" not in references
+    by_key = {key: _references(expressions) for key, expressions in _by_key(made.expressions)}
+    filtered = "action" in by_key.get("filter", {})
+    for key, references in by_key.items():
+        # One that looks at the action says itself what becomes of deletes, as does the filter before it.
+        deletes = DELETE in wanted_actions(sink) and not filtered and "action" not in references
         for table in tables:
             of_table = identities[table.oid]
             if deletes:

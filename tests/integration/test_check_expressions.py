@@ -110,6 +110,7 @@ def test_columns_that_deletes_do_not_tell(look: Look) -> None:
     for sink in (
         {"actions": ["insert", "update"], "filter": "record.amount > 1"},
         {"filter": "action <> 'delete' and record.amount > 1"},
+        {"filter": "action <> 'delete'", "transform": {"sql": "record.amount * 2 as a"}},
         {"transform": {"sql": "record.id, record.amount"}},  # what passes through is left out
     ):
         assert [f.level for f in look(tables=["public.orders"], **sink)] == ["ok"], sink
