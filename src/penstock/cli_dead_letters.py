@@ -86,15 +86,10 @@ def _letters(
     config: Path, url: str | None, relay_store: str | None
 ) -> Iterator[tuple[Store, _Settings]]:
     """Give the store that dead letters are in: the file's, or a relay's."""
-    from penstock.config import ConfigError  # noqa: PLC0415
     from penstock.streams.store import Store  # noqa: PLC0415
 
     if not config.exists():
         url = url or os.environ.get(URL_VARIABLE)
-        if url is None:
-            raise ConfigError(
-                [f"{config}: no such file: write one with `penstock init`, or give a relay's --url"]
-            )
     if url is None:
         if relay_store is not None:
             raise fail("--store is that of a relay: give its --url, too")
