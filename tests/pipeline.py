@@ -38,6 +38,13 @@ def penstock(
     )  # fmt: skip
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Penstock:
     """One `penstock run`, or another `command`, in a session and so a group of its own.
 
@@ -143,10 +150,13 @@ class Penstock:
     # -- ending
 
     def tree(self) -> list[psutil.Process]:
-        """The process and all that descend from it: the JVM, Python daemons, workers."""
+        """The process and all that descend from it and live: the JVM, Python daemons, workers.
+
+        The shell that started the JVM may leave it a child that has ended, and that nobody waits for.
+        """
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
-            return [root, *root.children(recursive=True)]
+            return [p for p in (root, *root.children(recursive=True)) if _lives(p)]
         return []
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
