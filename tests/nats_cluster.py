@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -17,6 +17,7 @@ from penstock.embedded.process import free_port
 
 from .pipeline import PATIENCE
 
+T = TypeVar("T")
 SIZE = 3
 CONFIG = """\
 server_name: {name}
@@ -49,29 +50,28 @@ class Cluster:
         """All servers, as a sink's `url` takes them."""
         return ",".join(server.url for server in self.servers.values())
 
-    def meta_leader(self) -> str | None:
-        """The server that leads the cluster, by one that runs; None while there is none."""
-        for name, server in self.servers.items():
-            if server.pid is not None:
-                with contextlib.suppress(OSError):
-                    address = f"http://127.0.0.1:{self._http[name]}/jsz"
-                    with urllib.request.urlopen(address, timeout=5) as answer:
-                        found: dict[str, Any] = json.load(answer)
-                    return found.get("meta_cluster", {}).get("leader") or None
-        return None
+    def meta_leader(self) -> str:
+        """The server that leads the cluster, as soon as there is one."""
+        return answered(self._meta_leader, "a leader of the cluster")
+
+    def _meta_leader(self) -> str:
+        name = next(name for name, server in self.servers.items() if server.pid is not None)
+        address = f"http://127.0.0.1:{self._http[name]}/jsz"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            leader = json.load(answer).get("meta_cluster", {}).get("leader")
+        assert leader
+        return str(leader)
 
     def leader(self, streams: JetStream, stream: str) -> str:
         """The server that leads a stream, as soon as there is one."""
-        found: list[str] = []
 
-        def known() -> bool:
+        def ask() -> str:
             cluster = streams.info(stream).cluster
-            leader = None if cluster is None else cluster.leader
-            found[:] = [leader] if leader else []
-            return bool(found)
+            assert cluster is not None
+            assert cluster.leader
+            return cluster.leader
 
-        await_(known, f"a leader of {stream}")
-        return found[0]
+        return answered(ask, f"a leader of {stream}")
 
     def kill(self, name: str) -> None:
         self.servers[name].kill()
@@ -96,12 +96,24 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             for server in self.servers.values():
                 stack.enter_context(server)
-            await_(lambda: self.meta_leader() is not None, "a leader of the cluster")
+            self.meta_leader()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def answered(ask: Callable[[], T], what: str) -> T:
+    """Return what a cluster answers, as soon as it does: not while it chooses a leader."""
+    found: list[T] = []
+
+    def known() -> bool:
+        found[:] = [ask()]
+        return True
+
+    await_(known, what)
+    return found[0]
 
 
 def await_(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> float:
