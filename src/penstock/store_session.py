@@ -147,11 +147,6 @@ class StoreSession:
             self._drain(name, sink)
             del self._held[name]
 
-    def drop_backlog(self, source: str, sink: str) -> None:
-        """Forget what a sink that there is no more should have had."""
-        with self._store.connection() as connection:
-            backlog.join(connection, self._sources[source].id, sink)
-
     def _check_backlogs(self) -> None:
         with self._store.connection() as connection:
             behind = backlog.all_behind(connection)

@@ -369,11 +369,6 @@ class Inboxes:
         self._stopped: list[Reader] = []
         self._active = False
 
-    @property
-    def any_enabled(self) -> bool:
-        """Whether one of them is to run."""
-        return any(pipeline.enabled for pipeline, _ in self._wanted.values())
-
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` says of the pipelines."""
         return {

@@ -36,9 +36,6 @@ SELECT current_setting('server_version_num')::int, current_setting('server_encod
 -- Advisory lock (class, id), exclusive, for the rest of the transaction.
 SELECT pg_advisory_xact_lock(%s, %s)
 
--- name: lock_shared
-SELECT pg_advisory_xact_lock_shared(%s, %s)
-
 -- name: try_session_lock
 SELECT pg_try_advisory_lock(%s, %s)
 
