@@ -63,6 +63,10 @@ class Failure:
             cause = cause.removesuffix(remedy.strip()).strip()
         return cls(code or "unknown", cause, (remedy or "").strip(), since)
 
+    def lasting(self, before: Failure | None, now: float) -> Failure:
+        """Return this failure, since the one was that it follows without a success in between."""
+        return replace(self, since=now if before is None else before.since)
+
     @property
     def text(self) -> str:
         """Cause and remedy."""
@@ -200,8 +204,8 @@ class SourceFacts:
 
 def store_part(store: StoreFacts, now: float) -> Part:
     """Return how the store is."""
-    if (failure := store.failure) is not None:
-        return Part.of("store", [_of("store", failure, _graced(failure.since, now))])
+    if store.failure is not None:
+        return worker_part("store", store.failure, now)
     if (asked := store.asked_at) is not None and now - asked >= GRACE_SECONDS:
         silent = Failure(
             "no_answer", f"The store has not answered for {now - asked:.0f} s.",
@@ -271,6 +275,21 @@ def sources_parts(sources: Sequence[SourceFacts], store: StoreFacts, now: float)
         parts.append(source_part(source, now, of_store))
         parts += map(sink_part, source.sinks)
     return parts
+
+
+def worker_part(
+    subject: str, failure: Failure | None, now: float, *, starting: bool = False
+) -> Part:
+    """Return how something is that works on its own, such as a relay: well, or failing."""
+    if failure is None:
+        return Part.of(subject, (), starting=starting)
+    return Part.of(subject, [_of(subject, failure, _graced(failure.since, now))])
+
+
+def pipeline_part(name: str, failure: Failure) -> Part:
+    """Return the part of one pipeline of a relay that does not run; the others do."""
+    subject = f"pipeline {name}"
+    return Part.of(subject, [_of(subject, failure, Level.DEGRADED)])
 
 
 def run_part(failure: Failure) -> Part:

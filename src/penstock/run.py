@@ -18,8 +18,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.backfills.backfilling import Backfilling, tell_left_out
+from penstock.backoff import Backoff
 from penstock.check import shared_streams
 from penstock.config import Config
+from penstock.health import Failure, Part, run_part
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
@@ -27,7 +29,8 @@ from penstock.settings import PostgresSource
 from penstock.sinks.base import SinkError
 from penstock.spark import planning
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
-from penstock.spark.session import jvm_exit_code, reason_of
+from penstock.spark.reasons import query_failure
+from penstock.spark.session import jvm_exit_code
 from penstock.state import State
 from penstock.store_session import StoreSession
 from penstock.streams.errors import StoreError
@@ -103,8 +106,10 @@ class Run:
             config, store_url, self._handle,
             {} if holding is None else holding.sinks, () if holding is None else holding.starting,
         )  # fmt: skip
+        self.state.store_asked_at = self._store.probe.asked_at
         for name, why in ({} if holding is None else holding.sinks).items():
-            self.state.hold(name, why.code, None if why.code in QUIET else str(why))
+            error = None if why.code in QUIET else str(why)
+            self.state.hold(name, why.code, error, why.remedy)
         self._backfilling: Backfilling | None = None
 
     # -- reports
@@ -162,6 +167,10 @@ class Run:
     def healthy(self) -> bool:
         """Whether the run goes on by itself."""
         return self._failed is None
+
+    def parts(self) -> list[Part]:
+        """Return what failed the run, if something has."""
+        return [] if self._failed is None else [run_part(Failure(*self._failed))]
 
     # -- the run
 
@@ -365,15 +374,13 @@ class Run:
 
     def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
         """Keep a source's query running until the end is asked for."""
-        delay = _BACKOFF_SECONDS[0]
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._stopping.is_set():
             pipeline = Pipeline(
                 spark, self._config, source, self._store.routes(source),
                 self._store.target(source), monitor.address,
             )  # fmt: skip
-            started = time.monotonic()
-            # What a former try met says nothing of this one.
-            self.state.sources[source].error = self.state.sources[source].code = None
+            self.state.sources[source].capture_failure = None
             try:
                 self._await(pipeline.start(once=self._once), source)
                 pipeline.stop()
@@ -384,21 +391,25 @@ class Run:
                         pipeline.stop()
                     return
                 state = self.state.sources[source]
-                code, text = state.code or "query", state.error or reason_of(error)
-                if code in _FATAL or self._once:
-                    state.error, state.state = text, "error"
-                    self._fail(text, source=source, code=code)
+                failure = self._why(source, error)
+                if failure.code in _FATAL or self._once:
+                    self.state.query_failed(source, failure)
+                    self._fail(failure.text, source=source, code=failure.code)
                     return
                 state.restarts += 1
-                state.error, state.state = text, "error"
-                if time.monotonic() - started > 60:
-                    delay = _BACKOFF_SECONDS[0]
+                self.state.query_failed(source, failure)
                 with contextlib.suppress(Exception):
                     pipeline.stop()
-                log.error("query ended; starting it again", source=source, code=code, error=text,
-                          retry_in=delay)  # fmt: skip
+                delay = backoff.after_failure(state.confirmed)
+                log.error("query ended; starting it again", source=source, code=failure.code,
+                          error=failure.text, retry_in=delay)  # fmt: skip
                 self._stopping.wait(delay)
-                delay = min(delay * 2, _BACKOFF_SECONDS[1])
+
+    def _why(self, source: str, error: Exception) -> Failure:
+        """Return why a query ended: what its capture has reported, or else what Spark raised."""
+        if isinstance(error, CaptureError):  # raised before there was a query
+            return Failure(error.code, error.message, error.remedy)
+        return self.state.sources[source].capture_failure or query_failure(error)
 
     def _await(self, query: StreamingQuery, source: str) -> None:
         """Return when the query has ended, or the end was asked for and it is drained or overdue."""

@@ -25,6 +25,7 @@ from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.config import Config, ConfigError
 from penstock.embedded.store import open_store
+from penstock.health import Failure, Part, run_part
 from penstock.outbox.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.run import Run
@@ -44,7 +45,7 @@ class Service:
         self._config = config
         self._once = once
         self._stopping = threading.Event()
-        self._failed = False
+        self._failure: Failure | None = None
         self._run: Run | None = None
         if store_url is not None:
             self._run = Run(config, store_url, once=once)
@@ -56,16 +57,21 @@ class Service:
                 *(state for relay in self._relays for state in relay.states()),
             ],
             lambda: {relay.name: relay.as_json() for relay in self._relays},
+            self._parts,
         )
 
-    @property
-    def _ready(self) -> bool:
-        own = self._run is None or self._run.ready
-        return own and all(relay.ready for relay in self._relays)
+    def _parts(self) -> list[Part]:
+        """Return what has a health beside the states of the runs."""
+        parts = [part for relay in self._relays for part in relay.parts()]
+        if self._run is not None:
+            parts += self._run.parts()
+        if self._failure is not None:
+            parts.append(run_part(self._failure))
+        return parts
 
     @property
     def _healthy(self) -> bool:
-        return not self._failed and (self._run is None or self._run.healthy)
+        return self._failure is None and (self._run is None or self._run.healthy)
 
     def stop(self, *_: object) -> None:
         """Ask for an orderly end (a signal handler)."""
@@ -113,7 +119,7 @@ class Service:
         if self._run is not None:
             url = self._run.store.url
             app = Api(url, beside=lambda consumers, stop: Pusher(consumers).run(stop))
-        return application(self._states, lambda: self._healthy, lambda: self._ready, app)
+        return application(self._states, lambda: self._healthy, app)
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -139,7 +145,7 @@ class Service:
             return None
 
     def _fail(self, reason: str) -> None:
-        self._failed = True
+        self._failure = Failure("spark", reason, since=time.time())
         log.error("run failed", code="spark", error=reason)
         self.stop()
 
@@ -167,7 +173,7 @@ class Service:
         """Wait for the end of what has no thread of its own here: relays alone."""
         said = False
         while any(relay.alive for relay in self._relays) and not self._stopping.wait(_TICK_SECONDS):
-            if self._ready and not said:
+            if all(relay.ready for relay in self._relays) and not said:
                 said = True
                 say_ready()
             if (code := jvm_exit_code()) is not None:

@@ -6,27 +6,52 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.health import (
+    Failure,
+    Health,
+    Level,
+    Part,
+    SinkFacts,
+    SourceFacts,
+    StoreFacts,
+    backfill_part,
+    iso,
+    sources_parts,
+)
 from penstock.message import format_lsn
 from penstock.monitor import Report
 from penstock.streams.backfills import Backfill
 
 _RATE_SECONDS: Final = 5.0
+_WELL_SECONDS: Final = 5.0
+"""How long a query that had failed must be idle and well for its failure to be over."""
 
 
 @dataclass
 class SourceState:
-    """A source's capture, as it last reported."""
+    """A source's capture, as it last reported, and its query.
+
+    `failure` is why it does not stream, or why its query ended: that stands until the next one has
+    confirmed messages, or was idle for a while, and not only until it is tried.
+    """
 
     state: str = "connecting"
-    error: str | None = None
-    code: str | None = None
+    failure: Failure | None = None
+    capture_failure: Failure | None = None
+    query_failed: bool = False
+    started: bool = False
     captured: int = 0
+    confirmed: int = 0
+    waiting: int = 0
+    waiting_since: float | None = None
+    reported_at: float | None = None
+    progress_at: float | None = None
+    well_since: float | None = None
     truncates_skipped: int = 0
     reconnects: int = 0
     received_lsn: int = 0
@@ -36,6 +61,43 @@ class SourceState:
     drained: bool = False
     restarts: int = 0
     done: list[int] | None = None
+
+    @property
+    def error(self) -> str | None:
+        """The failure's text, cause first."""
+        return None if self.failure is None else self.failure.text
+
+    @property
+    def code(self) -> str | None:
+        """The failure's code."""
+        return None if self.failure is None else self.failure.code
+
+    @property
+    def waited(self) -> float:
+        """The age of the oldest message that is captured and not confirmed, in seconds."""
+        since = self.waiting_since
+        return 0.0 if since is None else max(time.time() - since, 0.0)
+
+    def fail(self, failure: Failure) -> None:
+        """Note a failure; the newest one is shown, with when the first of them was."""
+        self.failure = failure.lasting(self.failure, time.time())
+
+    def recover(self) -> None:
+        """Note that it progresses."""
+        self.failure, self.query_failed = None, False
+
+    def look(self, now: float) -> None:
+        """See whether what the capture has reported ends a failure that stood."""
+        streams = self.state == "streaming"
+        if not (streams and self.warm and not self.waiting):
+            self.well_since = None
+        elif self.well_since is None:
+            self.well_since = now
+        if self.query_failed:
+            if self.well_since is not None and now - self.well_since >= _WELL_SECONDS:
+                self.recover()
+        elif streams:
+            self.recover()
 
 
 class Rate:
@@ -70,15 +132,34 @@ class SinkState:
     bytes: int = 0
     dead_lettered: int = 0
     retries: int = 0
-    error: str | None = None
-    code: str | None = None
-    remedy: str = ""
+    failure: Failure | None = None
+    reason: Failure | None = None
     delivered_at: float = 0.0
     state: str = "attached"
     since: float | None = None
     backlog: int = 0
     backlog_bytes: int = 0
     rate: Rate = field(default_factory=Rate)
+
+    @property
+    def error(self) -> str | None:
+        """The whole text of its failure: of its newest try, if that was one."""
+        return None if self.failure is None else self.failure.text
+
+    @property
+    def code(self) -> str | None:
+        """The failure's code."""
+        return None if self.failure is None else self.failure.code
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the failure."""
+        return "" if self.failure is None else self.failure.remedy
+
+    def fail(self, code: str, text: str, remedy: str | None) -> None:
+        """Note a failure; the newest one is shown, with when the first of them was."""
+        now = time.time()
+        self.failure = Failure.of(code, text, remedy, now).lasting(self.failure, now)
 
     @property
     def behind(self) -> bool:
@@ -100,73 +181,153 @@ class State(Collector):
     def __init__(self, sources: Iterable[str], sinks: Mapping[str, tuple[str, str]]) -> None:
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
-        self.store_error: str | None = None
+        self.store_failure: Failure | None = None
+        self.store_asked_at: Callable[[], float | None] = lambda: None
+        """Since when the store owes the run's probe an answer."""
         self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], int] = {}
+
+    @property
+    def store_error(self) -> str | None:
+        """Why the store fails what is asked of it, None where it does not."""
+        return None if self.store_failure is None else self.store_failure.text
 
     def update(self, report: Report) -> None:
         """Take in a capture's or a sink's report."""
         with self._lock:
             if "capture" in report:
-                source = self.sources[report["capture"]]
-                for key, value in report.items():
-                    if key in ("captured", "truncates_skipped", "reconnects"):
-                        continue
-                    if hasattr(source, key):
-                        setattr(source, key, value)
-                # Counters go on over a restart of the query, whose capture counts from 0 again.
-                for key in ("captured", "truncates_skipped", "reconnects"):
-                    if key in report:
-                        self._count(report["capture"], source, key, report[key])
+                self._update_source(report["capture"], report)
             elif "sink" in report:
-                sink = self.sinks[report["sink"]]
-                if "error" in report:
-                    sink.error, sink.code = report["error"], report["code"]
-                    sink.remedy = report.get("remedy", "")
-                    sink.retries += 1
-                elif "state" in report:
-                    sink.state, sink.since = report["state"], report["since"]
-                    sink.backlog = report["backlog"]
-                    sink.backlog_bytes = report["backlog_bytes"]
-                    if not sink.behind:
-                        sink.error = sink.code = None
-                else:
-                    sink.delivered += report["delivered"]
-                    sink.duplicates += report["duplicates"]
-                    sink.bytes += report["bytes"]
-                    sink.dead_lettered += len(report["dead"])
-                    sink.error = sink.code = None
-                    sink.delivered_at = time.time()
-                    sink.rate.note(sink.delivered)
+                self._update_sink(self.sinks[report["sink"]], report)
             elif "store" in report:
-                self.store_error = report["store"]
+                self._update_store(report)
+
+    def _update_source(self, name: str, report: Report) -> None:
+        source, now = self.sources[name], time.time()
+        source.reported_at = now
+        for key in _REPORTED:
+            if key in report:
+                setattr(source, key, report[key])
+        if "waited" in report:
+            waited = report["waited"]
+            source.waiting_since = None if waited is None else now - waited
+        # Counters go on over a restart of the query, whose capture counts from 0 again.
+        confirmed = source.confirmed
+        for key in ("captured", "confirmed", "truncates_skipped", "reconnects"):
+            if key in report:
+                self._count(name, source, key, report[key])
+        source.started = source.started or source.warm
+        if source.confirmed > confirmed:
+            source.progress_at = now
+            source.recover()
+        if report.get("error") is not None:
+            source.fail(Failure.of(report["code"], report["error"], report.get("remedy"), now))
+            source.capture_failure = source.failure
+        else:
+            source.capture_failure = None
+            source.look(now)
+
+    def _update_sink(self, sink: SinkState, report: Report) -> None:
+        if "error" in report:
+            sink.fail(report["code"], report["error"], report.get("remedy"))
+            sink.retries += 1
+            if report.get("behind"):
+                sink.reason = sink.failure
+        elif "state" in report:
+            sink.state, sink.since = report["state"], report["since"]
+            sink.backlog = report["backlog"]
+            sink.backlog_bytes = report["backlog_bytes"]
+            if not sink.behind:
+                sink.failure = sink.reason = None
+            elif sink.reason is None and report.get("why"):
+                sink.reason = Failure.of(report.get("why_code"), report["why"], None, time.time())
+        else:
+            sink.delivered += report["delivered"]
+            sink.duplicates += report["duplicates"]
+            sink.bytes += report["bytes"]
+            sink.dead_lettered += len(report["dead"])
+            sink.failure = None
+            sink.delivered_at = time.time()
+            sink.rate.note(sink.delivered)
+            if (report["delivered"] or report["dead"]) and sink.source in self.sources:
+                self.sources[sink.source].progress_at = sink.delivered_at
+
+    def _update_store(self, report: Report) -> None:
+        if report["store"] is None:
+            self.store_failure = None
+        else:
+            now = time.time()
+            failure = Failure.of(report["code"], report["store"], report.get("remedy"), now)
+            self.store_failure = failure.lasting(self.store_failure, now)
+
+    def query_failed(self, source: str, failure: Failure) -> None:
+        """Note that a source's query has ended by an error."""
+        with self._lock:
+            state = self.sources[source]
+            state.state, state.query_failed, state.warm = "error", True, False
+            state.fail(failure)
+
+    def parts(self) -> list[Part]:
+        """Return the store, the sources, the sinks and the failed backfills, with what is wrong."""
+        with self._lock:
+            sources = [
+                SourceFacts(
+                    name, s.started, s.failure, s.waiting, s.waiting_since, s.progress_at,
+                    s.reported_at,
+                    tuple(
+                        SinkFacts(n, k.state, k.failure, k.reason, k.since, k.backlog)
+                        for n, k in self.sinks.items()
+                        if k.source == name
+                    ),
+                )
+                for name, s in self.sources.items()
+            ]  # fmt: skip
+            store = StoreFacts(self.store_failure, self.store_asked_at())
+        failed = [b for b in self.backfills if b["state"] == "failed"]
+        return [
+            *sources_parts(sources, store, time.time()),
+            *(
+                backfill_part(b["number"], Failure("backfill_failed", b["error"] or ""))
+                for b in failed
+            ),
+        ]
+
+    def health(self) -> Health:
+        """Return how this run is."""
+        return Health(tuple(self.parts()))
 
     def _count(self, name: str, source: SourceState, key: str, value: int) -> None:
         last = self._last.get((name, key), 0)
         setattr(source, key, getattr(source, key) + (value - last if value >= last else value))
         self._last[name, key] = value
 
-    def hold(self, sink: str, code: str, error: str | None) -> None:
+    def hold(self, sink: str, code: str, error: str | None, remedy: str = "") -> None:
         """Note that a sink's messages only wait, and why; `error` is None where that is as it should."""
         state = self.sinks[sink]
-        state.state, state.code, state.error = "held", code, error
+        state.state = "held"
+        state.failure = None if error is None else Failure.of(code, error, remedy, time.time())
 
     def release(self, sink: str) -> None:
         """Note that a held sink's messages wait no longer."""
         state = self.sinks[sink]
         if state.state == "held":
-            state.state, state.code, state.error = "behind", None, None
+            state.state, state.failure = "behind", None
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of `/status`."""
+        health = self.health()
         with self._lock:
-            return {
+            return health.as_json() | {
                 "sources": {
                     name: {
+                        "level": health.part(f"source {name}").level.word,
                         "state": s.state,
                         "error": s.error,
+                        "code": s.code,
                         "captured": s.captured,
+                        "waiting": s.waiting,
+                        "oldest_waiting_seconds": round(s.waited, 1),
                         "truncates_skipped": s.truncates_skipped,
                         "reconnects": s.reconnects,
                         "restarts": s.restarts,
@@ -175,7 +336,7 @@ class State(Collector):
                     for name, s in self.sources.items()
                 },
                 "sinks": {name: self._sink(s) for name, s in self.sinks.items()},
-                "store": {"error": self.store_error},
+                "store": {"error": self.store_error or _cause_of(health.part("store"))},
                 "backfills": self.backfills,
             }
 
@@ -193,30 +354,37 @@ class State(Collector):
     def _sink(self, s: SinkState) -> dict[str, Any]:
         counts = {
             "type": s.type,
-            "state": s.state,
+            # It is not said to be well while it tries the same messages again.
+            "state": "retrying" if s.failure is not None and not s.behind else s.state,
             "delivered": s.delivered,
             "per_second": round(s.rate.per_second(s.delivered), 1),
             "duplicates": s.duplicates,
             "dead_lettered": s.dead_lettered,
             "retries": s.retries,
             "error": s.error,
+            "code": s.code,
         }
         if s.type == "stream":
             # All that the capture knows to be done can be read.
             done = self.sources[s.source].done
             return counts | {"head": None if done is None else format_lsn(done[0])}
-        since = None if s.since is None else datetime.fromtimestamp(s.since, UTC).isoformat()
-        return counts | {"since": since, "backlog": s.backlog, "backlog_bytes": s.backlog_bytes}
+        return counts | {
+            "since": iso(s.since),
+            "backlog": s.backlog,
+            "backlog_bytes": s.backlog_bytes,
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of `/metrics` (Prometheus's own interface)."""
+        health = self.health()
+        yield health_metric(health)
         with self._lock:
             yield from self._metrics("source", self.sources, _SOURCE_METRICS)
             yield from self._metrics("sink", self.sinks, _SINK_METRICS)
             nats = {name: sink for name, sink in self.sinks.items() if sink.type != "stream"}
             yield from self._metrics("sink", nats, _BACKLOG_METRICS)
             up = GaugeMetricFamily("penstock_store_up", "0 while the store does not answer")
-            up.add_metric([], float(self.store_error is None))
+            up.add_metric([], float(not health.part("store").problems))
             yield up
             yield from self._backfill_metrics()
 
@@ -253,16 +421,21 @@ class State(Collector):
 
 
 class States(Collector):
-    """Several runs of one process as one: what `/status` and `/metrics` tell of all of them.
+    """Several runs of one process as one: what `/status` and `/metrics` have of all of them.
 
-    `runs` gives their states, `relays` what each outbox's relay has to tell; both are asked each time.
+    `runs` gives their states, `relays` the state of each outbox's relay, `parts` what else the process
+    knows the health of; all are asked each time.
     """
 
     def __init__(
-        self, runs: Callable[[], Iterable[State]], relays: Callable[[], dict[str, Any]]
+        self,
+        runs: Callable[[], Iterable[State]],
+        relays: Callable[[], dict[str, Any]],
+        parts: Callable[[], Iterable[Part]] = tuple,
     ) -> None:
         self._runs = runs
         self._relays = relays
+        self._parts = parts
 
     @property
     def sinks(self) -> dict[str, SinkState]:
@@ -271,8 +444,9 @@ class States(Collector):
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of `/status`."""
+        health = self.health()
         told = [state.as_json() for state in self._runs()]
-        body: dict[str, Any] = {"sources": {}, "sinks": {}}
+        body: dict[str, Any] = {**health.as_json(), "sources": {}, "sinks": {}}
         for of_run in told:
             body["sources"] |= of_run["sources"]
             body["sinks"] |= of_run["sinks"]
@@ -282,11 +456,23 @@ class States(Collector):
         relays = self._relays()
         return body | ({"relays": relays} if relays else {})
 
+    def health(self) -> Health:
+        """Return how the process is: its runs, their store once, and what else it knows of."""
+        found: dict[str, Part] = {}
+        for part in (*(p for state in self._runs() for p in state.parts()), *self._parts()):
+            before = found.get(part.subject)
+            if before is None or part.level > before.level:
+                found[part.subject] = part
+        return Health(tuple(found.values()))
+
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all runs; a name comes once (Prometheus's own interface)."""
-        found: dict[str, Metric] = {}
+        metric = health_metric(self.health())
+        found: dict[str, Metric] = {metric.name: metric}
         for state in self._runs():
             for metric in state.collect():
+                if metric.name == "penstock_health":
+                    continue
                 if metric.name in found:
                     found[metric.name].samples.extend(metric.samples)
                 else:
@@ -294,6 +480,26 @@ class States(Collector):
         yield from found.values()
 
 
+def health_metric(health: Health) -> Metric:
+    """Return the gauge of how each part is."""
+    family = GaugeMetricFamily(
+        "penstock_health",
+        "How a part is: 0 failed, 1 starting, 2 degraded, 3 ready",
+        labels=["part"],
+    )
+    for part in health.parts:
+        family.add_metric([part.subject], float(Level.FAILED - part.level))
+    return family
+
+
+def _cause_of(part: Part) -> str | None:
+    problem = next(iter(part.problems), None)
+    return None if problem is None else problem.cause
+
+
+_REPORTED: Final = (
+    "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained", "done", "waiting",
+)  # fmt: skip
 _SOURCE_METRICS = (
     (GaugeMetricFamily, "state", "source_streaming", "1 while the slot's stream is being read"),
     (CounterMetricFamily, "captured", "captured_messages", "Messages read from the slot"),
@@ -302,6 +508,8 @@ _SOURCE_METRICS = (
     (CounterMetricFamily, "restarts", "restarts", "Queries started again after an error"),
     (GaugeMetricFamily, "received_lsn", "received_lsn", "LSN up to which the WAL was read"),
     (GaugeMetricFamily, "confirmed_lsn", "confirmed_lsn", "LSN confirmed to the server"),
+    (GaugeMetricFamily, "waiting", "waiting_messages", "Messages captured and not yet delivered"),
+    (GaugeMetricFamily, "waited", "oldest_waiting_seconds", "How long the oldest has waited"),
     (
         GaugeMetricFamily,
         "unread_bytes",

@@ -23,6 +23,7 @@ from penstock.streams import backlog
 from penstock.streams.drainer import Drainer
 from penstock.streams.errors import StoreError
 from penstock.streams.maintenance import Maintenance
+from penstock.streams.probe import Probe
 from penstock.streams.store import SourceRecord, Store
 
 # After a kill the server may hold the last run's lock until it notices that the connection is gone.
@@ -55,6 +56,7 @@ class StoreSession:
         self._held = dict(held or {})
         self._starting = frozenset(starting)
         self._store = Store.open(url)
+        self.probe: Final = Probe(url, on_report)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
         self._drainers: dict[str, Drainer] = {}
@@ -116,6 +118,7 @@ class StoreSession:
         for name, consumer in self._config.consumers.items():
             self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
         self._check_backlogs()
+        self._stack.enter_context(self.probe)
         self._stack.enter_context(Maintenance(self.url))
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):

@@ -360,7 +360,7 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
     setup.ensure(next(iter(config(path).sources.values())))
     state = State([database.name], {"out": ("nats", database.name)})
     state.update({"sink": "out", "delivered": 7, "duplicates": 1, "bytes": 9, "dead": []})
-    server = Server(application(state, lambda: True, lambda: True), "127.0.0.1:0")
+    server = Server(application(state, lambda: True), "127.0.0.1:0")
     try:
         arguments = ("status", "-c", path, "--listen", server.address)
         report = json.loads(invoke(*arguments, "--json").output)

@@ -15,12 +15,9 @@ from penstock.state import State, States
 
 
 def application(
-    state: State | States,
-    healthy: Callable[[], bool],
-    ready: Callable[[], bool],
-    app: FastAPI | None = None,
+    state: State | States, healthy: Callable[[], bool], app: FastAPI | None = None
 ) -> FastAPI:
-    """Return `app`, or a new one, with the endpoints; `healthy` and `ready` are asked each time."""
+    """Return `app`, or a new one, with the endpoints; `healthy` is asked each time."""
     app = app or FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     registry = CollectorRegistry()
     registry.register(state)
@@ -32,8 +29,8 @@ def application(
 
     @app.get("/readyz", include_in_schema=False)
     def readyz() -> JSONResponse:
-        ok = ready()
-        return JSONResponse({"status": "ready" if ok else "not ready"}, 200 if ok else 503)
+        level = state.health().level
+        return JSONResponse({"status": level.word}, 200 if level.serves else 503)
 
     @app.get("/status", include_in_schema=False)
     def status() -> JSONResponse:

@@ -13,6 +13,8 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock import queries
+from penstock.backoff import Backoff
+from penstock.health import Failure, Part, pipeline_part, worker_part
 from penstock.outbox.begin import begin, forget, leave
 from penstock.outbox.inbox import Inboxes, InboxPipeline
 from penstock.outbox.places import Places
@@ -108,7 +110,8 @@ class Group:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._state = "connecting"
-        self._error: str | None = None
+        self._failure: Failure | None = None
+        self._confirmed = 0  # messages, by all of its runs
         self._told: set[str] = set()
         self._left_out: dict[str, Trouble] = {}
         self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
@@ -127,13 +130,26 @@ class Group:
         run = self._run
         return None if run is None else run.state
 
+    def parts(self, now: float) -> list[Part]:
+        """Return how the group is, and its pipelines that have no sink in its run."""
+        starting = self._state in ("connecting", "starting")
+        wanted = self._wanted
+        failures = dict(self._inboxes.failures())
+        for name, trouble in ({} if wanted is None else wanted.left_out).items():
+            if wanted is not None and wanted.pipelines[name].enabled:
+                failures[name] = Failure(trouble.code, trouble.message, trouble.remedy)
+        return [
+            worker_part(f"relay group {self.name}", self._failure, now, starting=starting),
+            *(pipeline_part(name, failure) for name, failure in failures.items()),
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` says of it."""
         wanted = self._wanted
         troubled = {} if wanted is None else {**wanted.held, **wanted.left_out}
         return {
             "state": self._state,
-            "error": self._error,
+            "error": None if self._failure is None else self._failure.text,
             "inboxes": self._inboxes.as_json(),
             "pipelines": {
                 name: {"enabled": p.enabled, "error": str(troubled[name].message)}
@@ -175,9 +191,8 @@ class Group:
     # -- the thread
 
     def _main(self) -> None:
-        delay = _BACKOFF_SECONDS[0]
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._stopping.is_set() and jvm_exit_code() is None:
-            started = time.monotonic()
             try:
                 held = self._lock.acquire()
                 self._inboxes.activate(held)
@@ -187,23 +202,23 @@ class Group:
                     self._enter("waiting")
                 else:
                     self._told.clear()
-                    delay = _BACKOFF_SECONDS[0]
+                    backoff.reset()
                     continue
                 self._pause(_TICK_SECONDS)
                 continue
             except (CaptureError, StoreError) as error:
+                delay = backoff.after_failure(self._confirmed)
                 self._fail(error.code, error.message, error.remedy, delay)
             except psycopg.Error as error:
                 self._inboxes.activate(self._lock.check())
                 known = postgres_error(error, self._url)
+                delay = backoff.after_failure(self._confirmed)
                 self._fail(known.code, known.message, known.remedy, delay)
             except Exception as error:
                 log.exception("the group could not be run", group=self.name)
+                delay = backoff.after_failure(self._confirmed)
                 self._fail("internal", f"{type(error).__name__}: {error}", "", delay)
-            if time.monotonic() - started > 60:
-                delay = _BACKOFF_SECONDS[0]
             self._pause(delay)
-            delay = min(2 * delay, _BACKOFF_SECONDS[1])
         self._inboxes.activate(False)
         self._inboxes.join()
         self._lock.close()
@@ -217,7 +232,7 @@ class Group:
     def _enter(self, state: str) -> None:
         if state == self._state:
             return
-        self._state, self._error = state, None
+        self._state, self._failure = state, None
         if state == "standby":
             log.info("standing by: another relay runs the group", group=self.name)
             try:
@@ -228,11 +243,12 @@ class Group:
 
     def _fail(self, code: str, message: str, remedy: str, delay: float) -> None:
         """Tell what keeps the group from running: in the log once, and in its pipelines' status."""
-        self._state, self._error = "error", f"{message} {remedy}".strip()
+        failure = Failure(code, message, remedy).lasting(self._failure, time.time())
+        self._state, self._failure = "error", failure
         if code not in self._told:
             self._told.add(code)
             log.error("the group does not run; trying again", group=self.name, code=code,
-                      error=self._error, retry_in=delay)  # fmt: skip
+                      error=failure.text, retry_in=delay)  # fmt: skip
         wanted = self._wanted
         if wanted is None or not self._lock.held:
             return
@@ -271,7 +287,8 @@ class Group:
 
     def _work(self, wanted: Wanted, store: Store) -> None:
         """Run `wanted` until it is that no longer; raises what ends it otherwise."""
-        self._state, self._error, self._last = "starting", None, wanted
+        # A failure stands until the next run has begun, and is not over because it is tried.
+        self._state, self._last = "starting", wanted
         starting = begin(self._lock.connection, store, wanted)
         held = {
             name: SinkError(t.code, t.message, remedy=t.remedy) for name, t in wanted.held.items()
@@ -284,6 +301,7 @@ class Group:
                 finally:
                     with self._changing:
                         self._run = self._running = None
+                    self._confirmed += sum(s.confirmed for s in run.state.sources.values())
         if run.failure is not None and not self._stopping.is_set():
             raise CaptureError(*run.failure)
 
@@ -334,7 +352,7 @@ class Group:
             keeper.join()
 
     def _say_ready(self) -> None:
-        self._state = "running"
+        self._state, self._failure = "running", None
         running = self._running
         sinks = [] if running is None else list(running.sinks)
         log.info("relaying", group=self.name, pipelines=sinks)

@@ -26,6 +26,7 @@ from psycopg import errors, sql
 from psycopg.rows import class_row
 
 from penstock import queries
+from penstock.health import Failure
 from penstock.outbox.inbox_nats import (
     InboxSettings,
     Puller,
@@ -150,6 +151,7 @@ class Reader:
         self.pipeline = pipeline
         self.settings = settings
         self.state: str = "starting"
+        self.trouble: Trouble | None = None
         self._url = url
         self._after = after
         self._table = sql.Identifier("tide", f"inbox_{pipeline.inbox}")
@@ -322,7 +324,7 @@ class Reader:
         try:
             await self._tell(state, trouble)
         except (psycopg.Error, CaptureError):
-            self.state, self._told = state, None
+            self.state, self.trouble, self._told = state, trouble, None
             await self._disconnect()
 
     async def _tell(self, state: str, trouble: Trouble | None) -> None:
@@ -332,7 +334,7 @@ class Reader:
             else (trouble.code, trouble.message, trouble.remedy or None)
         )
         told = (state, code, error, remedy)
-        self.state = state
+        self.state, self.trouble = state, trouble
         if told == self._told:
             return
         connection = await self._connect()
@@ -374,6 +376,14 @@ class Inboxes:
         return {
             name: {"enabled": reader.pipeline.enabled, "state": reader.state}
             for name, reader in list(self._readers.items())
+        }
+
+    def failures(self) -> dict[str, Failure]:
+        """Return why pipelines are not read that should be."""
+        return {
+            name: Failure(trouble.code, trouble.message, trouble.remedy)
+            for name, reader in list(self._readers.items())
+            if (trouble := reader.trouble) is not None
         }
 
     def want(

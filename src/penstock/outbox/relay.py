@@ -20,6 +20,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from penstock import queries
+from penstock.health import Failure, Part, worker_part
 from penstock.outbox.catalog import version_of
 from penstock.outbox.errors import not_installed
 from penstock.outbox.group import Group
@@ -69,6 +70,7 @@ class Relay:
         self._sweeper = Sweeper()
         self._stopping = threading.Event()
         self._looked = False
+        self._failure: Failure | None = None
         self._idle_told = False
         self._thread = threading.Thread(target=self._watch, name=f"relay {name}", daemon=True)
 
@@ -83,6 +85,12 @@ class Relay:
     def alive(self) -> bool:
         """Whether it has not ended."""
         return self._thread.is_alive()
+
+    def parts(self) -> list[Part]:
+        """Return how it is itself, and its groups and their pipelines, but for what runs."""
+        subject, now = f"relay {self.name}", time.time()
+        own = worker_part(subject, self._failure, now, starting=not self._looked)
+        return [own] + [part for g in list(self._groups.values()) for part in g.parts(now)]
 
     def states(self) -> list[State]:
         """Return the states of the groups' runs."""
@@ -154,13 +162,16 @@ class Relay:
                     for _ in self._looks(connection):
                         self._look(connection)
                         self._sweeper.look(connection)
+                        self._failure = None
                         if told:
                             told = False
                             log.info("the outboxes' database answers again", relay=self.name)
             except psycopg.Error as error:
+                known = postgres_error(error, self._url)
+                failure = Failure(known.code, known.message, known.remedy)
+                self._failure = failure.lasting(self._failure, time.time())
                 if not told:
                     told = True
-                    known = postgres_error(error, self._url)
                     log.warning("the outboxes' database does not answer", relay=self.name,
                                 code=known.code, error=str(known))  # fmt: skip
                 self._stopping.wait(_RETRY_SECONDS)

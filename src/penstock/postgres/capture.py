@@ -17,11 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import structlog
 
+from penstock.backoff import Backoff
 from penstock.message import Position, source_tag
 from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.catalog import Catalog
@@ -66,6 +67,7 @@ class CaptureStats:
     """Counted since the capture started, for status and metrics."""
 
     captured: int = 0
+    confirmed: int = 0
     truncates_skipped: int = 0
     reconnects: int = 0
     received_lsn: int = 0
@@ -96,6 +98,8 @@ class Capture:
         self._turn = threading.Lock()
         self._changed = threading.Event()
         self._chunks: deque[Chunk] = deque()
+        self._waiting = 0  # messages in chunks
+        self._unsealed_since: float | None = None
         self._decoder = Decoder(
             start, splits=options.splits, wants=options.wants, grouping=options.grouping,
             truncates=options.truncates, emit=self._emit,
@@ -216,10 +220,25 @@ class Capture:
         with self._entered():
             self._progress.confirm(position)
             while self._chunks and self._chunks[0].end <= position:
-                self._sealed -= self._chunks[0].bytes if self._chunks[0].end > self._handed else 0
-                reads = self._chunks.popleft().reads
-                if reads is not None:
-                    self.on_reads("delivered", reads)
+                chunk = self._chunks.popleft()
+                self._sealed -= chunk.bytes if chunk.end > self._handed else 0
+                self.stats.confirmed += chunk.rows
+                if chunk.reads is not None:
+                    self.on_reads("delivered", chunk.reads)
+                else:
+                    self._waiting -= chunk.rows
+
+    def waiting(self) -> tuple[int, float | None]:
+        """Return how many messages are captured and not confirmed, and the oldest one's age.
+
+        In seconds since it was captured. What a backfill reads is not counted.
+        """
+        with self._entered():
+            kept = (c.captured_at for c in self._chunks if c.reads is None and c.rows)
+            since = next(kept, None)
+            since = self._unsealed_since if since is None else since
+            rows = self._waiting + self._decoder.unsealed_rows
+        return rows, None if since is None or not rows else time.monotonic() - since
 
     def settle(self, timeout: float) -> bool:
         """Wait until what is confirmed has been told to the server; False if that took too long."""
@@ -293,9 +312,8 @@ class Capture:
             self._set_state("error", _internal(error))
 
     def _run(self) -> None:
-        delay = _BACKOFF_SECONDS[0]
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._closing:
-            started, received = time.monotonic(), self._progress.received_lsn
             try:
                 stream = self._connect()
                 try:
@@ -310,8 +328,7 @@ class Capture:
                     log.error("capture ended", code=known.code, error=str(known))
                     return
                 self._catalog.close()  # what ended the one connection most often ended both
-                if time.monotonic() - started > 60 or self._progress.received_lsn > received:
-                    delay = _BACKOFF_SECONDS[0]
+                delay = backoff.after_failure(self._progress.received_lsn)
                 pause = delay * random.uniform(0.5, 1.0)  # noqa: S311
                 log.warning(
                     "capture interrupted", code=known.code, error=str(known),
@@ -320,7 +337,6 @@ class Capture:
                 with self._condition:
                     self._condition.wait_for(lambda: self._closing, pause)
                     self.stats.reconnects += 1
-                delay = min(delay * 2, _BACKOFF_SECONDS[1])
         self._set_state("stopped", None)
 
     def _set_state(self, state: str, error: CaptureError | None) -> None:
@@ -422,15 +438,20 @@ class Capture:
             self._decoder.learn(relation, shape, self._catalog.converter)
 
     def _emit(self, chunk: Chunk) -> None:
+        if chunk.reads is None:
+            since, self._unsealed_since = self._unsealed_since, None
+            chunk = replace(chunk, captured_at=time.monotonic() if since is None else since)
+            self.stats.captured += chunk.rows
+            self._waiting += chunk.rows
         self._chunks.append(chunk)
         self._sealed += chunk.bytes
-        if chunk.reads is None:
-            self.stats.captured += chunk.rows
 
     def _count(self) -> None:
         stats, progress = self.stats, self._progress
         stats.received_lsn, stats.confirmed_lsn = progress.received_lsn, progress.flush_lsn
         stats.unread_bytes = self._sealed + self._decoder.unsealed
+        if self._unsealed_since is None and self._decoder.unsealed_rows:
+            self._unsealed_since = time.monotonic()
         stats.truncates_skipped = self._decoder.truncates_skipped
 
 

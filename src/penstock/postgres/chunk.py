@@ -34,6 +34,8 @@ class Chunk:
     links: frozenset[tuple[int, int]]
     barrier: bool
     reads: Reads | None = None
+    captured_at: float = 0.0
+    """When its oldest message came, by the monotonic clock."""
 
     def until(self, end: Position) -> Chunk:
         """Return the part of this chunk up to and with `end`."""

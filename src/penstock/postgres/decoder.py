@@ -105,6 +105,11 @@ class Decoder:
         """The bytes of WAL that are not in a chunk yet."""
         return self._builder.bytes
 
+    @property
+    def unsealed_rows(self) -> int:
+        """The messages that are not in a chunk yet."""
+        return self._builder.rows
+
     def connected(self, database: str, tag: str) -> None:
         """Start anew on a new connection, which tells every relation again."""
         self.progress.interrupted()

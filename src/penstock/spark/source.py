@@ -17,6 +17,7 @@ import contextlib
 import functools
 import secrets
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,6 +50,8 @@ from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions
 
 _POLL_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
+"""How often the capture reports while Spark asks nothing of it, as a batch that hangs may last."""
 _ONE_TASK_ROWS: Final = 2_000  # a second task costs more than it saves below this
 _INLINE_BYTES: Final = 256 << 10
 
@@ -117,6 +120,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._done: Position | None = None
         self._planned: tuple[tuple[Offset, Offset], Sequence[InputPartition]] | None = None
         self._draining = False
+        self._stopped = threading.Event()
 
     def __getstate__(self) -> dict[str, Any]:
         # What travels to the executors needs no secret, only the shape of what `read` returns.
@@ -228,6 +232,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Tell the server what is confirmed, and end the capture."""
+        self._stopped.set()
         if self._backfills is not None:
             self._backfills.close()
         if self._capture is not None:
@@ -235,6 +240,10 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._report(self._capture.stats)
         if self._server is not None:
             self._server.shutdown()
+
+    def _report_regularly(self, capture: Capture) -> None:
+        while not self._stopped.wait(_REPORT_SECONDS):
+            self._report(capture.stats)
 
     def _slot(self) -> tuple[int, int]:
         catalog = Catalog(self._options.url.get_secret_value())
@@ -252,6 +261,10 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._capture
         with self._telling():
             self._capture = self._start(start, end)
+        if self._options.monitor is not None:
+            threading.Thread(
+                target=self._report_regularly, args=(self._capture,), name="reports", daemon=True
+            ).start()
         if self._options.monitor is not None and not self._ends:
             self._backfills = ReaderBackfills(self._capture, self._send)
             self._backfills.greet()
@@ -317,7 +330,9 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         try:
             yield
         except CaptureError as error:
-            self._send({"state": "error", "error": str(error), "code": error.code})
+            self._send(
+                {"state": "error", "error": str(error), "code": error.code, "remedy": error.remedy}
+            )
             raise
 
     def _send(self, report: Report) -> None:
@@ -326,12 +341,17 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _report(self, stats: CaptureStats) -> None:
         error = stats.error
+        waiting, waited = (0, None) if self._capture is None else self._capture.waiting()
         self._send(
             {
                 "state": stats.state,
                 "error": None if error is None else str(error),
                 "code": None if error is None else error.code,
+                "remedy": None if error is None else error.remedy,
                 "captured": stats.captured,
+                "confirmed": stats.confirmed,
+                "waiting": waiting,
+                "waited": waited,
                 "truncates_skipped": stats.truncates_skipped,
                 "reconnects": stats.reconnects,
                 "received_lsn": stats.received_lsn,

@@ -147,7 +147,9 @@ class Worker:
                 result = step()
             except SinkError as error:
                 self._store_told = True
-                self.reporter.send({"store": str(error), "code": error.code})
+                self.reporter.send(
+                    {"store": str(error), "code": error.code, "remedy": error.remedy}
+                )
                 if not error.transient:
                     raise
             else:

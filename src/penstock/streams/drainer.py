@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
+from penstock.backoff import Backoff
 from penstock.message import WIRE_SCHEMA, Position
 from penstock.sinks.base import Sink, SinkError, Unfinished, Written
 from penstock.streams import backlog
@@ -129,19 +130,18 @@ class Drainer:
     # The thread
 
     def _run(self) -> None:
-        delay = _BACKOFF_SECONDS[0]
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._stopping.is_set():
             try:
                 busy = self._step()
                 if self._store_failed:
                     self._store_failed = False
                     self._on_report({"store": None})
-                delay = _BACKOFF_SECONDS[0]
+                backoff.reset()
             except StoreError as error:
                 self._store_failed = True
-                self._on_report({"store": str(error), "code": error.code})
-                self._stopping.wait(delay)
-                delay = min(2 * delay, _BACKOFF_SECONDS[1])
+                self._on_report({"store": str(error), "code": error.code, "remedy": error.remedy})
+                self._stopping.wait(backoff.after_failure())
                 continue
             except _Stopped:
                 return
@@ -176,7 +176,7 @@ class Drainer:
 
     def _deliver(self, messages: pa.RecordBatch) -> None:
         """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
-        delay = _BACKOFF_SECONDS[0]
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while messages.num_rows:
             try:
                 started = time.monotonic()
@@ -189,13 +189,11 @@ class Drainer:
             except Unfinished as unfinished:
                 self._answers = False
                 self._delivered(unfinished.written)
-                if unfinished.rest.num_rows < messages.num_rows:
-                    delay = _BACKOFF_SECONDS[0]
                 messages = unfinished.rest
+                delay = backoff.after_failure(messages.num_rows)
                 self._report_error(unfinished.error, delay)
             if self._stopping.wait(delay):
                 raise _Stopped
-            delay = min(2 * delay, _BACKOFF_SECONDS[1])
             with self._store.connection() as connection:
                 self._tell(backlog.behind(connection, self._source_id, self._sink))
 
@@ -297,6 +295,8 @@ class Drainer:
             {
                 "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
                 "since": time.time() - behind.seconds if behind else None,
+                "why": behind.error if behind else None,
+                "why_code": behind.code if behind else None,
             }
         )  # fmt: skip
 
