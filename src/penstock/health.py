@@ -56,7 +56,9 @@ class Failure:
     since: float | None = None
 
     @classmethod
-    def of(cls, code: str | None, text: str | None, remedy: str | None, since: float) -> Failure:
+    def of(
+        cls, code: str | None, text: str | None, remedy: str | None, since: float | None = None
+    ) -> Failure:
         """Return a failure of an error's whole text, which may end in its remedy."""
         cause = (text or "").strip()
         if remedy and cause != remedy.strip():
@@ -92,6 +94,15 @@ class Problem:
         """Fill what must not be empty."""
         object.__setattr__(self, "cause", self.cause.strip() or f"{self.subject}: {self.code}.")
         object.__setattr__(self, "remedy", self.remedy.strip() or _SEE_LOG)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Problem:
+        """Return what `as_json` made a dictionary of."""
+        since = told.get("since")
+        at = None if since is None else datetime.fromisoformat(since).timestamp()
+        level = Level[str(told["level"]).upper()]
+        texts = (str(told[key]) for key in ("code", "cause", "remedy"))
+        return cls(str(told["subject"]), level, *texts, at)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `/status` has it."""
@@ -141,6 +152,17 @@ class Health:
     def has_problems(self) -> bool:
         """Whether anything is degraded or failed: what `penstock status` exits with."""
         return any(p.level in (Level.DEGRADED, Level.FAILED) for p in self.problems)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Health:
+        """Return what `as_json` made a dictionary of; raises `KeyError`, `TypeError`, `ValueError`."""
+        problems = [Problem.from_json(problem) for problem in told["problems"]]
+        return cls(
+            tuple(
+                Part(name, Level[level.upper()], tuple(p for p in problems if p.subject == name))
+                for name, level in told["parts"].items()
+            )
+        )
 
     def part(self, subject: str) -> Part:
         """Return the part of a subject; ready where there is none."""
@@ -290,6 +312,11 @@ def pipeline_part(name: str, failure: Failure) -> Part:
     """Return the part of one pipeline of a relay that does not run; the others do."""
     subject = f"pipeline {name}"
     return Part.of(subject, [_of(subject, failure, Level.DEGRADED)])
+
+
+def seen_part(subject: str, level: Level, failure: Failure) -> Part:
+    """Return the part of what was looked at from outside, once, and is not as it should be."""
+    return Part.of(subject, [_of(subject, failure, level)])
 
 
 def run_part(failure: Failure) -> Part:

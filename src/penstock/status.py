@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli_common import local_time, table_console
 from penstock.config import Config, OutboxSource
+from penstock.health import Failure, Health, Level, run_part, seen_part
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +33,114 @@ def collect(config: Config, listen: str) -> Status:
         try:
             slots[name] = dataclasses.asdict(slot_status(source)) | {"error": None}
         except CaptureError as error:
-            slots[name] = {"slot": source.slot, "error": str(error), "code": error.code}
+            slots[name] = {
+                "slot": source.slot, "error": str(error), "code": error.code,
+                "remedy": error.remedy,
+            }  # fmt: skip
     running, problem = _ask(listen)
     outboxes = {name: _outbox(source) for name, source in config.outboxes.items()}
+    health = assess(slots, outboxes, running, problem, expected=bool(config.sources))
     return {
-        "listen": listen, "slots": slots, "outboxes": outboxes, "running": running,
-        "problem": problem,
+        "listen": listen, **health.as_json(), "slots": slots, "outboxes": outboxes,
+        "running": running, "problem": problem,
     }  # fmt: skip
+
+
+def assess(
+    slots: dict[str, Status],
+    outboxes: dict[str, Status],
+    running: Status | None,
+    problem: str | None,
+    *,
+    expected: bool,
+) -> Health:
+    """Return the health that the run reports, and what is seen from here: slots and outboxes.
+
+    `problem` is why nothing answers where `running` is None; that is one if a run is `expected`.
+    """
+    live = Health() if running is None else _reported(running)
+    parts = list(live.parts)
+    if running is None and expected:
+        remedy = "Start it with `penstock run`; where it runs elsewhere, name that with --listen."
+        parts.append(run_part(Failure("not_running", problem or "", remedy)))
+    for name, slot in slots.items():
+        failure = _slot_failure(name, slot)
+        part = live.part(f"source {name}")
+        reads = running is not None and part.level in (Level.READY, Level.DEGRADED)
+        if failure is None and reads and not part.problems and not slot["active"]:
+            failure = (
+                Level.FAILED,
+                Failure(
+                    "slot_inactive", f"Nothing reads slot {slot['slot']}, though its source runs.",
+                    "See whether the run has another url than this file, and its log.",
+                ),
+            )  # fmt: skip
+        if failure is not None and not any(p.code == failure[1].code for p in part.problems):
+            parts.append(seen_part(f"slot {slot['slot']}", *failure))
+    for name, outbox in outboxes.items():
+        if outbox["error"]:
+            failed = Failure.of(outbox.get("code"), outbox["error"], outbox.get("remedy"))
+            parts.append(seen_part(f"source {name}", Level.FAILED, failed))
+        for pipeline in outbox["pipelines"]:
+            if (found := _pipeline_failure(pipeline)) is not None:
+                parts.append(seen_part(f"pipeline {pipeline['pipeline']}", *found))
+    return Health(tuple(parts))
+
+
+def _reported(running: Status) -> Health:
+    """Return the health that a run reports; one of another version may report none."""
+    try:
+        return Health.from_json(running)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        failure = Failure(
+            "no_health", "What runs does not report its health.",
+            "Run the same version of penstock as this command's.",
+        )  # fmt: skip
+        return Health((run_part(failure),))
+
+
+def _slot_failure(source: str, slot: Status) -> tuple[Level, Failure] | None:
+    """Return what is wrong with a slot as the server has it."""
+    if slot["error"] is not None:
+        failure = Failure.of(slot["code"], slot["error"], slot.get("remedy"))
+        return Level.FAILED, failure
+    name, keep = slot["slot"], "max_slot_wal_keep_size"
+    if slot["wal_status"] == "lost":
+        return Level.FAILED, Failure(
+            "slot_invalidated",
+            f"Slot {name} is invalidated: Postgres has removed WAL that it needed, and changes after"
+            f" {slot['confirmed_flush_lsn']} are lost to it.",
+            f"penstock recover {source}",
+        )
+    if slot["wal_status"] == "unreserved":
+        return Level.DEGRADED, Failure(
+            "slot_unreserved",
+            f"Slot {name} is about to be invalidated: Postgres may remove WAL that it needs at the"
+            f" next checkpoint ({size(slot['retained_bytes'])} are held).",
+            f"Let the run catch up, or raise {keep} in Postgres' settings, at once.",
+        )
+    return None
+
+
+def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
+    """Return what is wrong with an enabled pipeline of an outbox, by `tide.relay_status`."""
+    if not pipeline["enabled"]:
+        return None
+    if pipeline["error"]:
+        failure = Failure(pipeline["code"] or "error", pipeline["error"], pipeline["remedy"] or "")
+        return Level.DEGRADED, failure
+    state = str(pipeline["state"] or "")
+    # A pipeline that no relay serves is well as long as nothing waits for it.
+    gone = not state or state.startswith(("dead", "stopped"))
+    if not gone or not pipeline["pending"]:
+        return None
+    seen = f" It was last seen {pipeline['at']}." if pipeline["at"] else ""
+    return Level.FAILED, Failure(
+        "no_relay",
+        f"{pipeline['pending']} messages wait and no relay runs group {pipeline['relay_group']}"
+        f" ({state or 'none has run it yet'}).{seen}",
+        f"Start one: penstock relay --url … --group {pipeline['relay_group']}",
+    )
 
 
 def _outbox(source: OutboxSource) -> Status:
@@ -49,16 +151,14 @@ def _outbox(source: OutboxSource) -> Status:
     try:
         found = pipelines(source.url.get_secret_value(), source.relay_group)
     except CaptureError as error:
-        return {"error": str(error), "code": error.code, "pipelines": []}
+        remedy = error.remedy
+        return {"error": str(error), "code": error.code, "remedy": remedy, "pipelines": []}
     return {"error": None, "pipelines": found}
 
 
 def has_errors(status: Status) -> bool:
-    """Tell whether a slot, a source, a sink or the store is in trouble."""
-    return any(
-        part.get("error") or part.get("state") in ("behind", "detached")
-        for _, part in _parts(status)
-    )
+    """Tell whether anything is degraded or failed."""
+    return any(problem["level"] != "starting" for problem in status["problems"])
 
 
 def show(status: Status) -> None:
@@ -86,7 +186,9 @@ def show(status: Status) -> None:
     if status["outboxes"]:
         _show_outboxes(console, status["outboxes"])
     if status["running"] is None:
-        console.print(Text(status["problem"]), soft_wrap=True)
+        # With a source of Postgres' that is among the problems.
+        if not any(problem["code"] == "not_running" for problem in status["problems"]):
+            console.print(Text(status["problem"]), soft_wrap=True)
     else:
         sinks = Table("sink", "delivered", "duplicates", "dead letters", "retries", "state")
         for name, sink in running.get("sinks", {}).items():
@@ -97,15 +199,15 @@ def show(status: Status) -> None:
         if sinks.row_count:
             console.print(sinks)
         _show_backfills(console, running.get("backfills", []))
-    for title, part in _parts(status):
-        if part.get("state") in ("behind", "detached"):
-            since, waiting = str(part["since"])[:19], part["backlog"]
-            told = f"{part['state']} since {since}Z, {waiting} messages wait in the store"
-            console.print(Text(f"! {title}: {told}"), soft_wrap=True)
-        if part.get("warning"):
-            console.print(Text(f"! {title}: {part['warning']}"), soft_wrap=True)
-        if part.get("error"):
-            console.print(Text(f"✗ {title}: {part['error']}"), soft_wrap=True)
+    for title, warning in _warnings(running):
+        console.print(Text(f"! {title}: {warning}"), soft_wrap=True)
+    for problem in status["problems"]:
+        mark = "✗" if problem["level"] == "failed" else "!"
+        since = local_time(problem["since"])
+        console.print(Text(f"{mark} {problem['subject']}: {problem['cause']}"
+                           f"{f' (since {since})' if since else ''}"), soft_wrap=True)  # fmt: skip
+        console.print(Text(f"    {problem['remedy']}", style="dim"), soft_wrap=True)
+    console.print(Text(f"{status['level']}"), soft_wrap=True)
 
 
 def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
@@ -149,26 +251,13 @@ def _show_backfills(console: Console, backfills: list[Status]) -> None:
     console.print(table)
 
 
-def _parts(status: Status) -> Iterator[tuple[str, Status]]:
-    """Yield what may be in trouble, each under its title."""
-    running = status["running"] or {}
-    for name, slot in status["slots"].items():
-        yield f"source {name}", slot
-    for name, outbox in status["outboxes"].items():
-        yield f"source {name}", outbox
-        for pipeline in outbox["pipelines"]:
-            yield f"pipeline {pipeline['pipeline']}", {"error": trouble(pipeline)}
+def _warnings(running: Status) -> Iterator[tuple[str, str]]:
+    """Yield what may be wrong with pipelines that run, each under its title."""
     for groups in running.get("relays", {}).values():
-        for group_name, group in groups.items():
-            yield f"relay group {group_name}", group
-            for name, of_run in group.get("pipelines", {}).items():
-                yield f"pipeline {name}", {"warning": of_run.get("warning")}
-    for kind in ("sources", "sinks"):
-        for name, part in running.get(kind, {}).items():
-            yield f"{kind[:-1]} {name}", part
-    for backfill in running.get("backfills", []):
-        yield f"backfill {backfill['number']}", backfill
-    yield "store", running.get("store", {})
+        for group in groups.values():
+            for name, pipeline in group.get("pipelines", {}).items():
+                if pipeline.get("warning"):
+                    yield f"pipeline {name}", pipeline["warning"]
 
 
 def trouble(pipeline: Status) -> str | None:
@@ -187,7 +276,7 @@ def _state(sink: Status) -> str:
 def _ask(listen: str) -> tuple[Status | None, str | None]:
     host, _, port = listen.rpartition(":")
     if not port.isdigit():
-        return None, f"--listen {listen} is not host:port (as in 127.0.0.1:7380)"
+        return None, f"--listen {listen} is not host:port (as in 127.0.0.1:7380)."
     url = f"http://{host or '127.0.0.1'}:{port}/status"
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
@@ -196,11 +285,14 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         if isinstance(error, urllib.error.URLError) and isinstance(
             error.reason, ConnectionRefusedError
         ):
-            return None, f"no pipeline runs at {listen}: start it with `penstock run`"
-        return None, f"no answer from a pipeline at {listen}: {error}"
+            return None, f"No pipeline runs at {listen}."
+        return None, f"No answer from a pipeline at {listen}: {error}."
     if not isinstance(body, dict) or not isinstance(body.get("sources"), dict):
-        return None, f"what answers at {listen} is not `penstock run`"
-    kinds = {"sources": dict, "sinks": dict, "store": dict, "backfills": list, "relays": dict}
+        return None, f"What answers at {listen} is not `penstock run`."
+    kinds = {
+        "sources": dict, "sinks": dict, "store": dict, "backfills": list, "relays": dict,
+        "level": str, "parts": dict, "problems": list,
+    }  # fmt: skip
     return {key: body[key] for key, kind in kinds.items() if isinstance(body.get(key), kind)}, None
 
 

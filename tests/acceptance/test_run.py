@@ -11,11 +11,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,7 +73,7 @@ spark:
 SOURCE_FAMILIES = {
     "penstock_source_streaming", "penstock_captured_messages", "penstock_truncates_skipped",
     "penstock_reconnects", "penstock_restarts", "penstock_received_lsn", "penstock_confirmed_lsn",
-    "penstock_unread_bytes",
+    "penstock_unread_bytes", "penstock_waiting_messages", "penstock_oldest_waiting_seconds",
 }  # fmt: skip
 SINK_FAMILIES = {
     "penstock_sink_up", "penstock_delivered_messages", "penstock_duplicate_messages",
@@ -97,6 +98,12 @@ class Shop:
     def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         self.pipeline.wait_for(condition, timeout, what)
 
+    def workers(self) -> list[psutil.Process]:
+        """The Python workers of Spark's tasks; the captures' processes are left out."""
+        tree = self.pipeline.tree()
+        daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
+        return [p for p in tree if p.ppid() in daemons]
+
     def wait_messages(self, stream: str, count: int) -> list[Msg]:
         self.wait_for(
             lambda: self.streams.info(stream).state.messages >= count,
@@ -107,6 +114,34 @@ class Shop:
     def sink(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.pipeline.status()["sinks"][name]
         return found
+
+    def level(self, part: str) -> str:
+        return str(self.pipeline.status()["parts"][part])
+
+    def problem(self, subject: str) -> dict[str, Any]:
+        """The worst problem of a subject, which `penstock status` has too."""
+        problems = self.pipeline.status()["problems"]
+        found = next((p for p in problems if p["subject"] == subject), None)
+        assert found is not None, problems
+        assert found["cause"]
+        assert found["remedy"]
+        return dict(found)
+
+    def is_not_ready(self, code: str, subject: str) -> dict[str, Any]:
+        """Wait until all agree that it is not ready, and why; return the problem."""
+        self.wait_for(lambda: self.pipeline.get("/readyz")[0] == 503, "not ready")
+        self.wait_for(
+            lambda: [p["code"] for p in self.pipeline.status()["problems"]
+                     if (p["subject"], p["level"]) == (subject, "failed")][:1] == [code],
+            f"naming {code}",
+        )  # fmt: skip
+        assert self.metric("penstock_health", part=subject) == 0
+        problem = self.problem(subject)
+        exit_code, text = self.command("status")
+        assert exit_code == 1
+        assert f"✗ {subject}: " in text
+        assert text.splitlines()[-1] == "failed"
+        return problem
 
     def metric(self, name: str, **labels: str) -> float:
         for family in text_string_to_metric_families(self.pipeline.get("/metrics")[1]):
@@ -166,6 +201,19 @@ def shop(
         yield Shop(
             postgres, shop_database, stock_database, nats, streams, pipeline, environment
         )  # fmt: skip
+
+
+@contextmanager
+def stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    """Processes that do nothing meanwhile, and hold all that they have."""
+    assert processes
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 async def _say_nothing(_: Exception) -> None:
@@ -240,6 +288,11 @@ def test_metrics_are_prometheus_text(shop: Shop) -> None:
     assert code == 200
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert shop.metric("penstock_store_up") == 1
+    parts = {"store", "source shop", "source stock", "sink orders", "sink removals", "sink stock"}
+    health = families.pop("penstock_health")
+    assert {sample.labels["part"]: sample.value for sample in health.samples} == dict.fromkeys(
+        parts, 3.0
+    )
     for lone in ("store_up", "backfill_rows_done", "backfill_rows_estimated"):
         assert families.pop(f"penstock_{lone}").documentation
     assert set(families) == SOURCE_FAMILIES | SINK_FAMILIES
@@ -289,6 +342,7 @@ def test_a_message_too_large_is_a_dead_letter(shop: Shop) -> None:
 def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
     count = shop.streams.info("ORDERS").state.messages
     shop.nats.kill()
+    shop.shop.execute("DELETE FROM payments WHERE id = 3")  # for the sink removals
     shop.shop.execute("INSERT INTO orders SELECT i, 1, 'late' FROM generate_series(201, 210) i")
     ((end,),) = shop.shop.execute("SELECT pg_current_wal_lsn()")
     shop.wait_for(lambda: shop.sink("orders")["state"] == "behind", "telling that it is behind")
@@ -308,9 +362,19 @@ def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
     assert shop.metric("penstock_sink_detached", sink="orders") == 0
     assert shop.metric("penstock_backlog_messages", sink="orders") == 10
     assert shop.pipeline.get("/healthz")[0] == 200  # it goes on by itself
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 503, "not ready")
+    assert shop.level("source shop") == "failed"
+    problem = shop.problem("source shop")
+    assert problem["code"] == "sinks_held_up"
+    assert "orders, removals" in problem["cause"]
+    assert "connection refused" in problem["cause"]
+    assert "Start nats-server" in problem["remedy"]
+    assert shop.metric("penstock_health", part="source shop") == 0
+    assert shop.metric("penstock_health", part="sink orders") == 2
     code, text = shop.command("status")
     assert code == 1
-    assert "! sink orders: behind since" in text
+    assert "✗ source shop: None of its sinks (orders, removals) takes messages" in text
+    assert "! sink orders: " in text
     assert "10 messages wait in the store" in text
     assert "Start nats-server" in text
     code, text = shop.command("status", "--json")
@@ -324,7 +388,9 @@ def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
         shop.wait_for(lambda name=name: shop.sink(name)["state"] == "attached", "well again")  # type: ignore[misc]
     assert shop.sink("orders")["error"] is None
     assert shop.sink("orders")["backlog"] == 0
-    assert shop.command("status")[0] == 0
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
+    code, text = shop.command("status")
+    assert (code, text.splitlines()[-1]) == (0, "ready")
     told = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
     assert [e["event"] for e in told] == [
         "sink is behind, its messages wait in the store",
@@ -349,6 +415,35 @@ def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path)
     assert shop.pipeline.status()["sources"]["shop"]["state"] == "streaming"
 
 
+def test_a_store_that_answers_no_more_is_noticed_while_all_is_idle(shop: Shop) -> None:
+    pid = (shop.pipeline.folder / ".penstock" / "store" / "postmaster.pid").read_text()
+    postmaster = psutil.Process(int(pid.split()[0]))
+    with stopped([postmaster, *postmaster.children(recursive=True)]):
+        problem = shop.is_not_ready("no_answer", "store")
+        assert "has not answered" in problem["cause"]
+        assert shop.pipeline.status()["store"]["error"]
+        assert shop.metric("penstock_store_up") == 0
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
+    assert shop.pipeline.status()["store"]["error"] is None
+
+
+def test_workers_that_are_stopped_are_noticed_when_messages_wait(shop: Shop) -> None:
+    with stopped(shop.workers()):
+        shop.stock.execute("INSERT INTO items VALUES (200, 'late')")
+        problem = shop.is_not_ready("stalled", "source stock")
+        assert "1 messages wait" in problem["cause"]
+        found = shop.pipeline.status()["sources"]["stock"]
+        assert found["waiting"] == 1
+        assert found["oldest_waiting_seconds"] >= 10
+        assert shop.metric("penstock_waiting_messages", source="stock") == 1
+        assert shop.metric("penstock_oldest_waiting_seconds", source="stock") >= 10
+        assert shop.level("source shop") == "ready"  # nothing waits there
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
+    shop.wait_for(
+        lambda: shop.pipeline.status()["sources"]["stock"]["waiting"] == 0, "nothing waits"
+    )
+
+
 def test_a_dropped_publication_is_told_of(shop: Shop) -> None:
     """Postgres 18 passes over what is written meanwhile, with a WARNING and no error."""
     shop.stock.execute("DROP PUBLICATION penstock_stock")
@@ -363,7 +458,20 @@ def test_a_dropped_publication_is_told_of(shop: Shop) -> None:
         lambda: "publication_missing" in shop.pipeline.log() or passed_over(), "telling of it"
     )
     assert not passed_over()
-    assert "penstock_stock" in shop.pipeline.status()["sources"]["stock"]["error"]
+    problem = shop.is_not_ready("publication_missing", "source stock")
+    assert "penstock_stock" in problem["cause"]
+    # The query is tried again meanwhile: the reason stands all the while, the log's own.
+    logged = [e for e in shop.pipeline.events() if e.get("code") == "publication_missing"]
+    restarts = shop.pipeline.status()["sources"]["stock"]["restarts"]
+
+    def tried_again() -> bool:
+        found = shop.pipeline.status()["sources"]["stock"]
+        assert found["error"] == f"{problem['cause']} {problem['remedy']}"
+        assert shop.pipeline.get("/readyz")[0] == 503
+        return bool(found["restarts"] > restarts)
+
+    shop.wait_for(tried_again, "trying again")
+    assert logged[0]["error"] == f"{problem['cause']} {problem['remedy']}"
 
 
 def test_a_slot_dropped_while_it_runs_ends_the_run(shop: Shop) -> None:

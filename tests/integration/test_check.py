@@ -346,13 +346,16 @@ def test_status_when_nothing_runs(database: Database, write: Write) -> None:
     assert "There is no slot penstock_" in result.output
     setup.ensure(next(iter(config(path).sources.values())))
     result = invoke("status", "-c", path, "--listen", "127.0.0.1:9")
-    assert result.exit_code == 0
-    assert "no pipeline runs at 127.0.0.1:9: start it with `penstock run`" in result.output
+    assert result.exit_code == 1
+    assert "✗ run: No pipeline runs at 127.0.0.1:9." in result.output
+    assert "`penstock run`" in result.output
     report = json.loads(invoke("status", "-c", path, "--listen", "127.0.0.1:9", "--json").output)
     slot = report["slots"][database.name]
     assert slot["slot"] == f"penstock_{database.name}"
     assert slot["confirmed_flush_lsn"]
     assert report["running"] is None
+    assert report["level"] == "failed"
+    assert [problem["code"] for problem in report["problems"]] == ["not_running"]
 
 
 def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
@@ -376,10 +379,12 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
         )
         result = invoke(*arguments)
         assert result.exit_code == 1
-        told = "! sink out: detached since 2027-01-15T08:00:00Z, 12 messages wait in the store"
+        told = "! sink out: no stream captures it 12 messages wait in the store. (since 2027-01-15 "
         assert told in result.output
         state.update({"store": "The store is gone.", "code": "connection_lost"})
-        assert "✗ store: The store is gone." in invoke(*arguments).output
+        assert "! store: The store is gone." in invoke(*arguments).output
+        report = json.loads(invoke(*arguments, "--json").output)
+        assert [problem["subject"] for problem in report["problems"]] == ["store", "sink out"]
     finally:
         server.close()
 

@@ -332,6 +332,6 @@ def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
         state.show_backfills(backfills.find())
         shown = status()
         assert shown.exit_code == 1
-        assert "✗ backfill 1: division by zero" in shown.output
+        assert "! backfill 1: division by zero" in shown.output
     finally:
         server.close()
