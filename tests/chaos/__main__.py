@@ -20,7 +20,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from .faults import OUTBOX_FAULTS
+from .faults import OUTBOX_FAULTS, TABLE_FAULTS
 from .open_transaction import keep_open
 from .outage import Outage, own_servers
 from .session import Outcome, Session
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument(
         "--fault",
         action="append",
-        choices=list(OUTBOX_FAULTS),
+        choices=list(TABLE_FAULTS | OUTBOX_FAULTS),
         help="only this one, once; repeatable",
     )
     parser.add_argument(
@@ -131,12 +131,16 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(table)
     counts = ", ".join(f"{value} {name}" for name, value in outcome.writers.items())
     console.print(f"writers: {verdict.keys} keys; {counts}")
+    console.print(f"reports of readiness and status: {outcome.reports} judged")
     console.print(f"pipeline: {outcome.starts} starts, exit codes {outcome.exits}", markup=False)
     for example in verdict.examples:
         console.print(f"✗ {example}", markup=False)
     if not outcome.passed and outcome.log_tail:
         console.print("the pipeline's log ends with:\n" + outcome.log_tail, markup=False)
-    kinds = ("lost", "duplicate", "out of order", "unexpected", "rolled back")
+    kinds = (
+        "lost", "duplicate", "out of order", "unexpected", "rolled back",
+        "reported better than it was", "reported worse than it was",
+    )  # fmt: skip
     found = [f"{verdict.violations.get(kind, 0)} {kind}" for kind in kinds]
     found += [f"{n} {k}" for k, n in verdict.violations.items() if k not in kinds]
     console.print(

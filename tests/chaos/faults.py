@@ -22,6 +22,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from ..pipeline import PATIENCE, Penstock, kill
 
 _STALL_SECONDS = 7.0  # longer than a sink waits for an ack
+_AWAY_SECONDS = 25.0  # long enough to be reported, and for the witness to judge the reports
 
 
 class Supervisor(threading.Thread):
@@ -165,11 +166,65 @@ def _nats_kill(world: World) -> None:
 def _nats_stall(world: World) -> None:
     """Stop the server's process for a while: messages are sent again, and must not arrive twice."""
     assert world.nats.pid is not None
-    os.kill(world.nats.pid, signal.SIGSTOP)
+    _stopped([psutil.Process(world.nats.pid)], _STALL_SECONDS)
+
+
+def _nats_away(world: World) -> None:
+    """Take the only sink's server away for a while."""
+    world.nats.kill()
+    threading.Event().wait(_AWAY_SECONDS)
+    world.nats.start()
+
+
+def _stall_workers(world: World) -> None:
+    """Stop every Python worker of Spark's for a while: nothing moves, and no process has ended."""
+    found = []
+    for process in world.pipeline.tree()[1:]:
+        with contextlib.suppress(psutil.Error):
+            if "penstock.spark.daemon" in " ".join(process.cmdline()):
+                found.append(process)
+    _stopped(found, _AWAY_SECONDS)
+
+
+def _stopped(processes: list[psutil.Process], seconds: float) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
     try:
-        threading.Event().wait(_STALL_SECONDS)
+        threading.Event().wait(seconds)
     finally:
-        os.kill(world.nats.pid, signal.SIGCONT)
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def _store(world: World) -> psutil.Process | None:
+    """Return the postmaster of the embedded store, None while there is none."""
+    path = world.pipeline.folder / ".penstock" / "store" / "postmaster.pid"
+    with contextlib.suppress(OSError, IndexError, ValueError, psutil.NoSuchProcess):
+        process = psutil.Process(int(path.read_text().splitlines()[0]))
+        return process if process.name() == "postgres" else None
+    return None
+
+
+def _store_kill(world: World) -> None:
+    """Kill the embedded store's postmaster, which is the pipeline's own to start again."""
+    if (found := _store(world)) is not None:
+        kill([found])
+
+
+def _store_away(world: World) -> None:
+    """Kill the embedded store's postmaster whenever there is one, for a while."""
+    deadline = time.monotonic() + _AWAY_SECONDS
+    while time.monotonic() < deadline:
+        _store_kill(world)
+        threading.Event().wait(0.1)
+
+
+def _store_stall(world: World) -> None:
+    """Stop all processes of the embedded store: it neither answers nor refuses."""
+    if (found := _store(world)) is not None:
+        _stopped([found, *found.children()], _AWAY_SECONDS)
 
 
 FAULTS: Final[dict[str, Callable[[World], None]]] = {
@@ -185,6 +240,14 @@ FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "Postgres: walsenders terminated": _walsenders,
     "NATS: SIGKILL": _nats_kill,
     "NATS: stalled": _nats_stall,
+    "NATS: away": _nats_away,
+    "pipeline: Python workers stalled": _stall_workers,
 }
+STORE_FAULTS: Final[dict[str, Callable[[World], None]]] = {
+    "store: SIGKILL": _store_kill,
+    "store: away": _store_away,
+    "store: stalled": _store_stall,
+}
+TABLE_FAULTS: Final = {**FAULTS, **STORE_FAULTS}
 # A table's source says that its slot is gone, and stops: an outbox still has what the slot had.
 OUTBOX_FAULTS: Final = {**FAULTS, "Postgres: slot dropped": _drop_slot}

@@ -23,6 +23,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from ..pipeline import PATIENCE
 from .faults import Supervisor, World
 from .verdict import Verdict, compare, read_all
+from .witness import Witness
 from .workloads import Tables, Workload
 from .writer import Writer
 
@@ -45,6 +46,7 @@ class Outcome:
     starts: int = 1
     exits: list[int] = field(default_factory=list)
     writers: dict[str, int] = field(default_factory=dict)
+    reports: int = 0
     log_tail: str = ""
 
     @property
@@ -61,6 +63,7 @@ class Outcome:
             "delivered": self.verdict.delivered,
             "keys": self.verdict.keys,
             "writers": self.writers,
+            "reports_judged": self.reports,
             "faults": dict(self.faults),
             "recovery_seconds": {
                 name: {"median": round(median(times), 1), "max": round(max(times), 1)}
@@ -99,7 +102,7 @@ class Session:
         self._outcome = Outcome(seed, Verdict())
 
     def run(self) -> Outcome:
-        started = time.monotonic()
+        started = self._started = time.monotonic()
         with contextlib.ExitStack() as stack:
             folder = Path(
                 stack.enter_context(
@@ -120,6 +123,7 @@ class Session:
             for pipeline in world.pipelines:
                 pipeline.wait_ready(_RECOVERY_SECONDS)
             self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
+            self._witness = Witness(self._committed, self._delivered, self._workload.asks(world))
             self._write_and_break(world)
             self._end(world)
         self._outcome.seconds = time.monotonic() - started
@@ -148,6 +152,7 @@ class Session:
         deadline = time.monotonic() + self._duration
         for writer in self._writers:
             writer.start()
+        self._witness.start()
         try:
             names = list(self._fixed or ())
             faults = list(self._workload.faults)
@@ -155,7 +160,8 @@ class Session:
                 if not names:
                     names = self._random.sample(faults, len(faults))
                 self._pause(self._random.uniform(0.3, 3.0))
-                self._fault(world, names.pop(0))
+                with self._witness.fault():
+                    self._fault(world, names.pop(0))
                 if self._outcome.verdict.violations or any(w.error for w in self._writers):
                     return
         finally:
@@ -189,12 +195,16 @@ class Session:
     def _committed(self) -> int:
         return sum(writer.committed for writer in self._writers)
 
+    def _delivered(self) -> int:
+        """Return how many messages the stream has; raises where its server does not answer."""
+        return self._stream.info(STREAM).state.last_seq
+
     def _caught_up(self, count: int, timeout: float) -> bool:
         """Wait until the stream has as many messages as were committed."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # the server may be coming up
-                if self._stream.info(STREAM).state.last_seq >= count:
+                if self._delivered() >= count:
                     return True
             self._pause(0.1)
         return False
@@ -211,6 +221,7 @@ class Session:
         if not caught_up:
             blame("not caught up", f"{_RECOVERY_SECONDS:g} s after the last fault")
             outcome.log_tail = outcome.log_tail or world.log()
+        self._witness.stop()
         for supervisor in world.supervisors:
             supervisor.stop()
         outcome.starts = sum(supervisor.starts for supervisor in world.supervisors)
@@ -227,6 +238,9 @@ class Session:
         outcome.verdict = found
         if found.violations and not outcome.log_tail:
             outcome.log_tail = world.log()
+        outcome.reports = len(self._witness.evidence.reports)
+        for kind, report in self._witness.evidence.lies():
+            found.blame(kind, f"{report.by} at {report.asked - self._started:.1f} s: {report.text}")
         for writer in self._writers:
             if writer.error is not None:
                 found.blame("writer", f"{type(writer.error).__name__}: {writer.error}")

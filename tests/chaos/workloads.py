@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,9 +13,10 @@ from penstock.outbox.install import install
 
 from ..pipeline import Penstock
 from . import publisher, writer
-from .faults import FAULTS, OUTBOX_FAULTS, World
+from .faults import OUTBOX_FAULTS, TABLE_FAULTS, World
 from .publisher import OUTBOX, Publisher
 from .verdict import Said, message_of_outbox, message_of_table
+from .witness import Ask, ask_command, ask_readyz
 from .writer import TABLES, Writer
 
 _CONFIG: Final = """\
@@ -57,14 +59,17 @@ class Workload(Protocol):
     def disturb(self, database: Database) -> None:
         """Do what may be done at any time; raises what psycopg does."""
 
+    def asks(self, world: World) -> Mapping[str, Ask]:
+        """Return what reports how the pipeline is, by name."""
+
     def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
         """Tell where the writers' idea of the database is wrong: else they can't be trusted."""
 
 
 class Tables:
-    """Rows, by `penstock run`."""
+    """Rows, by `penstock run`, whose store is the embedded one."""
 
-    faults: Mapping[str, Callable[[World], None]] = FAULTS
+    faults: Mapping[str, Callable[[World], None]] = TABLE_FAULTS
 
     def read(self, message: Msg) -> Said:
         return message_of_table(message)
@@ -81,6 +86,11 @@ class Tables:
 
     def disturb(self, database: Database) -> None:
         pass
+
+    def asks(self, world: World) -> Mapping[str, Ask]:
+        pipeline = world.pipelines[0]
+        status = partial(ask_command, "status", "--listen", pipeline.listen, cwd=pipeline.folder)
+        return {"/readyz": partial(ask_readyz, pipeline), "penstock status": status}
 
     def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
         believed = {
@@ -130,6 +140,13 @@ class Outbox:
 
     def disturb(self, database: Database) -> None:
         database.execute("SELECT tide.outbox_sweep(%s)", [OUTBOX])
+
+    def asks(self, world: World) -> Mapping[str, Ask]:
+        status = partial(
+            ask_command, "outbox", "status", "--url", world.database.url,
+            cwd=world.pipelines[0].folder,
+        )  # fmt: skip
+        return {"penstock outbox status": status}
 
     def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
         believed = {id_ for of in writers if isinstance(of, Publisher) for id_ in of.ids}
