@@ -1,4 +1,7 @@
-"""The fault test, briefly: each kind of fault once. `make chaos` runs it for ten minutes."""
+"""The fault test, briefly: each kind of fault once. `make chaos` runs it for ten minutes.
+
+All the while `/readyz` and `penstock status` are compared with what moves, by tests/chaos/witness.py.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ FAULTS = [
     "Postgres: walsenders terminated",
     "pipeline: SIGKILL to a Python worker",
     "Postgres: immediate restart",
+    "store: SIGKILL",
     "pipeline: SIGKILL to the capture",
+    "pipeline: Python workers stalled",
     "Postgres: SIGKILL",
+    "store: away",
     "NATS: stalled",
     "pipeline: SIGKILL to the JVM",
     "pipeline: SIGKILL to the whole tree",
@@ -31,6 +37,7 @@ def test_nothing_is_lost_twice_or_out_of_order_whatever_is_killed() -> None:
     assert set(outcome.recoveries) == set(FAULTS)
     assert outcome.verdict.committed == outcome.verdict.delivered > 1000
     assert outcome.starts >= 3
+    assert outcome.reports > 100
 
 
 # What only an outbox has: a standby and a slot that may be lost. Restarts under a relay are tested in
