@@ -266,6 +266,7 @@ class State(Collector):
         with self._lock:
             state = self.sources[source]
             state.state, state.query_failed, state.warm = "error", True, False
+            state.well_since = None
             state.fail(failure)
 
     def parts(self) -> list[Part]:
