@@ -425,8 +425,11 @@ def test_a_store_that_answers_no_more_is_noticed_while_all_is_idle(shop: Shop) -
 
 
 def test_workers_that_are_stopped_are_noticed_when_messages_wait(shop: Shop) -> None:
+    before = shop.streams.info("STOCK").state.messages
+    shop.stock.execute("INSERT INTO items VALUES (200, 'soon')")
+    shop.wait_messages("STOCK", before + 1)  # Spark ends workers that idle for a minute
     with stopped(shop.workers()):
-        shop.stock.execute("INSERT INTO items VALUES (200, 'late')")
+        shop.stock.execute("INSERT INTO items VALUES (201, 'late')")
         problem = shop.is_not_ready("stalled", "source stock")
         assert "1 messages wait" in problem["cause"]
         found = shop.pipeline.status()["sources"]["stock"]
