@@ -82,6 +82,22 @@ def test_what_the_run_reports_counts_once() -> None:
     assert codes(seen({}, running(sink))) == [("sink orders", "degraded", "no_stream")]
 
 
+def test_what_a_relay_reports_counts_once() -> None:
+    error = {"state": "error", "code": "no_stream", "error": "None captures it."}
+    sink = sink_part(SinkFacts("mail", failure=Failure("no_stream", "None captures it.")))
+    assert codes(seen(None, running(sink), error)) == [("sink mail", "degraded", "no_stream")]
+    away = {"state": "dead since 12:00", "pending": 4}
+    found = seen(None, running(sink), away)
+    assert codes(found) == [
+        ("pipeline mail", "failed", "no_relay"), ("sink mail", "degraded", "no_stream")
+    ]  # fmt: skip
+
+
+def test_a_run_of_another_file() -> None:
+    other = {"sources": {}, **Health((Part("store"), Part("source stock"))).as_json()}
+    assert codes(seen({}, other)) == [("slot penstock_shop", "failed", "not_running")]
+
+
 def test_no_run_is_a_problem_where_one_is_expected() -> None:
     assert codes(seen({"active": False})) == [("run", "failed", "not_running")]
     assert codes(seen(expected=False)) == []  # its relays may run anywhere
