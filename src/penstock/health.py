@@ -101,8 +101,8 @@ class Problem:
         since = told.get("since")
         at = None if since is None else datetime.fromisoformat(since).timestamp()
         level = Level[str(told["level"]).upper()]
-        texts = (str(told[key]) for key in ("code", "cause", "remedy"))
-        return cls(str(told["subject"]), level, *texts, at)
+        code, cause, remedy = (str(told[key]) for key in ("code", "cause", "remedy"))
+        return cls(str(told["subject"]), level, code, cause, remedy, at)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `/status` has it."""
@@ -170,9 +170,12 @@ class Health:
 
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` has of it: `level`, `parts` and `problems`."""
+        levels: dict[str, Level] = {}
+        for part in self.parts:
+            levels[part.subject] = max(part.level, levels.get(part.subject, Level.READY))
         return {
             "level": self.level.word,
-            "parts": {part.subject: part.level.word for part in self.parts},
+            "parts": {subject: level.word for subject, level in levels.items()},
             "problems": [problem.as_json() for problem in self.problems],
         }
 

@@ -266,6 +266,7 @@ class State(Collector):
         with self._lock:
             state = self.sources[source]
             state.state, state.query_failed, state.warm = "error", True, False
+            state.well_since = None
             state.fail(failure)
 
     def parts(self) -> list[Part]:
@@ -415,7 +416,8 @@ class State(Collector):
             for key, state in states.items():
                 value = getattr(state, attribute)
                 up = attribute in ("state", "error")
-                ok = value == "streaming" if attribute == "state" else value is None
+                # A source whose query ends again and again streams in between, and is not well.
+                ok = state.error is None and (attribute == "error" or value == "streaming")
                 family.add_metric([key], float(ok) if up else float(value))
             yield family
 

@@ -60,30 +60,28 @@ def assess(
     """
     live = Health() if running is None else _reported(running)
     parts = list(live.parts)
+    known = {(p.subject, p.code) for p in live.problems}
     if running is None and expected:
         remedy = "Start it with `penstock run`; where it runs elsewhere, name that with --listen."
         parts.append(run_part(Failure("not_running", problem or "", remedy)))
     for name, slot in slots.items():
-        failure = _slot_failure(name, slot)
-        part = live.part(f"source {name}")
-        reads = running is not None and part.level in (Level.READY, Level.DEGRADED)
-        if failure is None and reads and not part.problems and not slot["active"]:
-            failure = (
-                Level.FAILED,
-                Failure(
-                    "slot_inactive", f"Nothing reads slot {slot['slot']}, though its source runs.",
-                    "See whether the run has another url than this file, and its log.",
-                ),
-            )  # fmt: skip
-        if failure is not None and not any(p.code == failure[1].code for p in part.problems):
-            parts.append(seen_part(f"slot {slot['slot']}", *failure))
+        subject = f"source {name}"
+        found = _slot_failure(name, slot)
+        if found is None and running is not None:
+            found = _reading_failure(name, slot, live)
+        if found is not None and (subject, found[1].code) not in known:
+            parts.append(seen_part(f"slot {slot['slot']}", *found))
     for name, outbox in outboxes.items():
         if outbox["error"]:
             failed = Failure.of(outbox.get("code"), outbox["error"], outbox.get("remedy"))
             parts.append(seen_part(f"source {name}", Level.FAILED, failed))
         for pipeline in outbox["pipelines"]:
-            if (found := _pipeline_failure(pipeline)) is not None:
-                parts.append(seen_part(f"pipeline {pipeline['pipeline']}", *found))
+            seen, of = _pipeline_failure(pipeline), pipeline["pipeline"]
+            if seen is None:
+                continue
+            # A relay's run has the pipeline as a sink of its own.
+            if not known & {(f"{kind} {of}", seen[1].code) for kind in ("sink", "pipeline")}:
+                parts.append(seen_part(f"pipeline {of}", *seen))
     return Health(tuple(parts))
 
 
@@ -120,6 +118,22 @@ def _slot_failure(source: str, slot: Status) -> tuple[Level, Failure] | None:
             f"Let the run catch up, or raise {keep} in Postgres' settings, at once.",
         )
     return None
+
+
+def _reading_failure(source: str, slot: Status, live: Health) -> tuple[Level, Failure] | None:
+    """Return that nothing reads a slot, though the run that answers reports nothing wrong with it."""
+    part = next((part for part in live.parts if part.subject == f"source {source}"), None)
+    if part is None and live.part("run").level is Level.READY:
+        return Level.FAILED, Failure(
+            "not_running", f"What runs has no source {source}.",
+            "Restart it with this file, or name with --listen where the source runs.",
+        )  # fmt: skip
+    if part is None or part.level is not Level.READY or slot["active"]:
+        return None
+    return Level.FAILED, Failure(
+        "slot_inactive", f"Nothing reads slot {slot['slot']}, though its source runs.",
+        "See whether the run has another url than this file, and its log.",
+    )  # fmt: skip
 
 
 def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:

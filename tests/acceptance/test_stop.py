@@ -148,6 +148,12 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
         assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
+def problem(pipeline: Penstock, subject: str) -> dict[str, Any]:
+    """The worst problem of a subject, empty where there is none."""
+    problems = pipeline.status()["problems"]
+    return next((dict(p) for p in problems if p["subject"] == subject), {})
+
+
 def sink(pipeline: Penstock) -> dict[str, Any]:
     found: dict[str, Any] = pipeline.status()["sinks"]["jetstream"]
     return found
@@ -188,8 +194,17 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
                 return "refuses the login" in (sinks["jetstream"]["error"] or "")
 
             pipeline.wait_for(told, PATIENCE, "telling of the login")
-            # It holds back nobody: what it should have is kept until somebody mends it.
-            pipeline.wait_ready()
+            # What it should have is kept until the login is mended; it is not ready until then.
+            pipeline.wait_for(
+                lambda: pipeline.status()["sources"]["shop"]["state"] == "streaming",
+                PATIENCE, "streaming",
+            )  # fmt: skip
+            pipeline.wait_for(
+                lambda: "refuses the login" in str(problem(pipeline, "source shop").get("cause")),
+                PATIENCE, "held up",
+            )  # fmt: skip
+            assert pipeline.get("/readyz")[0] == 503
+            assert pipeline.get("/healthz")[0] == 200
             database.execute("INSERT INTO orders VALUES (1)")
             pipeline.wait_for(
                 lambda: sink(pipeline)["backlog"] == 1, PATIENCE, "keeping the message"

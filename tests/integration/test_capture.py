@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.capturing import Reader, capturing, of, prepare
+from tests.integration.capturing import Reader, capturing, eventually, of, prepare
 
 from penstock.embedded.handles import Database
 
@@ -31,6 +31,31 @@ def test_insert_update_delete(database: Database) -> None:
     assert metadata["commit_timestamp"].endswith("Z")
     assert len({message.metadata["transaction_id"] for message in (insert, update, delete)}) == 3
     assert len({message.key for message in (insert, update, delete)}) == 3
+
+
+def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None:
+    with capturing(database, "CREATE TABLE t (id int PRIMARY KEY)") as reader:
+        assert reader.capture.waiting() == (0, None)
+        database.execute("INSERT INTO t SELECT generate_series(1, 5)")
+        eventually(lambda: reader.capture.waiting()[0] == 5)  # read, and in no chunk yet
+        eventually(lambda: (reader.capture.waiting()[1] or 0) > 0.2)
+        first = reader.capture.waiting()[1]
+        reader.batch()
+        count, age = reader.capture.waiting()
+        assert count == 5
+        assert age is not None
+        assert first is not None
+        assert age >= first  # since it was captured, not since it was handed out
+        database.execute("INSERT INTO t VALUES (6)")
+        eventually(lambda: reader.capture.waiting()[0] == 6)
+        reader.confirm()
+        assert reader.capture.stats.confirmed == 5
+        count, younger = reader.capture.waiting()
+        assert (count, younger is not None and younger < age) == (1, True)
+        reader.batch()
+        reader.confirm()
+        assert reader.capture.waiting() == (0, None)
+        assert reader.capture.stats.confirmed == 6
 
 
 def test_replica_identity_full_tells_old_values(database: Database) -> None:

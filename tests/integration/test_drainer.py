@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import psycopg
@@ -37,9 +38,14 @@ class Target:
         self.fails_at: int | None = None
         self.dead: set[str] = set()
         self.failed = threading.Event()
+        self.away: SinkError | None = None
 
     def connect(self, patience: float | None = None) -> None:
         pass
+
+    def check(self, patience: float) -> None:
+        if self.away is not None:
+            raise Unfinished(self.away, messages(0, 0), Written())
 
     def close(self) -> None:
         pass
@@ -68,8 +74,9 @@ class Draining:
         self.store = store
         self.source: SourceRecord = store.register_source("shop", "tag")
         self.target = target
+        self.reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.drainer = Drainer(
-            store.url, self.source.id, SINK, target, timedelta(seconds=30), lambda _: None
+            store.url, self.source.id, SINK, target, timedelta(seconds=30), self.reports.put
         )
         with store.connection() as connection:
             backlog.fall_behind(connection, self.source.id, SINK, ERROR)
@@ -185,3 +192,19 @@ def test_it_ends_where_the_store_hangs(store: Store, database: Database) -> None
             assert not it.drainer._thread.is_alive()
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_sink_that_gets_no_messages_is_looked_at_all_the_same(store: Store) -> None:
+    target = Target()
+    with draining(store, target) as it:
+        it.done(1)
+        it.drainer.start()
+        await_true(it.joined)
+        target.away = ERROR
+        while (report := it.reports.get(timeout=10)).get("code") != ERROR.code:
+            assert "error" not in report
+        assert (report["sink"], report["error"]) == (SINK, str(ERROR))
+        target.away = None
+        while "delivered" not in (report := it.reports.get(timeout=10)):
+            assert report.get("error") == str(ERROR)
+        assert report["delivered"] == 0

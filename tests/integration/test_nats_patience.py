@@ -135,3 +135,26 @@ def test_a_login_that_is_refused_is_told_at_once(server_dir: Path) -> None:
             sink.write(batch([1]), 30)
     assert caught.value.error.code == "authorization_violation"
     assert caught.value.rest.num_rows == 1
+
+
+def test_a_check_sees_that_a_server_is_gone_and_that_it_is_back(server: EmbeddedNats) -> None:
+    sink = sink_of(server)
+    sink.check(PATIENCE)
+    sink.check(PATIENCE)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unfinished) as caught:
+            sink.check(PATIENCE)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert caught.value.error.code == "timeout"
+    assert caught.value.error.remedy
+    sink.check(5.0)
+    server.kill()
+    with pytest.raises(Unfinished) as caught:
+        sink.check(PATIENCE)
+    assert caught.value.error.code in ("connection_lost", "connection_refused")
+    server.start()
+    sink.check(5.0)
+    sink.close()

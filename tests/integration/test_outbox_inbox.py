@@ -21,6 +21,7 @@ from tests.integration.outbox_sql import installed, pipeline, value
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.health import Health, Level
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
 from penstock.outbox.inbox_nats import _overlap, durable_name
@@ -492,6 +493,7 @@ def test_the_relay_hears_of_pipelines(
     source = OutboxSource(type="outbox", url=SecretStr(tide.url))
     relay = Relay("r", source, Config(sources={}, sinks={}, outboxes={"r": source}))
     relay.prepare()
+    assert Health(tuple(relay.parts())).level is Level.STARTING
     no_spark: Any = object()
     relay.start(no_spark)
     try:
@@ -499,12 +501,18 @@ def test_the_relay_hears_of_pipelines(
         configure(tide, stream.url)
         await_true(lambda: acked(stream, tide) == 1)
         await_true(lambda: relay.ready)
+        await_true(lambda: Health(tuple(relay.parts())).level is Level.READY)
         assert relay.as_json()["g"]["inboxes"]["in"]["state"] == "running"
         tide.execute("SELECT tide.relay_disable('in')")
         await_state(tide, "disabled")
         publish(stream, 2)
         tide.execute("SELECT tide.relay_enable('in')")
         await_true(lambda: acked(stream, tide) == 2)
+        configure(tide, "nats://127.0.0.1:1")
+        await_true(lambda: Health(tuple(relay.parts())).level is Level.DEGRADED)
+        (problem,) = Health(tuple(relay.parts())).problems
+        assert (problem.subject, problem.code) == ("pipeline in", "connection_refused")
+        assert problem.remedy
         tide.execute("SELECT tide.inbox_drop('i', force => true)")
         await_true(lambda: relay.as_json()["g"]["inboxes"] == {})
     finally:

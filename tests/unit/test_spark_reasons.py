@@ -29,7 +29,15 @@ JVM stacktrace:
 org.apache.spark.sql.streaming.StreamingQueryException
 """
 
+SPARK_4 = """
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: shop 1795347671852881589 [id = 1fc9bfae, runId = 2894683c]
+Current Committed Offsets: {x: {"lsn": "0/1B6FC50", "idx": 0}}
+"""
 
+
+@pytest.mark.parametrize("tail", [TAIL, SPARK_4, " SQLSTATE: 38000 SQLSTATE: XXKST"])
 @pytest.mark.parametrize(
     ("raised", "cause"),
     [
@@ -41,8 +49,8 @@ org.apache.spark.sql.streaming.StreamingQueryException
         (f"ValueError: {'x' * 600} the end", f"ValueError: {'x' * 600} the end"),
     ],
 )
-def test_what_a_worker_raised(raised: str, cause: str) -> None:
-    failure = query_failure(RuntimeError(HEAD + TRACE + raised + TAIL))
+def test_what_a_worker_raised(raised: str, cause: str, tail: str) -> None:
+    failure = query_failure(RuntimeError(HEAD + TRACE + raised + tail))
     assert failure.code == "worker_failed"
     assert failure.cause == cause
     assert failure.remedy

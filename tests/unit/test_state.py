@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.state import Rate, State
+from penstock.health import Failure, Health, Level, Part, run_part
+from penstock.state import Rate, State, States
 from penstock.streams.backfills import Backfill
 
 DELIVERED = {"sink": "jetstream", "delivered": 5, "duplicates": 1, "bytes": 100, "dead": []}
@@ -114,3 +115,156 @@ def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -
     assert rate.per_second(3000) == pytest.approx(100)
     now += 60  # nothing came since
     assert rate.per_second(3000) < 10
+
+
+CAPTURE = {
+    "capture": "shop", "state": "streaming", "error": None, "code": None, "remedy": None,
+    "captured": 0, "confirmed": 0, "waiting": 0, "waited": None, "warm": True,
+}  # fmt: skip
+LOST = {**CAPTURE, "state": "error", "error": "Postgres is gone.", "code": "connection_lost"}
+ENDED = Failure("worker_failed", "CancelledError", "It starts again.")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", lambda: clock.now)
+    return clock
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __iadd__(self, seconds: float) -> Clock:
+        self.now += seconds
+        return self
+
+
+def test_a_source_is_starting_until_it_has_run_a_batch(state: State) -> None:
+    assert state.health().level is Level.STARTING
+    state.update({**CAPTURE, "warm": False})
+    assert state.health().level is Level.STARTING
+    state.update(CAPTURE)
+    assert state.health().level is Level.READY
+    assert metric(state, "health", part="source shop") == 3
+
+
+def test_a_capture_that_reconnects(state: State, clock: Clock) -> None:
+    state.update(CAPTURE)
+    state.update(LOST)
+    assert state.health().level is Level.DEGRADED
+    clock += 2
+    state.update({**LOST, "state": "connecting", "error": None, "code": None})
+    clock += 2
+    state.update(LOST)
+    assert state.health().level is Level.FAILED  # 4 s without a stream
+    found = state.as_json()["sources"]["shop"]
+    assert (found["level"], found["error"]) == ("failed", "Postgres is gone.")
+    state.update(CAPTURE)
+    assert state.health().level is Level.READY
+
+
+def test_the_reason_of_a_query_that_ends_stands_until_there_is_progress(
+    state: State, clock: Clock
+) -> None:
+    state.update({**CAPTURE, "captured": 3, "confirmed": 3})
+    for _ in range(3):
+        state.query_failed("shop", ENDED)
+        for report in (
+            {**CAPTURE, "state": "connecting", "warm": False},
+            {**CAPTURE, "warm": False},
+            {**CAPTURE, "waiting": 2, "waited": 1.0},
+        ):
+            clock += 1
+            state.update(report)
+            assert state.as_json()["sources"]["shop"]["error"] == "CancelledError It starts again."
+    assert state.health().level is Level.FAILED
+    state.update({**CAPTURE, "confirmed": 1})
+    assert state.health().level is Level.READY
+    assert state.as_json()["sources"]["shop"]["error"] is None
+
+
+def test_a_query_that_had_failed_and_has_nothing_to_do_is_well_after_a_while(
+    state: State, clock: Clock
+) -> None:
+    state.update(CAPTURE)
+    state.query_failed("shop", ENDED)
+    for _ in range(5):
+        clock += 1
+        state.update(CAPTURE)
+        assert state.as_json()["sources"]["shop"]["error"]
+    clock += 2
+    state.update(CAPTURE)
+    assert state.health().level is Level.READY
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_error_is_never_without_its_text(state: State) -> None:
+    state.query_failed("shop", Failure("query", "", ""))
+    (problem,) = state.as_json()["problems"]
+    assert problem["cause"]
+    assert problem["remedy"]
+
+
+def test_messages_that_wait(state: State, clock: Clock) -> None:
+    state.update({**CAPTURE, "waiting": 3, "waited": 2.0})
+    assert metric(state, "waiting_messages", source="shop") == 3
+    assert metric(state, "oldest_waiting_seconds", source="shop") == 2
+    assert state.health().level is Level.READY
+    clock += 9
+    state.update({**CAPTURE, "waiting": 3, "waited": 11.0})
+    assert state.health().problems[0].code == "stalled"
+    assert state.as_json()["sources"]["shop"]["oldest_waiting_seconds"] == 11
+    state.update(DELIVERED)  # of a long batch
+    assert state.health().level is Level.READY
+
+
+def test_a_capture_that_reports_no_more(state: State, clock: Clock) -> None:
+    state.update(CAPTURE)
+    clock += 60
+    assert state.health().problems[0].code == "silent"
+
+
+def test_a_sink_that_tries_again_is_not_called_attached(state: State, clock: Clock) -> None:
+    state.update(CAPTURE)
+    state.update(ERROR)
+    found = state.as_json()["sinks"]["jetstream"]
+    assert (found["state"], found["error"]) == ("retrying", ERROR["error"])
+    assert state.health().level is Level.DEGRADED
+    clock += 60
+    state.update({**CAPTURE, "waiting": 0})
+    assert state.health().level is Level.DEGRADED  # the stream takes messages
+    state.update(DELIVERED)
+    assert state.as_json()["sinks"]["jetstream"]["state"] == "attached"
+
+
+def test_a_process_is_what_its_runs_and_its_other_parts_are(state: State) -> None:
+    other = State(["stock"], {})
+    other.update({**CAPTURE, "capture": "stock"})
+    state.update(CAPTURE)
+    extra: list[Part] = []
+    states = States(lambda: [state, other], dict, lambda: extra)
+    assert states.health().level is Level.READY
+    other.update({"store": "It is gone.", "code": "connection_lost"})
+    assert states.health().level is Level.DEGRADED
+    extra.append(run_part(Failure("spark", "The JVM ended.")))
+    assert states.health().level is Level.FAILED
+    told = states.as_json()
+    assert told["level"] == "failed"
+    assert [problem["subject"] for problem in told["problems"]] == ["run", "store"]
+    assert list(told["parts"]) == [
+        "store", "source shop", "sink jetstream", "sink events", "source stock", "run"
+    ]  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(states)
+    gauges = {
+        sample.labels["part"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "penstock_health"
+    }
+    assert gauges["run"] == 0
+    assert gauges["store"] == 2
+    assert len(gauges) == len(told["parts"])
+    assert Health.from_json(told).as_json() == {k: told[k] for k in ("level", "parts", "problems")}

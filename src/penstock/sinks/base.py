@@ -104,5 +104,8 @@ class Sink(Protocol):
     def connect(self, patience: float | None = None) -> None:
         """Connect now rather than at the first write; waits and raises as `write` does."""
 
+    def check(self, patience: float) -> None:
+        """See whether the sink answers, without a message to it; raises `Unfinished`."""
+
     def close(self) -> None:
         """Close connections; the sink is not used again."""

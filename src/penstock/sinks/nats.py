@@ -187,6 +187,16 @@ class NatsSink:
                 raise
             raise Unfinished(error, _NOTHING, Written()) from None
 
+    def check(self, patience: float) -> None:
+        """See that a server answers, over a connection that stays; raises `Unfinished`."""
+        self.connect(patience)
+        assert self._connection is not None  # noqa: S101 - `connect` has made it
+        try:
+            self._connection.ping(patience)
+        except SinkError as error:
+            self.close()
+            raise Unfinished(error, _NOTHING, Written()) from None
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:

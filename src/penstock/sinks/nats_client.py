@@ -213,6 +213,18 @@ class Connection:
                 self._note(event)
         return acks, events
 
+    def ping(self, timeout: float) -> None:
+        """Ask the server for a sign of life; raises `SinkError` where none comes in time."""
+        self.send(b"PING\r\n")
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if any(isinstance(event, Pong) for event in self.step(left)[1]):
+                return
+        raise SinkError(
+            "timeout", f"{self.server} has not answered for {timeout:g} s.",
+            remedy="See whether the server is stopped or overloaded, and the network.",
+        )  # fmt: skip
+
     def request(self, subject: str, payload: bytes, inbox: bytes, timeout: float) -> Reply:
         """Send a request and wait for its reply; for the rare calls, never for publishing."""
         size = str(len(payload)).encode()

@@ -11,7 +11,10 @@ _TRACE: Final = "Traceback (most recent call last)"
 _CAUSED_BY: Final = "Caused by: "
 _LOST: Final = ("Python worker exited unexpectedly", "Connection reset", "java.io.EOFException")
 _RAISED: Final = re.compile(r"(?P<path>(?:\w+\.)*)(?P<name>\w+)(?:: (?P<text>.*))?\Z", re.DOTALL)
-_ENDS: Final = re.compile(r"\s*\Z|\s+at |Driver stacktrace|Caused by: |JVM stacktrace|\s+File \"")
+_ENDS: Final = re.compile(
+    r"\s*\Z|\s+at |\s+File \"|\s*SQLSTATE: |Driver stacktrace|Caused by: |JVM stacktrace|==="
+)
+_STATES: Final = re.compile(r"(\s*SQLSTATE: \w{5})+\s*\Z")
 _LONGEST: Final = 4_000
 _RETRIED: Final = "It starts again by itself, and nothing is lost."
 _UNKNOWN: Final = f"{_RETRIED} Where it ends each time, report this with the log."
@@ -53,14 +56,15 @@ def _java_error(lines: list[str]) -> str | None:
     causes = [line.strip() for line in lines if line.strip().startswith(_CAUSED_BY)]
     if causes:
         return _short(causes[-1].removeprefix(_CAUSED_BY))
-    return next((_cut(line.strip()) for line in lines if line.strip()), None)
+    return next((_cut(_STATES.sub("", line.strip())) for line in lines if line.strip()), None)
 
 
 def _short(raised: str) -> str:
     """Return an exception's line without its module, and one of our own without its class."""
-    found = _RAISED.match(raised.strip())
+    raised = _STATES.sub("", raised).strip()
+    found = _RAISED.match(raised)
     if found is None:
-        return _cut(raised.strip())
+        return _cut(raised)
     name, text = found["name"], (found["text"] or "").strip()
     if not text:
         return name

@@ -36,8 +36,9 @@ from penstock.streams.store import Store, StoreError
 
 Report = dict[str, Any]
 
-_POLL_SECONDS: Final = 5.0
-"""From one look at whether the sink is behind to the next, where nobody says so."""
+_POLL_SECONDS: Final = 2.0
+"""From one look at whether the sink is behind, or answers if it is not, to the next."""
+_FAILED_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 1.0
 _PATIENCE: Final = 2.0
@@ -95,6 +96,8 @@ class Drainer:
         self._since = 0.0
         self._store_failed = False
         self._told_at = 0.0
+        self._checked_at = 0.0
+        self._check_failed = False
         self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
 
     def start(self) -> None:
@@ -147,7 +150,7 @@ class Drainer:
                 return
             except Exception:
                 log.exception("the backlog is not drained", sink=self._sink)
-                self._stopping.wait(_POLL_SECONDS)
+                self._stopping.wait(_FAILED_SECONDS)
                 continue
             if not busy:
                 self._wake.wait(_POLL_SECONDS if self._state == "attached" else _TICK_SECONDS)
@@ -163,6 +166,7 @@ class Drainer:
         self._tell(behind)
         self._looked = asked
         if behind is None:
+            self._check()
             return False
         if taken is not None:
             self._deliver(self._without_ahead(taken.messages))
@@ -173,6 +177,24 @@ class Drainer:
         if self._done is None or time.monotonic() < self._since + self._hold:
             return False
         return self._join(behind)
+
+    def _check(self) -> None:
+        """See whether the sink answers: of one that gets no messages no one else would know."""
+        now = time.monotonic()
+        if now < self._checked_at + _POLL_SECONDS:
+            return
+        self._checked_at = now
+        try:
+            self._target.check(_PATIENCE)
+        except Unfinished as unfinished:
+            self._check_failed = True
+            self._report_error(unfinished.error, _POLL_SECONDS)
+        else:
+            if self._check_failed:
+                self._check_failed = False
+                self._on_report(
+                    {"sink": self._sink, "delivered": 0, "duplicates": 0, "bytes": 0, "dead": []}
+                )
 
     def _deliver(self, messages: pa.RecordBatch) -> None:
         """Deliver all of `messages`, however long it takes; raises `_Stopped`."""

@@ -1,0 +1,99 @@
+"""A query that ends is started again: soon where there was progress, later each time where none was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock import run as runs
+from penstock.config import Config
+from penstock.embedded.handles import Database
+from penstock.postgres.errors import CaptureError
+from penstock.run import Run
+
+REPORT = {"capture": "shop", "state": "streaming", "error": None, "code": None, "warm": True}
+DELAY = 0.01
+
+
+@pytest.fixture
+def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    config = Config.model_validate(
+        {
+            "sources": {"shop": {"type": "postgres", "url": database.url}},
+            "sinks": {"events": {"type": "stream", "source": "shop"}},
+            "spark": {"checkpoint": str(tmp_path)},
+        }
+    )
+    monkeypatch.setattr(runs, "_BACKOFF_SECONDS", (DELAY, 30.0))
+    monkeypatch.setattr(runs, "jvm_exit_code", lambda: None)
+    with Run(config, database.url) as run:
+        monkeypatch.setattr(run.store, "target", lambda _: None)
+        yield run
+
+
+def restarts(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[dict[str, Any]]:
+    """Have each of `queries` end by an error, then stop; return what was logged of them."""
+    left = list(queries)
+
+    class Query:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def start(self, *, once: bool) -> None:
+            ending = left.pop(0)
+            if not left:
+                run.stop()
+            for report in ending if isinstance(ending, list) else ():
+                run.state.update({**REPORT, **report})
+            raise ending if isinstance(ending, Exception) else RuntimeError("Query ended.")
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(runs, "Pipeline", Query)
+    spark: Any = None
+    monitor: Any = SimpleNamespace(address="")
+    with capture_logs() as logs:
+        run._supervise(spark, "shop", monitor)
+    return [dict(entry) for entry in logs if entry["event"].startswith("query ended")]
+
+
+def test_faults_with_progress_between_them_never_wait_for_long(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working = [{"confirmed": 0}, {"confirmed": 7}]
+    logged = restarts(run, monkeypatch, *[working] * 5)
+    assert [entry["retry_in"] for entry in logged] == [DELAY] * 4
+
+
+def test_faults_without_progress_wait_longer_each_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = restarts(run, monkeypatch, *[[{"confirmed": 0}]] * 5)
+    assert [entry["retry_in"] for entry in logged] == [DELAY, 2 * DELAY, 4 * DELAY, 8 * DELAY]
+
+
+def test_the_reason_in_the_status_is_the_one_in_the_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = CaptureError("publication_missing", "It is gone.", remedy="Make it.")
+    lost = {"error": "It is gone. Make it.", "code": "publication_missing", "remedy": "Make it."}
+    # Raised where the query is planned; reported by its capture; and neither.
+    for ending, error in (
+        (gone, "It is gone. Make it."), ([lost], "It is gone. Make it."), ([], "Query ended."),
+    ):  # fmt: skip
+        run._stopping.clear()
+        (entry,) = restarts(run, monkeypatch, ending, RuntimeError("the end"))
+        found = run.state.as_json()["sources"]["shop"]
+        assert entry["error"] == found["error"]
+        assert entry["code"] == found["code"]
+        assert entry["error"].startswith(error)
+        assert found["restarts"] > 0
+        for report in ({"state": "connecting", "warm": False}, {"warm": False}):
+            run.state.update({**REPORT, **report})  # the next one begins
+            assert run.state.as_json()["sources"]["shop"]["error"] == entry["error"]
