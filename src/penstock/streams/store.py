@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 from penstock import queries
 from penstock.message import Position
 from penstock.sinks.base import DeadLetter
-from penstock.streams.connect import CONNECT, connect
+from penstock.streams.connect import CONNECT, connect, is_lost
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.migrate import migrate
 from penstock.streams.names import (
@@ -76,7 +76,7 @@ _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 class Store:
     """One connection to the store; a context manager. Calls from several threads take turns.
 
-    A lost connection is made again by the next call. All methods raise `StoreError`.
+    A connection that was lost is made again by the next call. All methods raise `StoreError`.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,7 +123,10 @@ class Store:
         """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
         with self._lock:
             try:
-                if self._connection is None or self._connection.closed:
+                if self._connection is not None and is_lost(self._connection):
+                    self._connection.close()
+                    self._connection = None
+                if self._connection is None:
                     self._connection = connect(self.url)
                 yield self._connection
             except psycopg.Error as error:
