@@ -33,7 +33,7 @@ from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code
 from penstock.state import State
 from penstock.store_session import StoreSession
-from penstock.streams.errors import StoreError
+from penstock.streams.errors import EMBEDDED_DOWN, StoreError
 
 _DRAIN_SECONDS: Final = 15.0
 _HELD_SECONDS: Final = 3.0  # of these, where the store is down and the batch can't be finished
@@ -115,6 +115,9 @@ class Run:
     # -- reports
 
     def _handle(self, report: Report) -> Report | None:
+        if "claim" in report:
+            self._fail(report["error"], source=report["claim"], code=report["code"])
+            return None
         if (failed := self._store.handle(report)) is not None:
             return failed
         for letter in report.get("dead") or ():
@@ -167,6 +170,10 @@ class Run:
     def healthy(self) -> bool:
         """Whether the run goes on by itself."""
         return self._failed is None
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the store is away, or with None that it is back."""
+        self._handle({"store": error, "code": EMBEDDED_DOWN})
 
     def parts(self) -> list[Part]:
         """Return what failed the run, if something has."""

@@ -24,16 +24,18 @@ from penstock import log as logging
 from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.config import Config, ConfigError
-from penstock.embedded.store import open_store
-from penstock.health import Failure, Part, run_part
+from penstock.embedded.store import FOLDER, open_store
+from penstock.health import Failure, Part, run_part, worker_part
 from penstock.outbox.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.run import Run
 from penstock.spark import session
 from penstock.spark.session import jvm_exit_code, reason_of
 from penstock.state import States
+from penstock.streams.errors import EMBEDDED_DOWN
 
 _TICK_SECONDS: Final = 0.5
+_RESTARTED: Final = f"It is started again by itself; {FOLDER}/store.log has why it ended."
 
 log = structlog.get_logger("penstock")
 
@@ -46,6 +48,7 @@ class Service:
         self._once = once
         self._stopping = threading.Event()
         self._failure: Failure | None = None
+        self._outage: Failure | None = None
         self._run: Run | None = None
         if store_url is not None:
             self._run = Run(config, store_url, once=once)
@@ -67,11 +70,19 @@ class Service:
             parts += self._run.parts()
         if self._failure is not None:
             parts.append(run_part(self._failure))
+        if self._outage is not None:
+            parts.append(worker_part("store", self._outage, time.time()))
         return parts
 
     @property
     def _healthy(self) -> bool:
         return self._failure is None and (self._run is None or self._run.healthy)
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the embedded store is away, or with None that it is back."""
+        self._outage = None if error is None else Failure(EMBEDDED_DOWN, error, _RESTARTED)
+        if self._run is not None:
+            self._run.store_outage(error)
 
     def stop(self, *_: object) -> None:
         """Ask for an orderly end (a signal handler)."""
@@ -200,5 +211,12 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         )
     if not config.sources:
         return Service(config, None, once=once).main(listen)
-    with open_store(config) as store_url:
-        return Service(config, store_url, once=once).main(listen)
+    service: Service | None = None
+
+    def on_outage(error: str | None) -> None:
+        if service is not None:
+            service.store_outage(error)
+
+    with open_store(config, on_outage=on_outage) as store_url:
+        service = Service(config, store_url, once=once)
+        return service.main(listen)

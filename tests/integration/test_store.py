@@ -118,12 +118,15 @@ def test_what_keeps_it_from_connecting_is_told_without_the_password(
     assert refused.value.remedy
 
 
-def test_a_lost_connection_is_made_again_by_the_next_call(store: Store, database: Database) -> None:
+def test_a_connection_that_was_lost_is_made_again(store: Store, database: Database) -> None:
+    end = "SELECT pg_terminate_backend(%s, 5000)"
     with store.connection() as connection:
         pid = connection.info.backend_pid
-    database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-    with pytest.raises(StoreError) as lost:
-        store.sources()
+    database.execute(end, [pid])
+    assert store.sources() == []  # it was idle, so that nothing is to be reported
+    with pytest.raises(StoreError) as lost, store.connection() as connection:
+        database.execute(end, [connection.info.backend_pid])
+        connection.execute("SELECT 1")
     assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
     assert store.sources() == []
 

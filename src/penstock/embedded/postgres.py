@@ -67,10 +67,10 @@ class EmbeddedPostgres:
     """A Postgres cluster in `data_dir`, made there on the first start.
 
     A context manager; `settings` are configuration parameters over `SETTINGS`. Under root the
-    server runs as the user who owns `data_dir` or the folder around it, or where root does as the system
-    user `pgserver`, which is made if missing. `password_file` holds the password that the cluster is made
-    with; without one, none is asked for. `while_locked` is `GuardedProcess`'s. With `port` it listens
-    there or not at all.
+    server runs as the user who owns `data_dir` or the folder around it, or where root does as the
+    system user `pgserver`, which is made if missing. `password_file` holds the password that the
+    cluster is made with; without one, none is asked for. `while_locked` is `GuardedProcess`'s. With
+    `port` it listens there or not at all.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from psycopg.types.json import Jsonb
 from penstock import queries
 from penstock.message import Position
 from penstock.sinks.base import DeadLetter
+from penstock.streams.claim import Claim
 from penstock.streams.connect import CONNECT, connect, is_lost
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.migrate import migrate
@@ -188,17 +189,8 @@ class Store:
     @contextlib.contextmanager
     def claim_source(self, source_id: int) -> Iterator[bool]:
         """Hold the source's lock while the context lasts; gives False where another run holds it."""
-        try:
-            connection = connect(self.url)
-        except psycopg.Error as error:
-            raise store_error(error, self.url) from None
-        with contextlib.closing(connection):
-            try:
-                connection.execute(_SQL["claim_session"])
-                row = connection.execute(_SQL["try_session_lock"], [LOCK_RUN, source_id]).fetchone()
-            except psycopg.Error as error:
-                raise store_error(error, self.url) from None
-            yield bool(_found(row)[0])
+        with contextlib.closing(Claim(self.url, source_id)) as claim:
+            yield claim.acquire()
 
     def head(self, source_id: int) -> Position:
         """Return up to where (in the streams' positions) a source's messages are all there."""
