@@ -8,7 +8,7 @@ import random
 import socket
 import string
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -124,11 +124,16 @@ def test_a_connection_that_was_lost_is_made_again(store: Store, database: Databa
         pid = connection.info.backend_pid
     database.execute(end, [pid])
     assert store.sources() == []  # it was idle, so that nothing is to be reported
-    with pytest.raises(StoreError) as lost, store.connection() as connection:
-        database.execute(end, [connection.info.backend_pid])
-        connection.execute("SELECT 1")
+    with pytest.raises(StoreError) as lost:
+        _in_a_session_that_ends(store, lambda pid: database.execute(end, [pid]))
     assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
     assert store.sources() == []
+
+
+def _in_a_session_that_ends(store: Store, end: Callable[[int], object]) -> None:
+    with store.connection() as connection:
+        end(connection.info.backend_pid)
+        connection.execute("SELECT 1")
 
 
 def test_a_source_is_run_once(store: Store, database: Database) -> None:
