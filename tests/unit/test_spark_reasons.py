@@ -163,6 +163,14 @@ def test_a_setting_that_spark_refuses() -> None:
         assert "Correct the settings below `spark`" in failure.remedy
 
 
+def test_a_master_that_does_not_answer() -> None:
+    stopped = "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."
+    reason = "Application has been killed. Reason: All masters are unresponsive! Giving up."
+    wrote = [f"2026-11-22T11:31:10.000 spark ERROR StandaloneSchedulerBackend: {reason}"]
+    failure = start_failure(RuntimeError(stopped), wrote)
+    assert failure.cause == f"Spark can't start: StandaloneSchedulerBackend: {reason}"
+
+
 def test_a_jvm_that_does_not_start() -> None:
     wrote = [
         "Invalid initial heap size: -Xmslots", "Error: Could not create the Java Virtual Machine.",

@@ -30,6 +30,8 @@ _SAYS_NOTHING: Final = (
     "SocketTimeoutException: Accept timed out", "InvocationTargetException", "ExecutionException",
     "java.util.concurrent.TimeoutException",
 )  # fmt: skip
+_STOPPED: Final = "stopped SparkContext"
+_LOGGED: Final = " spark ERROR "
 _SETTING: Final = re.compile(r"INVALID_CONF_VALUE|CANNOT_MODIFY_CONFIG|in the config \"")
 _RAISED_LINE: Final = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b|.*No module named")
 _NO_REASON: Final = (
@@ -69,9 +71,12 @@ def query_failure(error: BaseException, errors: Sequence[str] = ()) -> Failure:
     return Failure("query", caused, _UNKNOWN)
 
 
-def start_failure(error: BaseException) -> Failure:
-    """Return why Spark's session can't be had."""
+def start_failure(error: BaseException, errors: Sequence[str] = ()) -> Failure:
+    """Return why Spark's session can't be had; `errors` is what its JVM wrote to standard error."""
     caused = _java_error(str(error).splitlines()) or type(error).__name__
+    logged = [line.partition(_LOGGED)[2] for line in errors if _LOGGED in line]
+    if _STOPPED in caused and logged:
+        caused = logged[0]
     return Failure("spark", f"Spark can't start: {_ended(caused)}", _CONF)
 
 

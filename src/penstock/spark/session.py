@@ -113,7 +113,7 @@ def create(
         for stderr in _stderr:
             stderr.started()
     except (PySparkException, Py4JError, OSError) as error:
-        raise SparkError(start_failure(error)) from error
+        raise SparkError(start_failure(error, last_errors())) from error
     return made
 
 
