@@ -447,7 +447,9 @@ class Run:
         """Return why a query ended: what its capture has reported, or else what Spark raised."""
         if isinstance(error, CaptureError):  # raised before there was a query
             return Failure(error.code, error.message, error.remedy)
-        return self.state.sources[source].capture_failure or query_failure(error, last_errors())
+        return self.state.sources[source].capture_failure or query_failure(
+            error, last_errors(), retried=not self._once
+        )
 
     def _await(self, query: StreamingQuery, source: str) -> None:
         """Return when the query has ended, or the end was asked for and it is drained or overdue."""

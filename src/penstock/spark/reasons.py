@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from penstock.health import Failure
@@ -45,14 +46,24 @@ _CONF: Final = (
 )
 _LONGEST: Final = 4_000
 _RETRIED: Final = "It starts again by itself, and nothing is lost."
+_STAYS: Final = "What was not delivered is still in the slot."
 _UNKNOWN: Final = f"{_RETRIED} Where it ends each time, report this with the log."
 
 
-def query_failure(error: BaseException, errors: Sequence[str] = ()) -> Failure:
+def query_failure(
+    error: BaseException, errors: Sequence[str] = (), *, retried: bool = True
+) -> Failure:
     """Return why a query ended by `error`: cause first, without the traces around it.
 
     `errors` is what Spark's processes wrote last to standard error.
     """
+    failure = _query_failure(error, errors)
+    if retried:
+        return failure
+    return replace(failure, remedy=failure.remedy.replace(_RETRIED, _STAYS))
+
+
+def _query_failure(error: BaseException, errors: Sequence[str]) -> Failure:
     text = str(error)
     lines = text.splitlines()
     raised = _python_error(lines)
