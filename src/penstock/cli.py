@@ -18,7 +18,7 @@ from penstock import (
     cli_store,
     cli_try,
 )
-from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors
+from penstock.cli_common import CONFIG, LISTEN, AsJson, ConfigFile, errors, starting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -139,7 +139,8 @@ def run(
 
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
-        from penstock import service  # noqa: PLC0415
+        with starting():
+            from penstock import service  # noqa: PLC0415
 
         raise typer.Exit(service.run(loaded, once=once, listen=listen))
 

@@ -34,6 +34,7 @@ _KNOWN: Final = (
     ("penstock.streams.consumer_types", "ConsumerError", 1),
     ("penstock.api.server", "ListenError", 1),
     ("penstock.embedded.process", "EmbeddedError", 1),
+    ("penstock.spark.session", "SparkError", 1),
 )
 
 
@@ -50,6 +51,16 @@ def errors() -> Iterator[None]:
                 typer.echo(str(error), err=True)
                 raise typer.Exit(code) from None
         raise
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Log the context, a process's imports, as the first step of its start."""
+    from penstock import __version__, log, startup  # noqa: PLC0415
+
+    log.configure()
+    with startup.step("program", version=__version__):
+        yield
 
 
 def fail(message: str) -> typer.Exit:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli_common import LISTEN, errors
+from penstock.cli_common import LISTEN, errors, starting
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -31,7 +31,8 @@ def relay(
     """Relay the outboxes of a database in the foreground, until SIGTERM or Ctrl-C."""
     with errors():
         config = configuration(url, group, store)
-        from penstock import service  # noqa: PLC0415
+        with starting():
+            from penstock import service  # noqa: PLC0415
 
         raise typer.Exit(service.run(config, once=False, listen=listen))
 

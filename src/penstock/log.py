@@ -26,7 +26,8 @@ def configure() -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line: others write to the same pipe, and Spark's workers have no buffer.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     logging.captureWarnings(True)

@@ -30,10 +30,11 @@ from penstock.sinks.base import SinkError
 from penstock.spark import planning
 from penstock.spark.pipeline import Pipeline, checkpoint_folder
 from penstock.spark.reasons import query_failure
-from penstock.spark.session import jvm_exit_code
+from penstock.spark.session import jvm_exit_code, last_errors
+from penstock.startup import Step, step
 from penstock.state import State
 from penstock.store_session import StoreSession
-from penstock.streams.errors import StoreError
+from penstock.streams.errors import EMBEDDED_DOWN, StoreError
 
 _DRAIN_SECONDS: Final = 15.0
 _HELD_SECONDS: Final = 3.0  # of these, where the store is down and the batch can't be finished
@@ -101,6 +102,7 @@ class Run:
         self._wake = threading.Event()
         self._failed: tuple[str, str] | None = None
         self._held: dict[str, set[str]] = {}
+        self._ended: dict[str, tuple[float, str]] = {}  # queries: since when, and why last
         self._ask_streams = False
         self._store = StoreSession(
             config, store_url, self._handle,
@@ -115,6 +117,9 @@ class Run:
     # -- reports
 
     def _handle(self, report: Report) -> Report | None:
+        if "claim" in report:
+            self._fail(report["error"], source=report["claim"], code=report["code"])
+            return None
         if (failed := self._store.handle(report)) is not None:
             return failed
         for letter in report.get("dead") or ():
@@ -160,13 +165,20 @@ class Run:
     @property
     def ready(self) -> bool:
         """Whether every source streams through a query that has run a batch."""
-        sources = self.state.sources.values()
-        return all(s.warm and s.state == "streaming" for s in sources)
+        return all(self._streams(name) for name in self._sources)
+
+    def _streams(self, source: str) -> bool:
+        state = self.state.sources[source]
+        return state.warm and state.state == "streaming"
 
     @property
     def healthy(self) -> bool:
         """Whether the run goes on by itself."""
         return self._failed is None
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the store is away, or with None that it is back."""
+        self._handle({"store": error, "code": EMBEDDED_DOWN})
 
     def parts(self) -> list[Part]:
         """Return what failed the run, if something has."""
@@ -206,9 +218,10 @@ class Run:
         Raises `CaptureError` and `StoreError`.
         """
         for name in self._sources:
-            self._ensure(name, self._config.sources[name])
-            planning.refuse(self._config.sources[name], self._config.sinks_of(name))
-            self._store.register(name, self._stopping)
+            with step("source", source=name):
+                self._ensure(name, self._config.sources[name])
+                planning.refuse(self._config.sources[name], self._config.sinks_of(name))
+                self._store.register(name, self._stopping)
         self._refuse_shared_streams()
         if not self._stopping.is_set():
             self._store.start()
@@ -299,6 +312,11 @@ class Run:
             )
             for name in self._sources
         }
+        # The first batch of a query is empty, and connects to its sinks.
+        starting = {
+            name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])
+            for name in self._sources
+        }
         for thread in threads.values():
             thread.start()
         said = False
@@ -307,6 +325,9 @@ class Run:
             self._wake.clear()
             if self._ask_streams:
                 self._refuse_shared_streams()
+            for name in [name for name in starting if self._streams(name)]:
+                starting.pop(name).done()
+            self._log_recovered()
             if self.ready and not said:
                 said = True
                 on_ready()
@@ -401,15 +422,34 @@ class Run:
                 with contextlib.suppress(Exception):
                     pipeline.stop()
                 delay = backoff.after_failure(state.confirmed)
-                log.error("query ended; starting it again", source=source, code=failure.code,
-                          error=failure.text, retry_in=delay)  # fmt: skip
+                self._log_end(source, failure, delay)
                 self._stopping.wait(delay)
+
+    def _log_end(self, source: str, failure: Failure, delay: float) -> None:
+        """Log why a query ended, once until the source streams again or there is another reason."""
+        since, logged = self._ended.get(source, (time.monotonic(), ""))
+        self._ended[source] = since, failure.text
+        if failure.text != logged:
+            log.error("query ended; starting it again", source=source, code=failure.code,
+                      error=failure.text, retry_in=delay)  # fmt: skip
+
+    def _log_recovered(self) -> None:
+        """Log which sources stream again that have failed."""
+        for source, (since, _) in list(self._ended.items()):
+            state = self.state.sources[source]
+            if state.failure is None and self._streams(source):
+                del self._ended[source]
+                seconds = round(time.monotonic() - since, 1)
+                log.info("the source streams again", source=source, restarts=state.restarts,
+                         seconds=seconds)  # fmt: skip
 
     def _why(self, source: str, error: Exception) -> Failure:
         """Return why a query ended: what its capture has reported, or else what Spark raised."""
         if isinstance(error, CaptureError):  # raised before there was a query
             return Failure(error.code, error.message, error.remedy)
-        return self.state.sources[source].capture_failure or query_failure(error)
+        return self.state.sources[source].capture_failure or query_failure(
+            error, last_errors(), retried=not self._once
+        )
 
     def _await(self, query: StreamingQuery, source: str) -> None:
         """Return when the query has ended, or the end was asked for and it is drained or overdue."""

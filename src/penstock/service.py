@@ -12,28 +12,32 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
 from fastapi import FastAPI
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock import log as logging
+from penstock import startup
 from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.config import Config, ConfigError
-from penstock.embedded.store import open_store
-from penstock.health import Failure, Part, run_part
+from penstock.embedded.store import FOLDER, open_store
+from penstock.health import Failure, Part, run_part, worker_part
 from penstock.outbox.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.run import Run
 from penstock.spark import session
-from penstock.spark.session import jvm_exit_code, reason_of
+from penstock.spark.session import jvm_exit_code
+from penstock.startup import Step, step
 from penstock.state import States
+from penstock.streams.errors import EMBEDDED_DOWN
 
 _TICK_SECONDS: Final = 0.5
+_RESTARTED: Final = f"It is started again by itself; {FOLDER}/store.log has why it ended."
 
 log = structlog.get_logger("penstock")
 
@@ -46,6 +50,7 @@ class Service:
         self._once = once
         self._stopping = threading.Event()
         self._failure: Failure | None = None
+        self._outage: Failure | None = None
         self._run: Run | None = None
         if store_url is not None:
             self._run = Run(config, store_url, once=once)
@@ -67,11 +72,19 @@ class Service:
             parts += self._run.parts()
         if self._failure is not None:
             parts.append(run_part(self._failure))
+        if self._outage is not None:
+            parts.append(worker_part("store", self._outage, time.time()))
         return parts
 
     @property
     def _healthy(self) -> bool:
         return self._failure is None and (self._run is None or self._run.healthy)
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the embedded store is away, or with None that it is back."""
+        self._outage = None if error is None else Failure(EMBEDDED_DOWN, error, _RESTARTED)
+        if self._run is not None:
+            self._run.store_outage(error)
 
     def stop(self, *_: object) -> None:
         """Ask for an orderly end (a signal handler)."""
@@ -82,7 +95,6 @@ class Service:
 
     def main(self, listen: str) -> int:
         """Run to the end and return the exit code."""
-        started = time.monotonic()
         self._take_signals()
         with contextlib.ExitStack() as stack:
             if self._run is not None:
@@ -93,10 +105,11 @@ class Service:
             if self._run is not None:
                 self._run.prepare()
             for relay in self._relays:
-                relay.prepare()
+                with step("outbox", relay=relay.name):
+                    relay.prepare()
             if not self._stopping.is_set() and (spark := self._spark()) is not None:
                 try:
-                    self._work(spark, started, server)
+                    self._work(spark, server)
                 finally:
                     with contextlib.suppress(Py4JError, OSError):
                         # Where a service manager ends every process at once, the JVM is gone already.
@@ -133,30 +146,27 @@ class Service:
             master = session.local_master(
                 self._config.spark.master, len(self._config.sources) + len(self._relays)
             )
-            spark = session.create(master, self._config.spark.conf)
+            spark = session.create(master, self._config.spark.conf, step=step)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
             return spark
-        except (PySparkException, Py4JError, OSError) as error:
+        except session.SparkError as error:
             # A service manager's SIGTERM may have met the JVM at its start.
             if not self._stopping.wait(0.5):
-                self._fail(
-                    f"Spark can't start: {reason_of(error)}. `penstock check` looks for Java."
-                )
+                self._fail(error.failure)
             return None
 
-    def _fail(self, reason: str) -> None:
-        self._failure = Failure("spark", reason, since=time.time())
-        log.error("run failed", code="spark", error=reason)
+    def _fail(self, failure: Failure) -> None:
+        self._failure = replace(failure, since=time.time())
+        log.error("run failed", code=failure.code, error=failure.text)
         self.stop()
 
-    def _work(self, spark: SparkSession, started: float, server: Server | None) -> None:
+    def _work(self, spark: SparkSession, server: Server | None) -> None:
         """Run everything until the end; the session is for the caller to stop."""
         where = {} if server is None else {"listen": server.address}
 
         def say_ready() -> None:
-            seconds = round(time.monotonic() - started, 1)
             sources = [*self._config.sources, *self._config.outboxes]
-            log.info("ready", seconds=seconds, sources=sources, **where)
+            log.info("ready", seconds=startup.seconds(), sources=sources, **where)
 
         for relay in self._relays:
             relay.start(spark)
@@ -178,8 +188,12 @@ class Service:
                 say_ready()
             if (code := jvm_exit_code()) is not None:
                 self._fail(
-                    f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
-                    " memory). What was not delivered is still in the slot: start penstock again."
+                    Failure(
+                        "spark",
+                        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
+                        " memory). What was not delivered is still in the slot.",
+                        "Start penstock again.",
+                    )
                 )
 
 
@@ -200,5 +214,14 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         )
     if not config.sources:
         return Service(config, None, once=once).main(listen)
-    with open_store(config) as store_url:
-        return Service(config, store_url, once=once).main(listen)
+    service: Service | None = None
+
+    def on_outage(error: str | None) -> None:
+        if service is not None:
+            service.store_outage(error)
+
+    opening = Step("store", embedded=config.store is None)
+    with open_store(config, on_outage=on_outage) as store_url:
+        service = Service(config, store_url, once=once)
+        opening.done()
+        return service.main(listen)

@@ -20,14 +20,14 @@ from penstock.sinks.nats import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.writer import StoreTarget
 from penstock.streams import backlog
+from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
 from penstock.streams.drainer import Drainer
 from penstock.streams.errors import StoreError
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.probe import Probe
 from penstock.streams.store import SourceRecord, Store
 
-# After a kill the server may hold the last run's lock until it notices that the connection is gone.
-_CLAIM_PATIENCE: Final = 75.0
+_CLAIM_PATIENCE: Final = PATIENCE
 
 _RELEASED: Final = SinkError(backlog.STARTED, "What came in while it started goes first.")
 
@@ -61,7 +61,9 @@ class StoreSession:
         self._streams: dict[str, int] = {}
         self._drainers: dict[str, Drainer] = {}
         self._done: dict[str, Position] = {}
+        self._claims = Claims(self._on_taken)
         self._stack = contextlib.ExitStack()
+        self._stack.callback(self._claims.close)
 
     def __enter__(self) -> Self:
         return self
@@ -94,24 +96,22 @@ class StoreSession:
 
     def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
         """Claim a source, waiting for a while; return False where `stopping` came first."""
-        deadline, told = time.monotonic() + _CLAIM_PATIENCE, False
+        deadline, logged = time.monotonic() + _CLAIM_PATIENCE, False
+        claim = Claim(self.url, source.id)
         while not stopping.is_set():
-            claim = contextlib.ExitStack()
-            if claim.enter_context(self._store.claim_source(source.id)):
-                self._stack.enter_context(claim)
+            if claim.acquire():
+                self._claims.add(source.name, claim)
                 return True
-            claim.close()
             if time.monotonic() > deadline:
-                raise StoreError(
-                    "source_claimed",
-                    f"Another penstock run writes source {source.name} into this store.",
-                    remedy="Stop it, or give this source another name.",
-                )
-            if not told:
-                told = True
+                raise claimed_by_another(source.name)
+            if not logged:
+                logged = True
                 log.warning("waiting for another run to end", source=source.name)
             stopping.wait(0.5)
         return False
+
+    def _on_taken(self, source: str, error: StoreError) -> None:
+        self._on_report({"claim": source, "code": error.code, "error": str(error)})
 
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""

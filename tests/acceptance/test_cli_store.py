@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,17 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
         assert ask(listen, token) == 200
         run(folder, "token revoke admin")
         assert ask(listen, token) == 401
+        killed = psutil.Process(int(pid.read_text().splitlines()[0]))
+        killed.kill()  # the API that is left starts it again
+        assert psutil.wait_procs([killed], 60)[1] == []
+        deadline = time.monotonic() + 60
+        while httpx.get(f"http://{listen}/readyz").status_code != 200 or not pid.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        token = run(folder, "token create again --role admin").strip()
+        while ask(listen, token) != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         said = fails(folder, 1, "api --listen", listen)
         assert f"{listen}" in said
         assert "already in use" in said

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import free_port
 
-from ..pipeline import penstock
+from ..pipeline import penstock, strays
 
 CONFIG = """\
 sources:
@@ -163,13 +165,60 @@ def test_two_sinks_that_would_be_each_others_duplicates(
     assert "duplicate" in said
 
 
-def test_no_java(tmp_path: Path, database: Database) -> None:
+def starting(
+    folder: Path, database: Database, *, conf: str = "{}", **environment: str
+) -> list[Any]:
+    """Return the log of a start that fails, from the point at which Java is needed."""
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
-    write(tmp_path)
-    url = with_password(database.url)
-    said = fails(tmp_path, 1, "--once", DATABASE_URL=url, JAVA_HOME=str(tmp_path / "no-java"))
-    assert "Java" in said
-    assert "penstock check" in said
+    write(folder)
+    with (folder / "penstock.yaml").open("a") as file:
+        file.write(f"spark:\n  master: local[1]\n  conf: {conf}\n")
+    said = fails(folder, 1, "--once", DATABASE_URL=with_password(database.url), **environment)
+    assert strays(said) == []
+    events = [json.loads(line) for line in said.splitlines()]
+    (java,) = [
+        n for n, e in enumerate(events) if (e["event"], e.get("step")) == ("starting", "Java")
+    ]
+    return events[java + 1 :]
+
+
+def test_no_java(tmp_path: Path, database: Database) -> None:
+    (failed,) = starting(tmp_path, database, JAVA_HOME=str(tmp_path / "no-java"))
+    assert (failed["event"], failed["code"]) == ("run failed", "java")
+    assert f"Java: {tmp_path}/no-java/bin/java" in failed["error"]
+    assert "No such file or directory" in failed["error"]
+    assert "openjdk-17" in failed["error"]
+
+
+def test_a_java_that_is_too_old(tmp_path: Path, database: Database) -> None:
+    java = tmp_path / "old-java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in -version) echo "openjdk version \\"11.0.2\\"" >&2; exit 0 ;; esac\n'
+        "echo UnsupportedClassVersionError >&2; exit 1\n"
+    )
+    java.chmod(0o755)
+    (failed,) = starting(tmp_path, database, JAVA_HOME=str(tmp_path / "old-java"))
+    assert "is Java 11, and Spark needs 17 or later" in failed["error"]
+
+
+def test_a_setting_that_java_refuses(tmp_path: Path, database: Database) -> None:
+    (failed,) = starting(tmp_path, database, conf="{spark.driver.memory: lots}")
+    assert (failed["event"], failed["code"]) == ("run failed", "spark")
+    assert "does not start: Invalid maximum heap size: -Xmxlots." in failed["error"]
+    assert "Correct the settings below `spark`" in failed["error"]
+
+
+def test_python_workers_that_do_not_start(tmp_path: Path, database: Database) -> None:
+    events = starting(tmp_path, database, PYSPARK_PYTHON="/bin/false")
+    (failed,) = [e for e in events if e["level"] != "info"]
+    assert (failed["event"], failed["code"]) == ("run failed", "no_worker")
+    assert "Spark's Python workers do not start: " in failed["error"]
+    assert "reading the port number from pyspark.daemon's stdout" in failed["error"]
+    assert "An error occurred while calling" not in failed["error"]
+    assert "spark.conf" in failed["error"]
+    assert "It starts again by itself" not in failed["error"]  # with --once it does not
 
 
 @pytest.mark.parametrize(("command", "code"), [("check", 1), ("status", 2)])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -235,6 +236,22 @@ def test_it_says_that_it_is_ready(shop: Shop) -> None:
     assert shop.pipeline.get("/nothing")[0] == 404
 
 
+def test_each_step_of_the_start_is_logged(shop: Shop) -> None:
+    events = shop.pipeline.events()
+    begun = [e for e in events if e["event"] == "starting"]
+    done = [e for e in events if e["event"] == "started"]
+    steps = [e["step"] for e in begun]
+    assert steps == ["program", "store", "source", "source", "Java", "Spark", "sinks", "sinks"]
+    assert sorted(e["step"] for e in done) == sorted(steps)
+    assert {e["source"] for e in done if e["step"] == "source"} == {"shop", "stock"}
+    sinks = {e["source"]: e["sinks"] for e in done if e["step"] == "sinks"}
+    assert sinks == {"shop": ["orders", "removals"], "stock": ["stock"]}
+    (ready,) = [e for e in events if e["event"] == "ready"]
+    assert all(0 <= e["seconds"] <= ready["seconds"] for e in done)
+    assert sum(e["seconds"] for e in done if e["step"] in ("Java", "Spark")) > 0
+    assert events.index(begun[0]) == 0
+
+
 def test_each_sink_gets_what_it_asks_for(shop: Shop) -> None:
     with shop.shop.connect() as connection:
         for i in range(1, 41):
@@ -394,6 +411,69 @@ def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
         "sink attached again, its backlog is delivered",
     ]
     assert told[0]["code"] in ("connection_refused", "connection_lost")
+
+
+def test_the_embedded_store_is_restarted(shop: Shop) -> None:
+    """What is written meanwhile arrives, and no process is restarted for it."""
+    folder = shop.pipeline.folder / ".penstock"
+
+    def postmaster() -> psutil.Process:
+        lines = (folder / "store" / "postmaster.pid").read_text().splitlines()
+        return psutil.Process(int(lines[0]))
+
+    def restarted() -> list[dict[str, Any]]:
+        events = [e for e in shop.pipeline.events() if "embedded store" in e["event"]]
+        return events if events and events[-1]["event"] == "the embedded store runs again" else []
+
+    def health() -> tuple[int, dict[str, Any]]:
+        return shop.pipeline.get("/readyz")[0], shop.pipeline.status()
+
+    count = shop.streams.info("ORDERS").state.messages
+    assert shop.pipeline.get("/readyz")[0] == 200
+    # What makes it start is missing for a while, so that the outage can be looked at.
+    configuration = folder / "store" / "postgresql.conf"
+    configuration.rename(folder / "kept.conf")
+    killed = postmaster()
+    killed.kill()
+    shop.shop.execute("INSERT INTO orders SELECT i, 1, 'kept' FROM generate_series(301, 310) i")
+    began = time.monotonic()
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 503, "not ready")
+    assert time.monotonic() - began < 5.0  # noticed within a second; the machine may be busy
+    shop.wait_for(lambda: "does not start" in json.dumps(health()[1]), "naming the cause")
+    code, status = health()
+    assert code == 503
+    (problem,) = [p for p in status["problems"] if p["subject"] == "store"]
+    assert problem["level"] == "failed"
+    assert problem["code"] == "embedded_store_down"
+    assert "the embedded store has ended" in problem["cause"]
+    assert ".penstock/store.log" in problem["remedy"]
+    assert "Start Postgres there" not in json.dumps(status)
+    (folder / "kept.conf").rename(configuration)
+
+    late = shop.wait_messages("ORDERS", count + 10)[count:]
+    assert sorted(body(m)["record"]["id"] for m in late) == list(range(301, 311))
+    shop.wait_for(lambda: bool(restarted()), "logging the restart")
+    shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
+    events = restarted()
+    assert events[0]["event"] == "the embedded store ended; starting it again"
+    assert events[0]["cause"] == "killed by SIGKILL"
+    assert 1 <= len(events[1:-1]) <= 2  # why it did not start, each cause once
+    assert "postgresql.conf" in events[1]["error"]
+    claimed = [e for e in shop.pipeline.events() if e["event"] == "the source is claimed again"]
+    assert sorted(e["source"] for e in claimed) == ["shop", "stock"]
+    assert [s["restarts"] for s in shop.pipeline.status()["sources"].values()] == [0, 0]
+    # It is one and the same store, on one port, and everything works with it again.
+    assert postmaster() != killed
+    token = penstock("token", "create", "after", cwd=shop.pipeline.folder,
+                     environment=shop.environment)  # fmt: skip
+    assert token.returncode == 0, token.stderr
+    shop.wait_for(
+        lambda: httpx.get(
+            f"http://{shop.pipeline.listen}/v1/streams",
+            headers={"Authorization": f"Bearer {token.stdout.strip()}"},
+        ).status_code == 403,
+        "knowing the token",
+    )  # fmt: skip
 
 
 def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
+import psycopg
 import pytest
+from structlog.testing import capture_logs
 from tests.api_help import Shop, ids, problem, tokens
 
+from penstock.api import auth
 from penstock.embedded.handles import Database
+from penstock.streams.store import Store
 
 
 @pytest.fixture
@@ -130,3 +136,40 @@ def test_tokens_survive_a_lost_connection(shop: Shop, database: Database) -> Non
     token = shop.store.create_token("late", "admin")
     with shop.api.as_bearer(token) as client:
         _until(client, 200)
+
+
+def test_tokens_that_can_not_be_read_are_reported_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.open(database.url).close()
+    monkeypatch.setattr(auth, "_RETRY_SECONDS", 0.01)
+    connect, tries = psycopg.AsyncConnection.connect, 0
+    read = asyncio.Event()
+
+    async def failing(url: str, **options: Any) -> psycopg.AsyncConnection[Any]:
+        nonlocal tries
+        tries += 1
+        if tries > 5:
+            read.set()
+            return await connect(url, **options)
+        refused = 'connection to server at "127.0.0.1", port 1 failed: Connection refused'
+        raise psycopg.OperationalError(refused)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", failing)
+
+    async def follow() -> None:
+        tokens = auth.Tokens(database.url)
+        await tokens.open()
+        assert tokens.error is not None
+        await asyncio.wait_for(read.wait(), 30)
+        while not tokens.fresh:
+            await asyncio.sleep(0.01)
+        assert tokens.error is None
+        await tokens.close()
+
+    with capture_logs() as logs:
+        asyncio.run(follow())
+    failed, again = logs
+    assert failed["code"] == "connection_refused"
+    assert "Connection refused" in failed["error"]
+    assert again["event"] == "the API's tokens are read again"

@@ -105,6 +105,24 @@ def test_a_signal_ends_it_with_the_summary_and_nothing_left(temp: Path, number: 
     assert list(temp.iterdir()) == []
 
 
+def test_a_server_that_ends_is_named(temp: Path) -> None:
+    """The demo counts what a pipeline loses: it does not go on without the servers around it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEMO, str(FAKE)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "writing: committed" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    (nats,) = [child for child in family if child.name() == "nats-server"]
+    nats.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "nats-server has ended by itself; its log ends with:" in err
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
 def test_a_killed_demo_leaves_no_process(temp: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", DEMO, str(FAKE)], stderr=subprocess.PIPE, text=True

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
+import queue
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +22,12 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from penstock.embedded.account import Account, check_program
 from penstock.embedded.process import EmbeddedError
 from penstock.embedded.store import open_store
 from penstock.settings import StoreSettings
+from penstock.streams.errors import EMBEDDED_DOWN, StoreError
+from penstock.streams.store import Store
 
 EMBEDDED = StoreSettings()
 USER = """
@@ -169,15 +177,180 @@ def test_who_comes_while_it_ends_starts_it_again(folder: Path) -> None:
     assert server(folder) is None
 
 
-def test_a_server_that_was_killed_is_started_again(folder: Path) -> None:
-    with open_store(EMBEDDED, folder):
+class Outages:
+    """What `on_outage` is called with, as it comes."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[str | None] = queue.Queue()
+
+    def __call__(self, error: str | None) -> None:
+        self._queue.put(error)
+
+    def began(self) -> str:
+        error = self._queue.get(timeout=30)
+        assert error is not None
+        return error
+
+    def ended(self) -> list[str]:
+        """Wait for the end of the outage, and return what was reported before."""
+        return list(iter(lambda: self._queue.get(timeout=60), None))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_ends_is_started_again_on_its_port(folder: Path, number: int) -> None:
+    """After SIGTERM it would wait for its sessions, and take no new ones, for ever."""
+    outages = Outages()
+    with open_store(EMBEDDED, folder, on_outage=outages) as url, Store.open(url) as store:
+        session = psycopg.connect(url)
+        running = server(folder)
+        assert running is not None
+        sent = time.monotonic()
+        running.send_signal(number)
+        assert outages.began() == "the embedded store has ended and is being restarted."
+        assert time.monotonic() - sent < 1.0
+        (cause,) = outages.ended()
+        assert ("killed by SIGKILL" if number == signal.SIGKILL else "asked to stop") in cause
+        assert answer(url) == 42
+        assert store.sources() == []  # over a new connection
+        assert server(folder) != running
+        with pytest.raises(psycopg.OperationalError):
+            session.execute("SELECT 1")
+    assert server(folder) is None
+
+
+def test_many_processes_start_a_killed_server_once(folder: Path, users: list[User]) -> None:
+    url = {user.url() for user in users}.pop()
+    for _ in range(2):
         running = server(folder)
         assert running is not None
         running.send_signal(signal.SIGKILL)
         running.wait(30)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                assert answer(url) == 42
+                break
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    log = (folder / "store.log").read_text()
+    assert log.count("starting PostgreSQL") == 3
+    assert log.count("not properly shut down") == 2
+
+
+def test_a_store_that_can_not_be_restarted_is_tried_again(folder: Path) -> None:
+    """Its port is taken meanwhile; errors name the cause, and no other server is proposed."""
+    outages = Outages()
+    with open_store(EMBEDDED, folder, on_outage=outages) as url:
+        running = server(folder)
+        assert running is not None
+        port = psycopg.conninfo.conninfo_to_dict(url)["port"]
+        (folder / "store" / "postgresql.conf").rename(folder / "kept.conf")
+        running.send_signal(signal.SIGKILL)
+        while "does not start" not in (error := outages.began()):
+            pass
+        assert "postgresql.conf" in error
+        with socket.create_server(("127.0.0.1", int(str(port)))):
+            (folder / "kept.conf").rename(folder / "store" / "postgresql.conf")
+            while "is in use by another program" not in (error := outages.began()):
+                pass
+            assert f"port {port}" in error
+        outages.ended()
+        assert answer(url) == 42
+
+
+def test_errors_of_a_store_that_is_away_name_what_runs_it(folder: Path) -> None:
+    with open_store(EMBEDDED, folder) as url, Store(url) as store:
+        assert Store.open(url).sources() == []
+    with pytest.raises(StoreError) as raised:
+        store.sources()
+    assert raised.value.code == EMBEDDED_DOWN
+    assert raised.value.transient
+    assert "Connection refused" in raised.value.message
+    assert str(folder / "store.log") in raised.value.remedy
+    assert "Start Postgres there" not in str(raised.value)
+
+
+def test_the_last_port_is_taken_again_unless_it_is_in_use(folder: Path) -> None:
+    with open_store(EMBEDDED, folder) as first:
+        pass
+    with open_store(EMBEDDED, folder) as again:
+        assert again == first
+    port = int(str(psycopg.conninfo.conninfo_to_dict(first)["port"]))
+    with socket.create_server(("127.0.0.1", port)), open_store(EMBEDDED, folder) as other:
+        assert other != first
+        assert answer(other) == 42
+
+
+# -- who may read what
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+MODES = {
+    ".": 0o700, "store": 0o700, "store.log": 0o600, "store.password": 0o600, "store.lock": 0o600,
+}  # fmt: skip
+
+
+def test_it_is_closed_to_others_and_opens_nothing_above(folder: Path) -> None:
+    """The folders above are closed to the user that the server runs as under root."""
+    folder.mkdir(parents=True, mode=0o755)  # as the checkpoints are made before it
+    above = [folder.parent, folder.parent.parent]
+    for path in above:
+        path.chmod(0o700)
+    before = {path: mode(path) for path in folder.parents}
+    umask = os.umask(0)
+    try:
         with open_store(EMBEDDED, folder) as url:
             assert answer(url) == 42
-    ended(folder)
+            assert {name: mode(folder / name) for name in MODES} == MODES
+    finally:
+        os.umask(umask)
+    assert {path: mode(path) for path in folder.parents} == before
+    assert [mode(path) for path in above] == [0o700, 0o700]
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@as_root
+def test_under_root_the_server_runs_as_the_owner_of_the_folder(folder: Path) -> None:
+    owner = pwd.getpwnam("nobody")
+    home = folder.parent
+    home.mkdir(parents=True, mode=0o700)
+    home.parent.chmod(0o755)  # its owner gets there
+    os.chown(home, owner.pw_uid, owner.pw_gid)
+    with open_store(EMBEDDED, folder) as url:
+        assert answer(url) == 42
+        running = server(folder)
+        assert running is not None
+        assert running.uids().real == running.uids().effective == owner.pw_uid
+        assert running.gids().effective == owner.pw_gid
+        assert {name: mode(folder / name) for name in MODES} == MODES
+        assert {(folder / name).stat().st_uid for name in MODES} == {owner.pw_uid}
+    # So the owner can go on without root.
+    assert {path.lstat().st_uid for path in [folder, *folder.rglob("*")]} == {owner.pw_uid}
+
+
+@as_root
+def test_programs_that_the_servers_user_can_not_reach(folder: Path) -> None:
+    closed = folder.parent / "closed"
+    (closed / "bin").mkdir(parents=True)
+    closed.chmod(0o700)
+    program = closed / "bin" / "postgres"
+    shutil.copy("/bin/true", program)
+    nobody = pwd.getpwnam("nobody")
+    account = Account("nobody", nobody.pw_uid, nobody.pw_gid)
+    with pytest.raises(EmbeddedError) as raised:
+        check_program(program, account)
+    assert f"the user nobody may not run Postgres's programs in {closed}/bin" in str(raised.value)
+    assert f"chmod o+x {closed}" in str(raised.value)
+    assert mode(closed) == 0o700
+    for path in (closed, closed.parent.parent):
+        path.chmod(0o711)
+    check_program(program, account)
 
 
 def test_what_a_killed_server_left_is_not_taken_for_one(folder: Path) -> None:

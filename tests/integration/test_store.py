@@ -8,7 +8,7 @@ import random
 import socket
 import string
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -118,14 +118,22 @@ def test_what_keeps_it_from_connecting_is_told_without_the_password(
     assert refused.value.remedy
 
 
-def test_a_lost_connection_is_made_again_by_the_next_call(store: Store, database: Database) -> None:
+def test_a_connection_that_was_lost_is_made_again(store: Store, database: Database) -> None:
+    end = "SELECT pg_terminate_backend(%s, 5000)"
     with store.connection() as connection:
         pid = connection.info.backend_pid
-    database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    database.execute(end, [pid])
+    assert store.sources() == []  # it was idle, so that nothing is to be reported
     with pytest.raises(StoreError) as lost:
-        store.sources()
+        _in_a_session_that_ends(store, lambda pid: database.execute(end, [pid]))
     assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
     assert store.sources() == []
+
+
+def _in_a_session_that_ends(store: Store, end: Callable[[int], object]) -> None:
+    with store.connection() as connection:
+        end(connection.info.backend_pid)
+        connection.execute("SELECT 1")
 
 
 def test_a_source_is_run_once(store: Store, database: Database) -> None:

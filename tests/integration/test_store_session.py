@@ -14,11 +14,13 @@ from penstock import store_session
 from penstock.config import Config
 from penstock.embedded.handles import Database
 from penstock.message import Position
+from penstock.monitor import Report
 from penstock.postgres.replication import identify
 from penstock.sinks.base import SinkError
 from penstock.sinks.stream import BatchPart
 from penstock.store_session import StoreSession
-from penstock.streams import backlog
+from penstock.streams import backlog, claim
+from penstock.streams.names import LOCK_RUN
 from penstock.streams.store import Store, StoreError, StreamRecord
 
 SLOT = "penstock_shop"
@@ -69,6 +71,58 @@ def test_a_run_that_is_refused_changes_nothing(
         writer.close()
     registered(database)
     assert store.source("shop").tag == identify(database.url, SLOT).tag  # type: ignore[union-attr]
+
+
+class Sessions:
+    """The sessions that hold the lock of a source."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self) -> list[int]:
+        query = "SELECT l.pid FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
+        query += " WHERE locktype = 'advisory' AND granted AND classid = %s"
+        query += " AND datname = current_database()"
+        return [row[0] for row in self._database.execute(query, [LOCK_RUN])]
+
+    def end(self) -> None:
+        for pid in self.find():
+            self._database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+
+def test_a_claim_whose_session_ends_is_made_again(store: Store, database: Database) -> None:
+    sessions = Sessions(database)
+    with session(database) as run, capture_logs() as logs:
+        run.register("shop", IDLE)
+        (before,) = sessions.find()
+        sessions.end()
+        await_true(lambda: bool(sessions.find()))
+        assert sessions.find() != [before]
+        source = store.source("shop")
+        assert source is not None
+        with store.claim_source(source.id) as taken:
+            assert not taken
+        await_true(lambda: "the source is claimed again" in [entry["event"] for entry in logs])
+    assert sessions.find() == []
+    assert [entry["event"] for entry in logs] == [
+        "the claim on the source is lost: its session in the store ended",
+        "the source is claimed again",
+    ]
+
+
+def test_a_claim_that_another_run_has_taken(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "PATIENCE", 0.0)
+    reports: list[Report] = []
+    with StoreSession(config(database), database.url, reports.append) as run:
+        run.register("shop", IDLE)
+        monkeypatch.setattr(claim.Claim, "acquire", lambda _: False)
+        Sessions(database).end()
+        await_true(lambda: bool(reports))
+    (report,) = reports
+    assert (report["claim"], report["code"]) == ("shop", "source_claimed")
+    assert "Another penstock run writes source shop" in report["error"]
 
 
 def test_a_source_whose_lsns_went_back(store: Store, database: Database) -> None:

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from penstock.spark.stderr import Filter
+import os
+import threading
+
+import pytest
+
+from penstock.spark.stderr import Filter, Forwarder
 
 
 def said(text: str) -> list[str]:
@@ -28,3 +33,20 @@ def test_of_a_java_trace_the_first_line_stays_unless_a_query_ends() -> None:
         "next",
     ]
     assert said('Exception in thread "stream execution thread for shop": y\n\tat a.b(C)') == []
+
+
+def test_what_a_process_writes_before_it_has_started_is_held_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forwarder = Forwarder()
+    os.write(forwarder.file, b"Invalid initial heap size: -Xmslots\nTraceback (most rec")
+    os.write(forwarder.file, b"ent call last):\n  File x\nValueError: why\n")
+    while len(forwarder.last()) < 2:
+        threading.Event().wait(0.01)
+    assert caplog.messages == []
+    forwarder.started()
+    os.write(forwarder.file, b"later\n")
+    forwarder.close()
+    said = ["Invalid initial heap size: -Xmslots", "ValueError: why", "later"]
+    assert forwarder.last(seconds=30) == said
+    assert caplog.messages == said

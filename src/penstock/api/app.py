@@ -97,5 +97,8 @@ def add_health(app: Api) -> None:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
-        ok = app.tokens.fresh
-        return JSONResponse({"status": "ready" if ok else "not ready"}, 200 if ok else 503)
+        error = app.tokens.error
+        if error is None and app.tokens.fresh:
+            return JSONResponse({"status": "ready"})
+        cause = "The tokens were not read for a while." if error is None else str(error)
+        return JSONResponse({"status": "failed", "cause": cause}, 503)

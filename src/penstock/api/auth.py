@@ -21,11 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api.problems import Problem
 from penstock.queries import load
+from penstock.streams.connect import CONNECT
+from penstock.streams.errors import StoreError, store_error
 from penstock.streams.names import CHANNEL
-from penstock.streams.store import CONNECT
 
 MAX_BODY: Final = 1 << 20
 _SECONDS: Final = 5.0  # between two looks at the tokens
+_RETRY_SECONDS: Final = 1.0
 _STALE: Final = 15.0  # older ones say nothing
 
 log = structlog.get_logger("penstock.api")
@@ -52,6 +54,8 @@ class Tokens:
         self._grants: dict[bytes, Grant] = {}
         self._read_at = float("-inf")
         self._looked = asyncio.Event()
+        self.error: StoreError | None = None
+        """Why they can't be read now."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -98,10 +102,16 @@ class Tokens:
                             if notify.payload == "t":
                                 break
             except psycopg.Error as error:
-                if self.fresh or not self._looked.is_set():
-                    log.warning("tokens can't be read", error=type(error).__name__)
+                self._fail(store_error(error, self._url))
             self._looked.set()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _fail(self, error: StoreError) -> None:
+        """Log why the tokens can't be read: once, until they can or there is another reason."""
+        if self.error is None or self.error.code != error.code:
+            log.warning("the API's tokens can't be read; trying again", code=error.code,
+                        error=str(error))  # fmt: skip
+        self.error = error
 
     async def _read(self, connection: psycopg.AsyncConnection) -> None:
         cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
@@ -111,6 +121,9 @@ class Tokens:
         }
         self._read_at = time.monotonic()
         self._looked.set()
+        if self.error is not None:
+            self.error = None
+            log.info("the API's tokens are read again")
 
 
 class Gate:

@@ -37,6 +37,7 @@ _READY_TIMEOUT = 90.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25
+_LOG_TAIL = 2000
 
 JETSTREAM = "JetStream"
 WORKERS = f"stream, {COUNT} workers"
@@ -135,6 +136,7 @@ class _Demo:
         self._stop = stop
         self._stack = stack
         self._rate = rate
+        self._servers: dict[str, EmbeddedPostgres | EmbeddedNats] = {}
         self._writers: list[Writer] = []
         self._workers: list[Worker] = []
 
@@ -149,6 +151,7 @@ class _Demo:
         """Start everything but the writers; False if the user wants out."""
         self._view.step("starting Postgres…")
         postgres = self._stack.enter_context(EmbeddedPostgres(self._folder / "postgres"))
+        self._servers["Postgres"] = postgres
         self._url = postgres.create_database("shop")
         create_tables(self._url)
         store = postgres.create_database("store")
@@ -156,6 +159,7 @@ class _Demo:
             token = opened.create_token("demo", "worker", None)
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
+        self._servers["nats-server"] = nats
         self._consumer = Consumer(self._stack.enter_context(JetStream(nats.url)), self.ledger)
         self._consumer.start()
         if self._stop.is_set():
@@ -225,6 +229,10 @@ class _Demo:
                 f"the pipeline ended with exit code {self._pipeline.returncode}; its log ends "
                 f"with:\n{self._pipeline.log_tail()}"
             )
+        for name, server in self._servers.items():
+            if server.pid is None:
+                tail = server.log_path.read_text(errors="replace")[-_LOG_TAIL:].strip()
+                raise DemoError(f"{name} has ended by itself; its log ends with:\n{tail}")
         for worker in self._workers:
             if worker.error is not None:
                 raise DemoError(f"{worker.name} could not go on: {worker.error}")

@@ -34,7 +34,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--orphan-signal", type=int, default=signal.SIGTERM)
     parser.add_argument("--patience", type=float, default=10.0)
-    parser.add_argument("--user")
+    parser.add_argument("--user", type=int)
+    parser.add_argument("--group", type=int)
     parser.add_argument("--while-locked")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
@@ -45,7 +46,7 @@ def main() -> int:
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # become the parent of what a killed server leaves behind
     try:
-        server = _start(args.command, args.user, args.orphan_signal)
+        server = _start(args)
     except OSError as error:
         print(f"failed {error}", flush=True)  # noqa: T201 - the protocol with the owner
         return 1
@@ -59,21 +60,21 @@ def main() -> int:
     return 0
 
 
-def _start(command: list[str], user: str | None, orphan_signal: int) -> subprocess.Popen[bytes]:
+def _start(args: argparse.Namespace) -> subprocess.Popen[bytes]:
     def prepare() -> None:
         # The guard's own settings would last: an ignored signal stays ignored through exec.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        _prctl(_PR_SET_PDEATHSIG, orphan_signal)
+        _prctl(_PR_SET_PDEATHSIG, args.orphan_signal)
 
     return subprocess.Popen(  # noqa: S603 - the owner's own command
-        command,
+        args.command,
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
         stderr=sys.stderr,
-        user=user,
-        group=user,
-        extra_groups=[] if user else None,
+        user=args.user,
+        group=args.group,
+        extra_groups=None if args.user is None else [],
         start_new_session=True,
         restore_signals=True,
         preexec_fn=prepare,  # noqa: PLW1509 - single-threaded here

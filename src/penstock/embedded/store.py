@@ -2,7 +2,8 @@
 
 The first one that needs it starts it, and the last one that is done with it stops it, whoever started
 it. Each holds a shared lock on `store.lock` meanwhile, and so does nobody after any kind of death; the
-server's guard waits for the lock and ends what was left running.
+server's guard waits for the lock and ends what was left running. While they hold it each of them
+supervises the server. The lock on `store.password` is that of the one process that starts it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -17,10 +19,14 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
+from urllib.parse import quote
 
+from penstock.embedded.account import own
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.embedded.process import EmbeddedError
+from penstock.embedded.process import EmbeddedError, PortTakenError
+from penstock.embedded.supervisor import OnOutage, Supervisor
 from penstock.settings import StoreSettings
+from penstock.streams.errors import EMBEDDED
 
 FOLDER: Final = Path(".penstock")
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -28,23 +34,34 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "shared_buffers": "128MB",
     "log_checkpoints": "off",
 }
+_STOPPING: Final = "stopping"
+_PORT_OPTION: Final = re.compile(r'"-p" "(\d+)"')
 _TIMEOUT = 60.0
 _POLL = 0.02
 
 
 @contextlib.contextmanager
-def open_store(settings: StoreSettings, folder: Path = FOLDER) -> Iterator[str]:
+def open_store(
+    settings: StoreSettings, folder: Path = FOLDER, *, on_outage: OnOutage = lambda _: None
+) -> Iterator[str]:
     """Give the URL of the store: the one that is configured, or else the embedded one in `folder`.
 
-    The embedded one runs while the context lasts. Raises `EmbeddedError`; whether a configured one
-    answers is for `Store.open` to tell.
+    The embedded one runs while the context lasts, and is started again where it ends; `on_outage` is
+    called then, from another thread. Raises `EmbeddedError`; `Store.open` raises where a configured one
+    does not answer.
     """
     if settings.store is not None:
         yield settings.store.get_secret_value()
         return
     share = _Share(folder.absolute())
     try:
-        yield share.url()
+        url = share.url()
+        supervisor = Supervisor(share, on_outage)
+        supervisor.start()
+        try:
+            yield url
+        finally:
+            supervisor.stop()
     finally:
         share.leave()
 
@@ -52,26 +69,28 @@ def open_store(settings: StoreSettings, folder: Path = FOLDER) -> Iterator[str]:
 class _Running(NamedTuple):
     pid: int
     port: int
-    ready: bool
+    state: str
 
 
 class _Share:
     """This process's part in the embedded store of a folder."""
 
+    name = "the embedded store"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._data = folder / "store"
         self._password = folder / "store.password"
+        self._port: int | None = None
         self._server: EmbeddedPostgres | None = None
         with self._explained():
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "store.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while somebody stops it
+            _make_private(folder)
+            self._lock = _open_private(folder / "store.lock")
+        fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while another process stops it
 
     def url(self) -> str:
         """Return the URL of the running server, started if it was not."""
-        with self._explained(), _open_private(self._password) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # one process at a time starts it
+        with self._starting() as file:
             password = file.read().strip()
             if not password:
                 if (self._data / "PG_VERSION").exists():
@@ -83,8 +102,47 @@ class _Share:
                 file.write(password)
                 file.flush()
                 os.fsync(file.fileno())
-            port = self._find() or self._start()
-        return f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+            self._port = self._find() or self._start()
+        # What the errors of a session there have to say is not what they say of another Postgres.
+        mark = quote(f"{EMBEDDED}{self._data}.log", safe="")
+        return (
+            f"postgresql://postgres:{password}@127.0.0.1:{self._port}/postgres"
+            f"?fallback_application_name={mark}"
+        )
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[TextIO]:
+        """Lend the file of the password; one process at a time has it, and may start the server."""
+        with self._explained(), os.fdopen(_open_private(self._password), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    # What the supervisor asks for
+
+    def runs(self) -> bool:
+        """Whether the server runs; one that was asked to end does not."""
+        found = _running(self._data)
+        return found is not None and found.state != _STOPPING
+
+    def ending(self) -> str:
+        """How the server ended; a server that another process started has no exit code here."""
+        if _running(self._data) is not None:
+            return "asked to stop, not by Penstock"
+        return "its process is gone" if self._server is None else self._server.ending
+
+    def restart(self) -> None:
+        """Have the server running again on its port, by this process or another one."""
+        with self._starting():
+            port = self._find()
+            if port is None:
+                port = self._start()
+            elif self._server is not None and self._server.pid is None:
+                self._server = None  # another process's server has taken its place
+        if port != self._port:
+            raise EmbeddedError(
+                f"it listens on port {port} now, and this process uses port {self._port}: start "
+                "this process again"
+            )
 
     def leave(self) -> None:
         """Give up this process's part; the last one to do so stops the server."""
@@ -100,10 +158,16 @@ class _Share:
 
     def _find(self) -> int | None:
         """Return the port of the server that runs, once it is ready, or None."""
-        deadline = time.monotonic() + _TIMEOUT
+        deadline, asked = time.monotonic() + _TIMEOUT, False
         while (found := _running(self._data)) is not None:
-            if found.ready:
+            if found.state == "ready":
                 return found.port
+            if found.state == _STOPPING and not asked:
+                # Asked for by no process of ours: this one uses it. A server that only waits for its
+                # sessions to end would take no new ones for ever.
+                asked = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found.pid, signal.SIGINT)
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"the embedded store (process {found.pid}) is not ready after {_TIMEOUT:g} s: "
@@ -113,11 +177,24 @@ class _Share:
         return None
 
     def _start(self) -> int:
+        """Start the server: on this process's port, or else on its last one, or else on any."""
+        _clear(self._data)
+        try:
+            return self._start_on(self._port or _last_port(self._data))
+        except PortTakenError:
+            if self._port is not None:
+                raise
+            return self._start_on(None)
+
+    def _start_on(self, port: int | None) -> int:
+        if self._server is not None:
+            self._server.stop()  # its guard may still be there
         self._server = EmbeddedPostgres(
             self._data,
             _SETTINGS,
             password_file=self._password,
             while_locked=self._folder / "store.lock",
+            port=port,
         )
         self._server.start()
         assert self._server.port is not None  # noqa: S101 - for the type checker
@@ -144,28 +221,62 @@ class _Share:
             ) from None
 
 
-def _open_private(path: Path) -> TextIO:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+def _make_private(folder: Path) -> None:
+    """Make the folder if it is missing, as its neighbours' owner has them, and keep others out."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        own(folder, folder.parent)
+    if not folder.is_symlink() and os.geteuid() in (0, folder.stat().st_uid):
+        folder.chmod(0o700)
+
+
+def _open_private(path: Path) -> int:
+    """Open a file for reading and writing, made where it is missing, for its folder's owner alone."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.geteuid() in (0, os.fstat(file).st_uid):
+        os.fchmod(file, 0o600)
+        own(file, path.parent)
+    return file
+
+
+def _last_port(data: Path) -> int | None:
+    """Return the port of the server's last start: other processes may have it in their URLs."""
+    with contextlib.suppress(OSError):
+        found = _PORT_OPTION.search((data / "postmaster.opts").read_text())
+        return None if found is None else int(found[1])
+    return None
 
 
 def _running(data: Path) -> _Running | None:
-    """Read `postmaster.pid`; what a killed server left of it is taken away.
+    """Return what `postmaster.pid` has of the server, None where none runs.
 
     Its lines are the process id, the folder, the start, the port and, at last, the state.
     """
-    path = data / "postmaster.pid"
     try:
-        lines = path.read_text().splitlines()
+        lines = (data / "postmaster.pid").read_text().splitlines()
         pid, port = int(lines[0]), int(lines[3])
     except (FileNotFoundError, IndexError, ValueError):
         return None
-    if not _is_alive(pid):
+    if not _is_alive(pid) or _command(pid) != "postgres":
         return None
-    if _command(pid) != "postgres":
-        # Process ids come again, soon in a container, and Postgres would not start for that.
-        path.unlink(missing_ok=True)
-        return None
-    return _Running(pid, port, len(lines) > 7 and lines[7].strip() == "ready")
+    return _Running(pid, port, lines[7].strip() if len(lines) > 7 else "")
+
+
+def _clear(data: Path) -> None:
+    """Take away what a killed server left, where its process id is another program's now.
+
+    Process ids come again, soon in a container, and Postgres would not start for that.
+    """
+    path = data / "postmaster.pid"
+    with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
+        pid = int(path.read_text().splitlines()[0])
+        if _is_alive(pid) and _command(pid) != "postgres":
+            path.unlink()
 
 
 def _is_alive(pid: int) -> bool:
@@ -180,9 +291,11 @@ def _is_alive(pid: int) -> bool:
 
 def _command(pid: int) -> str:
     """Return the name of the program that a process runs, or nothing if it has ended."""
-    if Path("/proc/self/comm").exists():
+    if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/comm").read_text().strip()
+            _, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")
+            name, _, state = rest.rpartition(") ")
+            return "" if state.startswith("Z") else name
         return ""
     ps = ["ps", "-o", "comm=", "-p", str(pid)]
     ran = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603

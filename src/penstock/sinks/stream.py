@@ -25,7 +25,7 @@ from penstock.message import BatchPart, Position
 from penstock.sinks.base import SinkError
 from penstock.streams import copy
 from penstock.streams.backlog import STARTING
-from penstock.streams.connect import connect
+from penstock.streams.connect import connect, is_lost
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import stream_end
@@ -108,7 +108,9 @@ class StreamWriter:
     def begin(self) -> Open:
         """Open the transaction of a part."""
         try:
-            if self._connection is None or self._connection.closed:
+            if self._connection is not None and is_lost(self._connection):
+                self.close()
+            if self._connection is None:
                 self._connection = connect(self._url)
             connection = self._connection
             streams = [route.stream_id for route in self._routes]

@@ -5,20 +5,33 @@ The figures were measured on two cores with pyspark 4.3.0; see docs/performance.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import subprocess
 import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from penstock.spark.stderr import forward
+from penstock.health import Failure
+from penstock.spark.reasons import java_failure, start_failure
+from penstock.spark.stderr import Forwarder
+
+
+class SparkError(Exception):
+    """Spark's session can't be had: why, and what to do."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
 
 SETTINGS: Final[dict[str, str]] = {
     # A Python task costs 40 ms less over Unix sockets than over TCP (delayed ACK).
@@ -66,11 +79,16 @@ def local_master(master: str, sources: int) -> str:
 
 
 def create(
-    master: str, conf: Mapping[str, str] | None = None, *, app: str = "penstock"
+    master: str,
+    conf: Mapping[str, str] | None = None,
+    *,
+    app: str = "penstock",
+    step: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> SparkSession:
     """Return a session for `master` with `SETTINGS`, and `conf` over them.
 
-    Executors run this process's own Python. Raises what Spark raises when it can't start.
+    Executors run this process's own Python. The JVM and the session are each started in the context
+    that `step` returns. Raises `SparkError`.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -85,9 +103,22 @@ def create(
     settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={quiet}"
     spark_conf = SparkConf(loadDefaults=False).setAppName(app).setMaster(master)
     spark_conf.setAll(list(settings.items()))
-    if SparkContext._gateway is None:
-        _launch(spark_conf)
-    return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+    try:
+        if SparkContext._gateway is None:
+            with step("Java"):
+                _launch(spark_conf)
+        with step("Spark"):
+            made = SparkSession.builder.config(conf=spark_conf).getOrCreate()
+            made.conf.get("spark.app.name")  # reads all settings, which are not checked before
+        for stderr in _stderr:
+            stderr.started()
+    except (PySparkException, Py4JError, OSError) as error:
+        raise SparkError(start_failure(error, last_errors())) from error
+    return made
+
+
+_LAST_WORDS_SECONDS: Final = 2.0
+_stderr: Final[list[Forwarder]] = []
 
 
 _LAUNCH: Final = ("spark.driver.", "spark.jars")
@@ -99,14 +130,32 @@ def _launch(conf: SparkConf) -> None:
     # every user of the machine to read.
     launch = SparkConf(loadDefaults=False)
     launch.setAll([pair for pair in conf.getAll() if pair[0].startswith(_LAUNCH)])
-    gateway = launch_gateway(  # type: ignore[no-untyped-call]
-        launch, popen_kwargs={"stderr": subprocess.PIPE}
-    )
+    stderr = Forwarder()
+    try:
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            launch, popen_kwargs={"stderr": stderr.file}
+        )
+    except PySparkRuntimeError as error:
+        stderr.close()
+        raise SparkError(_without_java(stderr.last(_LAST_WORDS_SECONDS))) from error
+    stderr.close()
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+    _stderr.append(stderr)
 
-    threading.Thread(
-        target=forward, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True
-    ).start()
+
+def _without_java(said: list[str]) -> Failure:
+    """Return why the JVM did not start: most often Java is missing, or too old."""
+    from penstock.check import inspect_java  # noqa: PLC0415 - needed only here
+
+    java = inspect_java()
+    if java.level == "error":
+        return Failure("java", f"Spark can't start: Java: {java.message}.", java.fix)
+    return java_failure(said)
+
+
+def last_errors() -> list[str]:
+    """Return what Spark's processes wrote last to standard error, our own log left out."""
+    return [line for stderr in _stderr[-1:] for line in stderr.last()]
 
 
 def jvm_exit_code() -> int | None:
@@ -117,12 +166,3 @@ def jvm_exit_code() -> int | None:
         return None if process is None else process.poll()
     except OSError:
         return None
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the line of a query's failure that says what happened, without the traces around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        if "Error:" in line and not line.startswith(("File ", "at ")):
-            return line[:500]
-    return (lines[0] if lines else type(error).__name__)[:500]

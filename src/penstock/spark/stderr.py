@@ -8,9 +8,12 @@ stop breaks off is no failure.
 
 from __future__ import annotations
 
+import collections
 import logging
+import os
 import sys
-from typing import IO, Final
+import threading
+from typing import Final
 
 _BANNER: Final = (
     "WARNING: Using incubator modules",
@@ -19,6 +22,7 @@ _BANNER: Final = (
     "Using Spark's default log4j",
     "PySpark daemon failed to flush",
 )
+_LAST: Final = 20
 _QUERY_ENDS: Final = 'Exception in thread "stream execution thread'
 _WORKER_ENDS: Final = ("BrokenPipeError", "ConnectionResetError", "EOFError")
 _JAVA_TRACE: Final = ("\tat ", "\t... ", "Caused by:", "\tSuppressed:")
@@ -48,16 +52,56 @@ class Filter:
         return None if line.startswith(_WORKER_ENDS) else line
 
 
-def forward(stream: IO[bytes]) -> None:
-    """Pass a process's standard error on, until its end."""
-    wanted = Filter()
-    log = logging.getLogger("spark")
-    for raw in stream:
-        line = wanted.take(raw.decode(errors="replace"))
-        if line is None:
-            continue
-        if line.startswith("{") or sys.stderr.isatty():
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-        else:
-            log.warning("%s", line)
+class Forwarder:
+    """Passes on what processes write to `file`, their standard error, until the last one has ended.
+
+    Nothing is passed on before `started`: of a process that never starts it is part of the error.
+    `last` returns the newest lines, our own log's left out.
+    """
+
+    def __init__(self) -> None:
+        self._read, self.file = os.pipe()
+        self._last: collections.deque[str] = collections.deque(maxlen=_LAST)
+        self._held: list[str] | None = []
+        self._passing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="spark-stderr", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close this process's own end, once others have it."""
+        os.close(self.file)
+
+    def started(self) -> None:
+        """Pass on what was held back, and all that comes."""
+        with self._passing:
+            for line in self._held or ():
+                _pass_on(line)
+            self._held = None
+
+    def last(self, seconds: float = 0.0) -> list[str]:
+        """Return the newest lines; those that come within `seconds`, if the processes end by then."""
+        self._thread.join(seconds)
+        return list(self._last)
+
+    def _run(self) -> None:
+        kept = Filter()
+        with os.fdopen(self._read, "rb") as stream:
+            for raw in stream:
+                line = kept.take(raw.decode(errors="replace"))
+                if line is None:
+                    continue
+                if not line.startswith("{"):
+                    self._last.append(line)
+                with self._passing:
+                    if self._held is None:
+                        _pass_on(line)
+                    else:
+                        self._held.append(line)
+
+
+def _pass_on(line: str) -> None:
+    if line.startswith("{") or sys.stderr.isatty():
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    else:
+        logging.getLogger("spark").warning("%s", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -32,3 +33,17 @@ def connect(url: str) -> psycopg.Connection[Any]:
         connection.close()
         raise
     return connection
+
+
+def is_lost(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Return whether the server has ended an idle connection, without asking it anything."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    try:
+        while poll.poll(0):  # a notice, a notification, or a last message before the end
+            connection.pgconn.consume_input()
+    except psycopg.Error:
+        return True
+    return False

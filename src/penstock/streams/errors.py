@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from penstock.postgres.admin import address, connection_error
 
+EMBEDDED: Final = "the log of the embedded store: "
+"""Before the path of its log, `fallback_application_name` in the URL of a store that Penstock runs.
+
+No session ever bears that name, as each gives its own.
+"""
+EMBEDDED_DOWN: Final = "embedded_store_down"
+_AWAY: Final = frozenset(
+    {"connection_refused", "unreachable", "connection_lost", "server_not_ready"}
+)
 _GRANT: Final = (
     "Let the store's role own the schema: ALTER SCHEMA penstock OWNER TO …, and its tables alike; "
     "or GRANT CREATE ON DATABASE … before the first start."
@@ -67,6 +77,23 @@ def _rebuild(code: str, message: str, remedy: str, transient: bool) -> StoreErro
 
 def store_error(error: psycopg.Error, url: str) -> StoreError:
     """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    found = _store_error(error, url)
+    name = conninfo_to_dict(url).get("fallback_application_name")
+    if not str(name or "").startswith(EMBEDDED):
+        return found
+    full = any(words in found.message for words in ("too many", "slots are"))
+    if found.code not in _AWAY or full:
+        return found
+    return StoreError(
+        EMBEDDED_DOWN,
+        f"The embedded store does not answer, and is started again where it has ended: {_said(error)}"
+        f" ({address(url)}).",
+        remedy=f"Where that takes more than some seconds, see {str(name).removeprefix(EMBEDDED)}.",
+        transient=True,
+    )
+
+
+def _store_error(error: psycopg.Error, url: str) -> StoreError:
     where = address(url)
     if error.sqlstate in _BY_STATE:
         code, what, remedy, transient = _BY_STATE[error.sqlstate]

