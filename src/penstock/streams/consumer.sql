@@ -127,8 +127,9 @@ INSERT INTO penstock.dead_letters
     (consumer_id, lsn, idx, idempotency_key, code, reason, message, deliver_count)
 SELECT %(consumer)s, m.lsn, m.idx,
        regexp_replace(m.message, '\\.', '_', 'g')::json -> 'metadata' ->> 'idempotency_key',
-       'max_deliver', %(reason)s, m.message, p.count
-FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+       'max_deliver', p.reason, m.message, p.count
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[], %(reasons)s::text[])
+     AS p (lsn, idx, count, reason)
 JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx)
 ON CONFLICT (consumer_id, lsn, idx) DO UPDATE
 SET reason = excluded.reason, deliver_count = excluded.deliver_count, at = now(), replayed_at = NULL
@@ -136,8 +137,10 @@ RETURNING lsn, idx
 
 -- name: dead_again
 -- Those that are dead letters already: their messages may be in no segment any more.
-UPDATE penstock.dead_letters d SET deliver_count = p.count, at = now(), replayed_at = NULL
-FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+UPDATE penstock.dead_letters d
+SET deliver_count = p.count, reason = p.reason, at = now(), replayed_at = NULL
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[], %(reasons)s::text[])
+     AS p (lsn, idx, count, reason)
 WHERE d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx) RETURNING d.lsn, d.idx
 
 -- name: dead_letters

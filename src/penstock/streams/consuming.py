@@ -58,9 +58,19 @@ class Consumer(Stepper):
         """Take messages as done, for ever; those that are done already count as taken."""
         return await self._ask("ack", tokens)
 
-    async def nack(self, tokens: Sequence[str], delay: float = 0.0) -> Outcome:
-        """Make messages available again after `delay` seconds; at `max_deliver` dead letters."""
-        return await self._ask("nack", tokens, int(delay * 1_000_000))
+    async def nack(
+        self,
+        tokens: Sequence[str],
+        delay: float = 0.0,
+        *,
+        reason: str | None = None,
+        status: int | None = None,
+    ) -> Outcome:
+        """Make messages available again after `delay` seconds; at `max_deliver` dead letters.
+
+        `reason` says why they failed, `status` is that of a webhook's HTTP answer.
+        """
+        return await self._ask("nack", tokens, int(delay * 1_000_000), (status, reason))
 
     async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
         """Give deliveries `seconds` from now, or ack_wait_ms; those that are done are refused."""
