@@ -11,12 +11,8 @@ from typing import Any, Final
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.streams.consumer_facts import (
-    ConsumerFacts,
-    ConsumerProblem,
-    facts_body,
-    problems,
-)
+from penstock.health import Part, consumer_part
+from penstock.streams.consumer_facts import ConsumerFacts, facts_body, failure_of
 from penstock.streams.consumer_types import ConsumerError, ConsumerInfo
 from penstock.streams.engine import Consumers
 
@@ -70,12 +66,11 @@ class ConsumerWatch:
         names = {info.name for info in infos}
         self._found = {name: found for name, found in self._found.items() if name in names}
 
-    def problems(self) -> list[tuple[str, ConsumerProblem]]:
-        """Return what is wrong, each with its subject, `consumer stream/name`."""
+    def parts(self) -> list[Part]:
+        """Return how each consumer is."""
         return [
-            (f"consumer {info.stream}/{info.name}", problem)
+            consumer_part(f"{info.stream}/{info.name}", failure_of(info, facts))
             for info, facts in list(self._found.values())
-            for problem in problems(info, facts)
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -99,7 +94,7 @@ class ConsumerWatch:
             "penstock_consumer_up", "0 while it is disabled or its deliveries fail", labels=labels
         )
         for key, (info, facts) in found:
-            up.add_metric([info.stream, key], float(not problems(info, facts)))
+            up.add_metric([info.stream, key], float(failure_of(info, facts) is None))
         yield up
 
 

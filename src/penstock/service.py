@@ -6,6 +6,7 @@ for each of its groups, and begins it anew when the outbox's pipelines change.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socketserver
@@ -24,6 +25,7 @@ from penstock import log as logging
 from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.config import Config, ConfigError
+from penstock.consumer_watch import ConsumerWatch
 from penstock.embedded.store import open_store
 from penstock.health import Failure, Part, run_part
 from penstock.outbox.relay import Relay
@@ -32,6 +34,7 @@ from penstock.run import Run
 from penstock.spark import session
 from penstock.spark.session import jvm_exit_code, reason_of
 from penstock.state import States
+from penstock.streams.engine import Consumers
 
 _TICK_SECONDS: Final = 0.5
 
@@ -51,6 +54,7 @@ class Service:
             self._run = Run(config, store_url, once=once)
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
+        self._consumers = ConsumerWatch()
         self._states = States(
             lambda: [
                 *([] if self._run is None else [self._run.state]),
@@ -58,11 +62,13 @@ class Service:
             ],
             lambda: {relay.name: relay.as_json() for relay in self._relays},
             self._parts,
+            None if store_url is None else self._consumers,
         )
 
     def _parts(self) -> list[Part]:
         """Return what has a health beside the states of the runs."""
         parts = [part for relay in self._relays for part in relay.parts()]
+        parts += self._consumers.parts()
         if self._run is not None:
             parts += self._run.parts()
         if self._failure is not None:
@@ -118,8 +124,11 @@ class Service:
         app = None
         if self._run is not None:
             url = self._run.store.url
-            app = Api(url, beside=lambda consumers, stop: Pusher(consumers).run(stop))
+            app = Api(url, beside=self._beside)
         return application(self._states, lambda: self._healthy, app)
+
+    async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
+        await asyncio.gather(Pusher(consumers).run(stop), self._consumers.run(consumers, stop))
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):

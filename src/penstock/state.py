@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.consumer_watch import ConsumerWatch
 from penstock.health import (
     Failure,
     Health,
@@ -425,7 +426,7 @@ class States(Collector):
     """Several runs of one process as one: what `/status` and `/metrics` have of all of them.
 
     `runs` gives their states, `relays` the state of each outbox's relay, `parts` what else the process
-    knows the health of; all are asked each time.
+    knows the health of; all are asked each time. `consumers` are those of the store.
     """
 
     def __init__(
@@ -433,10 +434,12 @@ class States(Collector):
         runs: Callable[[], Iterable[State]],
         relays: Callable[[], dict[str, Any]],
         parts: Callable[[], Iterable[Part]] = tuple,
+        consumers: ConsumerWatch | None = None,
     ) -> None:
         self._runs = runs
         self._relays = relays
         self._parts = parts
+        self._consumers = consumers
 
     @property
     def sinks(self) -> dict[str, SinkState]:
@@ -454,6 +457,8 @@ class States(Collector):
         errors = [of_run["store"]["error"] for of_run in told]
         body["store"] = {"error": next((error for error in errors if error is not None), None)}
         body["backfills"] = [backfill for of_run in told for backfill in of_run["backfills"]]
+        if self._consumers is not None:
+            body["consumers"] = self._consumers.as_json()
         relays = self._relays()
         return body | ({"relays": relays} if relays else {})
 
@@ -479,6 +484,8 @@ class States(Collector):
                 else:
                     found[metric.name] = metric
         yield from found.values()
+        if self._consumers is not None:
+            yield from self._consumers.collect()
 
 
 def health_metric(health: Health) -> Metric:

@@ -14,6 +14,7 @@ from tests.streams_help import Change, inserted, make_stream, publish
 
 from penstock.consumer_watch import ConsumerWatch
 from penstock.embedded.handles import Database
+from penstock.health import Health, Level
 from penstock.streams.consumer_facts import ConsumerFacts, facts_body
 from penstock.streams.consumer_types import ConsumerSpec
 from penstock.streams.consuming import Consumer
@@ -111,7 +112,7 @@ def test_a_webhook_that_takes_nothing_is_a_problem(store: Store, disabled: bool)
             url = {"url": "https://example.com/"}
             await consumers.create(ConsumerSpec("mail", "events", "webhook", url))
             await watch.look(consumers)
-            assert watch.problems() == []
+            assert Health(tuple(watch.parts())).problems == ()
             assert "penstock_consumer_up" in metrics(watch)
             consumer = await consumers.get("mail")
             if disabled:
@@ -121,8 +122,9 @@ def test_a_webhook_that_takes_nothing_is_a_problem(store: Store, disabled: bool)
                 why = "https://example.com answered 500: no shop"
                 await consumer.nack(tokens(got), 60.0, reason=why, status=500)
             await watch.look(consumers)
-            ((subject, problem),) = watch.problems()
-            assert subject == "consumer events/mail"
+            health = Health(tuple(watch.parts()))
+            (problem,) = health.problems
+            assert (problem.subject, health.level) == ("consumer events/mail", Level.DEGRADED)
             status = watch.as_json()["mail"]
             up = 'penstock_consumer_up{consumer="mail",stream="events"} 0.0'
             assert up in metrics(watch)
@@ -142,12 +144,12 @@ def test_a_webhook_that_takes_nothing_is_a_problem(store: Store, disabled: bool)
                 assert facts_body(info, found)["failures"] == 5
                 return
             await watch.look(consumers)
-            assert watch.problems() == []
+            assert Health(tuple(watch.parts())).problems == ()
 
     run(work)
 
 
 def metrics(watch: ConsumerWatch) -> str:
     registry = CollectorRegistry()
-    registry.register(watch)  # type: ignore[arg-type]
+    registry.register(watch)
     return generate_latest(registry).decode()

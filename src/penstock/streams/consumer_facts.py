@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from penstock.health import Failure
 from penstock.message import Position
 from penstock.streams.consumer import DeliveryFailure, State
 from penstock.streams.consumer_types import ConsumerInfo
@@ -44,15 +45,6 @@ class ConsumerFacts:
     failed_in_a_row: int
 
 
-class ConsumerProblem(NamedTuple):
-    """What is wrong with a consumer."""
-
-    code: str
-    cause: str
-    remedy: str
-    since: float | None
-
-
 def oldest_position(state: State) -> Position | None:
     """Return where the oldest message stands that was passed and is not done, None without one."""
     held = [message[:2] for message in state.held.values()]
@@ -89,8 +81,8 @@ def facts_of(
     )
 
 
-def problems(info: ConsumerInfo, facts: ConsumerFacts) -> list[ConsumerProblem]:
-    """Return what is wrong with a consumer, with the remedy."""
+def failure_of(info: ConsumerInfo, facts: ConsumerFacts) -> Failure | None:
+    """Return what is wrong with a consumer, None where nothing is."""
     webhook = info.type == "webhook"
     mend = "Mend the endpoint" if webhook else "Look at the log of the workers"
     why = "" if facts.last_failure is None else f" The last failure: {facts.last_failure.reason}."
@@ -98,19 +90,19 @@ def problems(info: ConsumerInfo, facts: ConsumerFacts) -> list[ConsumerProblem]:
         at = None if info.disabled_at is None else info.disabled_at.timestamp()
         cause = f"It is disabled: {info.disabled}. {facts.lag_messages:,} messages wait."
         remedy = f"{mend}, then POST /v1/http-consumers/{info.name}/enable."
-        return [ConsumerProblem("disabled", cause, remedy, at)]
+        return Failure("disabled", cause, remedy, at)
     if facts.failed_in_a_row >= FAILING:
         cause = f"{facts.failed_in_a_row:,} deliveries failed, and none was acked since.{why}"
         remedy = f"{mend}: messages are delivered again by themselves."
-        return [ConsumerProblem("deliveries_fail", cause, remedy, facts.failing_since)]
+        return Failure("deliveries_fail", cause, remedy, facts.failing_since)
     if facts.most_failed >= FAILING:
         cause = (
             f"A message was delivered {facts.most_failed:,} times and never acked; it holds back its"
             f" group.{why}"
         )
         remedy = f"{mend}, or set max_deliver: then it becomes a dead letter and its group goes on."
-        return [ConsumerProblem("message_fails", cause, remedy, None)]
-    return []
+        return Failure("message_fails", cause, remedy, None)
+    return None
 
 
 def facts_body(info: ConsumerInfo, facts: ConsumerFacts) -> dict[str, Any]:
@@ -119,9 +111,9 @@ def facts_body(info: ConsumerInfo, facts: ConsumerFacts) -> dict[str, Any]:
     error = None
     if failure is not None:
         error = {"at": _time(failure.at / 1e6), "status": failure.status, "reason": failure.reason}
-    found = problems(info, facts)
+    found = failure_of(info, facts)
     return {
-        "state": found[0].code if found else "ok",
+        "state": "ok" if found is None else found.code,
         "lag_messages": facts.lag_messages,
         "lag_seconds": facts.lag_seconds,
         "in_flight": facts.in_flight,
