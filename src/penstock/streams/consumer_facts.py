@@ -88,7 +88,7 @@ def failure_of(info: ConsumerInfo, facts: ConsumerFacts) -> Failure | None:
     why = "" if facts.last_failure is None else f" The last failure: {facts.last_failure.reason}."
     if info.disabled is not None:
         at = None if info.disabled_at is None else info.disabled_at.timestamp()
-        cause = f"It is disabled: {info.disabled}. {facts.lag_messages:,} messages wait."
+        cause = f"It is disabled: {info.disabled}. Messages that wait: {facts.lag_messages:,}."
         remedy = f"{mend}, then POST /v1/http-consumers/{info.name}/enable."
         return Failure("disabled", cause, remedy, at)
     if facts.failed_in_a_row >= FAILING:
