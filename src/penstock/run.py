@@ -115,6 +115,8 @@ class Run:
     # -- reports
 
     def _handle(self, report: Report) -> Report | None:
+        if "query" in report and "part" not in report:
+            return self.state.begin_query(report)
         if (failed := self._store.handle(report)) is not None:
             return failed
         for letter in report.get("dead") or ():
