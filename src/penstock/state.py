@@ -286,10 +286,12 @@ class State(Collector):
     def go_on_from(self, earlier: State) -> None:
         """Count on from where another run of this process ended, which had some of the same sinks."""
         with self._lock, earlier._lock:
+            same = []
             for name, sink in self.sinks.items():
                 before = earlier.sinks.get(name)
                 if before is None or (before.type, before.source) != (sink.type, sink.source):
                     continue
+                same.append(name)
                 for key in _SINK_COUNTERS:
                     setattr(sink, key, getattr(before, key))
                 sink.delivered_at, sink.rate = before.delivered_at, before.rate
@@ -298,7 +300,7 @@ class State(Collector):
                     for key in _SOURCE_COUNTERS:
                         setattr(source, key, getattr(of, key))
                     self._ledgers[name] = earlier._ledgers[name]
-                    self._ledgers[name].keep(self.sinks)
+                    self._ledgers[name].keep(same)
 
     def _update_store(self, report: Report) -> None:
         if report["store"] is None:

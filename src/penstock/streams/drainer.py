@@ -376,9 +376,8 @@ class Drainer:
         """Return how many of `messages` were counted before."""
         if self._counted is None or not messages.num_rows:
             return 0
-        return messages.num_rows - int(
-            pc.sum(backlog.is_behind(messages, self._counted)).as_py() or 0
-        )
+        new = pc.sum(backlog.is_behind(messages, self._counted)).as_py() or 0
+        return int(messages.num_rows - new)
 
     def _report_error(self, error: SinkError, seconds: float) -> None:
         self._on_report(
