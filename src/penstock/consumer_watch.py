@@ -17,7 +17,8 @@ from penstock.streams.consumer_types import ConsumerError, ConsumerInfo
 from penstock.streams.engine import Consumers
 
 _PERIOD: Final = 2.0
-_SHARE: Final = 10  # of its time, at most one part in so many goes into looking
+_LONGEST_PERIOD: Final = 15.0
+_SHARE: Final = 50  # of its time, about one part in so many goes into looking, where there is much
 _PATIENCE: Final = 10.0
 _AT_ONCE: Final = 4
 
@@ -40,7 +41,7 @@ class ConsumerWatch:
                 pass  # the store is away, which others report
             except Exception:
                 log.exception("the consumers could not be looked at")
-            wait = max(_PERIOD, _SHARE * (time.monotonic() - started))
+            wait = min(max(_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST_PERIOD)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await stop.wait()

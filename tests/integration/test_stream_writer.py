@@ -114,6 +114,16 @@ def test_a_part_is_there_as_a_whole_or_not_at_all(store: Store) -> None:
     writer.close()
 
 
+def test_a_changed_key_is_two_messages_of_a_rows_stream_and_none_a_repeat(store: Store) -> None:
+    writer = writer_of(store, make_stream(store, kind="rows"))
+    batch = wire([inserted("a"), moved("a", "b")])
+    for new in (3, 0):
+        writer.begin()
+        assert writer.write(0, batch) == (3, new)
+        writer.commit(BatchPart(START, at(batch, 1), 0, 1, new))
+    writer.close()
+
+
 def test_a_batch_is_visible_when_its_last_part_is_there(store: Store) -> None:
     stream = make_stream(store)
     batch = numbered(20)
