@@ -43,13 +43,16 @@ class Ledger:
 
     def __init__(self) -> None:
         self._query: str | None = None
+        self._past: set[str] = set()
         self._floors: dict[str, Position] = {}
         self._open: dict[tuple[Position, Position, int], dict[int, Mapping[str, Counts]]] = {}
         self._closed: dict[tuple[Position, Position], None] = {}  # of this query, the last few
 
     def begin(self, query: str) -> Floors:
         """Return where a query's workers count from; from now on reports of others are ignored."""
-        if query != self._query:
+        if query != self._query and query not in self._past:
+            if self._query is not None:
+                self._past.add(self._query)
             self._query = query
             self._open.clear()
             self._closed.clear()

@@ -163,7 +163,10 @@ def test_a_sink_that_is_new_counts_from_its_own_start() -> None:
     assert ledger.begin("two") == {"a": end}
     counts = {"a": Counts(2), "b": Counts(7)}
     assert ledger.add("two", BatchPart(start, later, 0, 1), counts) == counts
+    # A task of the first query is still at it.
+    assert ledger.begin("one") == {"a": later, "b": later}
     assert ledger.add("one", BatchPart(later, Position(20, 0), 0, 1), counts) == {}
+    assert ledger.add("two", BatchPart(later, Position(20, 0), 0, 1), counts) == counts
 
 
 def test_what_is_lost_on_the_way_does_not_keep_the_rest() -> None:
