@@ -6,6 +6,7 @@ Messages are numbered; a group's numbers must arrive in their order, everywhere.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -28,6 +29,7 @@ from penstock.sinks.nats import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
+from penstock.state import State
 from penstock.streams.drainer import Drainer
 from penstock.streams.store import SourceRecord, Store, StoreError
 
@@ -81,6 +83,7 @@ class Source:
         self.written = 0  # messages that a finished batch had
         self._sinks = sinks
         self._tasks = tasks
+        self._plan_numbers = itertools.count(1)
         self._stack = contextlib.ExitStack()
         self.source: SourceRecord = self.store.register_source("shop", "tag")
         self.start()
@@ -89,6 +92,7 @@ class Source:
         """Start what `penstock run` has in its processes."""
         self._stack = contextlib.ExitStack()
         self.source = self.store.register_source("shop", "tag")
+        self.state = State(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
         routes = []
         for name, sink in self._sinks.items():
             stream = None
@@ -99,6 +103,7 @@ class Source:
         self._stack.callback(monitor.close)
         target = StoreTarget(self.store.url, self.source.id, self.source.base)
         fan_out = FanOut("shop", routes, target, monitor.address, self._plans)
+        self._fan_out = fan_out
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
         self.drainers = {}
@@ -116,7 +121,17 @@ class Source:
         self._stack.close()
         self.start()
 
+    def restart_query(self) -> None:
+        """Have another query go on, as where a task failed; the run and its drainers stay."""
+        old = self._fan_out
+        fan_out = self._fan_out = FanOut("shop", old.routes, old.store, old.monitor, self._plans)
+        for worker in self.workers:
+            worker.close()
+        self.workers = [Worker(fan_out) for _ in range(self._tasks)]
+
     def _handle(self, report: Report) -> Report | None:
+        if "query" in report and "part" not in report:
+            return self.state.begin_query(report)
         self.reports.append(report)
         if report.get("dead") and not report.get("kept"):
             if self.refuse_letters is not None:
@@ -126,6 +141,7 @@ class Source:
                 self.store.add_dead_letters(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
+        self.state.update(report)
         if report.get("behind"):
             self.drainers[report["sink"]].wake()
         return None
@@ -149,12 +165,15 @@ class Source:
         """Write the micro-batch up to message `end`; with `only` some of its parts, as in a crash."""
         first = self.written
         parts = self.parts(first, end, tasks or self._tasks, size)
-        futures = []
+        futures, plan = [], next(self._plan_numbers)
         for number, rows in enumerate(parts):
             if only is None or number in only:
-                part = BatchPart(position(first - 1), position(end - 1), number, len(parts))
+                start, last = position(first - 1), position(end - 1)
+                part = BatchPart(start, last, number, len(parts), plan)
                 blocks = unpack(iter([pack(rows, part)]))
-                futures.append(self._pool.submit(self.workers[number].run, blocks))
+                futures.append(
+                    self._pool.submit(self.workers[number].run, blocks, self._fan_out.query)
+                )
         for future in futures:
             future.result()
         if only is None:
@@ -193,6 +212,10 @@ class Source:
         """Return the states that a sink's drainer has told of, each once in a row."""
         told = [r["state"] for r in self.reports if r.get("sink") == sink and "state" in r]
         return [state for n, state in enumerate(told) if n == 0 or told[n - 1] != state]
+
+    def delivered(self) -> dict[str, int]:
+        """Return how many messages each sink is reported to have taken."""
+        return {name: sink.delivered for name, sink in self.state.sinks.items()}
 
     def close(self) -> None:
         self._stack.close()

@@ -185,6 +185,7 @@ class MemoryConsumer:
         self.gone = False
         self.disabled: str | None = None
         self.nacks: list[tuple[Any, float]] = []
+        self.failures: list[tuple[int | None, str | None]] = []
         self.extended = 0
         self.received: list[int] = []
         self._tokens = itertools.count(1)
@@ -281,8 +282,16 @@ class MemoryConsumer:
         await self._tell()
         return self._outcome(tokens, found)
 
-    async def nack(self, tokens: Sequence[str], delay: float = 0.0) -> Outcome:
+    async def nack(
+        self,
+        tokens: Sequence[str],
+        delay: float = 0.0,
+        *,
+        reason: str | None = None,
+        status: int | None = None,
+    ) -> Outcome:
         found = self._held(tokens)
+        self.failures.append((status, reason))
         for message in found:
             message.ready_at = time.monotonic() + delay
             self.nacks.append((orjson.loads(message.body)["record"]["id"], delay))

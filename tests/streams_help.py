@@ -185,7 +185,7 @@ def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: 
     writer = writer_of(store, stream)
     try:
         writer.begin()
-        written = writer.write(0, batch)
+        written = writer.write(0, batch).new
         writer.commit(part)
     finally:
         writer.close()

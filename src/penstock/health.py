@@ -317,6 +317,12 @@ def pipeline_part(name: str, failure: Failure) -> Part:
     return Part.of(subject, [_of(subject, failure, Level.DEGRADED)])
 
 
+def consumer_part(name: str, failure: Failure | None) -> Part:
+    """Return how a consumer is, named `stream/consumer`; others go on where one does not."""
+    subject = f"consumer {name}"
+    return Part.of(subject, [] if failure is None else [_of(subject, failure, Level.DEGRADED)])
+
+
 def seen_part(subject: str, level: Level, failure: Failure) -> Part:
     """Return the part of what was looked at from outside, once, and is not as it should be."""
     return Part.of(subject, [_of(subject, failure, level)])

@@ -120,6 +120,8 @@ class Run:
         if "claim" in report:
             self._fail(report["error"], source=report["claim"], code=report["code"])
             return None
+        if "query" in report and "part" not in report:
+            return self.state.begin_query(report)
         if (failed := self._store.handle(report)) is not None:
             return failed
         for letter in report.get("dead") or ():

@@ -6,6 +6,7 @@ for each of its groups, and begins it anew when the outbox's pipelines change.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socketserver
@@ -25,6 +26,7 @@ from penstock import startup
 from penstock.api.app import Api
 from penstock.api.health import Server, application
 from penstock.config import Config, ConfigError
+from penstock.consumer_watch import ConsumerWatch
 from penstock.embedded.store import FOLDER, open_store
 from penstock.health import Failure, Part, run_part, worker_part
 from penstock.outbox.relay import Relay
@@ -34,6 +36,7 @@ from penstock.spark import session
 from penstock.spark.session import jvm_exit_code
 from penstock.startup import Step, step
 from penstock.state import States
+from penstock.streams.engine import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
 _TICK_SECONDS: Final = 0.5
@@ -56,6 +59,7 @@ class Service:
             self._run = Run(config, store_url, once=once)
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
+        self._consumers = ConsumerWatch()
         self._states = States(
             lambda: [
                 *([] if self._run is None else [self._run.state]),
@@ -63,11 +67,13 @@ class Service:
             ],
             lambda: {relay.name: relay.as_json() for relay in self._relays},
             self._parts,
+            None if store_url is None else self._consumers,
         )
 
     def _parts(self) -> list[Part]:
         """Return what has a health beside the states of the runs."""
         parts = [part for relay in self._relays for part in relay.parts()]
+        parts += self._consumers.parts()
         if self._run is not None:
             parts += self._run.parts()
         if self._failure is not None:
@@ -131,8 +137,11 @@ class Service:
         app = None
         if self._run is not None:
             url = self._run.store.url
-            app = Api(url, beside=lambda consumers, stop: Pusher(consumers).run(stop))
+            app = Api(url, beside=self._beside)
         return application(self._states, lambda: self._healthy, app)
+
+    async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
+        await asyncio.gather(Pusher(consumers).run(stop), self._consumers.run(consumers, stop))
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):

@@ -11,6 +11,8 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.consumer_watch import ConsumerWatch
+from penstock.counting import Counts, Ledger
 from penstock.health import (
     Failure,
     Health,
@@ -23,7 +25,7 @@ from penstock.health import (
     iso,
     sources_parts,
 )
-from penstock.message import format_lsn
+from penstock.message import BatchPart, Position, format_lsn
 from penstock.monitor import Report
 from penstock.streams.backfills import Backfill
 
@@ -131,6 +133,7 @@ class SinkState:
     duplicates: int = 0
     bytes: int = 0
     dead_lettered: int = 0
+    filtered: int = 0
     retries: int = 0
     failure: Failure | None = None
     reason: Failure | None = None
@@ -161,6 +164,14 @@ class SinkState:
         now = time.time()
         self.failure = Failure.of(code, text, remedy, now).lasting(self.failure, now)
 
+    def count(self, counts: Counts) -> None:
+        """Add to what it has taken; each message comes here once."""
+        self.delivered += counts.delivered
+        self.bytes += counts.bytes
+        self.dead_lettered += counts.dead_lettered
+        self.filtered += counts.filtered
+        self.rate.note(self.delivered)
+
     @property
     def behind(self) -> bool:
         """Whether its messages go to its backlog."""
@@ -187,6 +198,8 @@ class State(Collector):
         self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], int] = {}
+        self._lives: dict[str, str] = {}
+        self._ledgers = {name: Ledger() for name in self.sources}
 
     @property
     def store_error(self) -> str | None:
@@ -198,6 +211,8 @@ class State(Collector):
         with self._lock:
             if "capture" in report:
                 self._update_source(report["capture"], report)
+            elif "part" in report:
+                self._count_part(report)
             elif "sink" in report:
                 self._update_sink(self.sinks[report["sink"]], report)
             elif "store" in report:
@@ -213,6 +228,9 @@ class State(Collector):
             waited = report["waited"]
             source.waiting_since = None if waited is None else now - waited
         # Counters go on over a restart of the query, whose capture counts from 0 again.
+        if (life := report.get("life", "")) != self._lives.get(name, ""):
+            self._lives[name] = life
+            self._last = {key: last for key, last in self._last.items() if key[0] != name}
         confirmed = source.confirmed
         for key in ("captured", "confirmed", "truncates_skipped", "reconnects"):
             if key in report:
@@ -243,15 +261,46 @@ class State(Collector):
             elif sink.reason is None and report.get("why"):
                 sink.reason = Failure.of(report.get("why_code"), report["why"], None, time.time())
         else:
-            sink.delivered += report["delivered"]
             sink.duplicates += report["duplicates"]
-            sink.bytes += report["bytes"]
-            sink.dead_lettered += len(report["dead"])
+            if report.get("counted", True):
+                sink.count(Counts(report["delivered"], report["bytes"], len(report["dead"]), 0))
             sink.failure = None
             sink.delivered_at = time.time()
-            sink.rate.note(sink.delivered)
             if (report["delivered"] or report["dead"]) and sink.source in self.sources:
                 self.sources[sink.source].progress_at = sink.delivered_at
+
+    def begin_query(self, report: Report) -> Report:
+        """Return to a worker where its query counts from."""
+        with self._lock:
+            floors = self._ledgers[report["source"]].begin(report["query"])
+            return {"floors": {name: [*floor] for name, floor in floors.items()}}
+
+    def _count_part(self, report: Report) -> None:
+        start, end, *rest = report["part"]
+        part = BatchPart(Position(*start), Position(*end), *rest)
+        counts = {name: Counts(*of) for name, of in report["counts"].items()}
+        ledger = self._ledgers[report["source"]]
+        for name, new in ledger.add(report["query"], part, counts).items():
+            self.sinks[name].count(new)
+
+    def go_on_from(self, earlier: State) -> None:
+        """Count on from where another run of this process ended, which had some of the same sinks."""
+        with self._lock, earlier._lock:
+            same = []
+            for name, sink in self.sinks.items():
+                before = earlier.sinks.get(name)
+                if before is None or (before.type, before.source) != (sink.type, sink.source):
+                    continue
+                same.append(name)
+                for key in _SINK_COUNTERS:
+                    setattr(sink, key, getattr(before, key))
+                sink.delivered_at, sink.rate = before.delivered_at, before.rate
+            for name, source in self.sources.items():
+                if (of := earlier.sources.get(name)) is not None:
+                    for key in _SOURCE_COUNTERS:
+                        setattr(source, key, getattr(of, key))
+                    self._ledgers[name] = earlier._ledgers[name]
+                    self._ledgers[name].keep(same)
 
     def _update_store(self, report: Report) -> None:
         if report["store"] is None:
@@ -361,6 +410,7 @@ class State(Collector):
             "per_second": round(s.rate.per_second(s.delivered), 1),
             "duplicates": s.duplicates,
             "dead_lettered": s.dead_lettered,
+            "filtered": s.filtered,
             "retries": s.retries,
             "error": s.error,
             "code": s.code,
@@ -426,7 +476,7 @@ class States(Collector):
     """Several runs of one process as one: what `/status` and `/metrics` have of all of them.
 
     `runs` gives their states, `relays` the state of each outbox's relay, `parts` what else the process
-    knows the health of; all are asked each time.
+    knows the health of; all are asked each time. `consumers` are those of the store.
     """
 
     def __init__(
@@ -434,10 +484,12 @@ class States(Collector):
         runs: Callable[[], Iterable[State]],
         relays: Callable[[], dict[str, Any]],
         parts: Callable[[], Iterable[Part]] = tuple,
+        consumers: ConsumerWatch | None = None,
     ) -> None:
         self._runs = runs
         self._relays = relays
         self._parts = parts
+        self._consumers = consumers
 
     @property
     def sinks(self) -> dict[str, SinkState]:
@@ -455,6 +507,8 @@ class States(Collector):
         errors = [of_run["store"]["error"] for of_run in told]
         body["store"] = {"error": next((error for error in errors if error is not None), None)}
         body["backfills"] = [backfill for of_run in told for backfill in of_run["backfills"]]
+        if self._consumers is not None:
+            body["consumers"] = self._consumers.as_json()
         relays = self._relays()
         return body | ({"relays": relays} if relays else {})
 
@@ -480,6 +534,8 @@ class States(Collector):
                 else:
                     found[metric.name] = metric
         yield from found.values()
+        if self._consumers is not None:
+            yield from self._consumers.collect()
 
 
 def health_metric(health: Health) -> Metric:
@@ -499,6 +555,10 @@ def _cause_of(part: Part) -> str | None:
     return None if problem is None else problem.cause
 
 
+_SINK_COUNTERS: Final = (
+    "delivered", "duplicates", "bytes", "dead_lettered", "filtered", "retries",
+)  # fmt: skip
+_SOURCE_COUNTERS: Final = ("captured", "truncates_skipped", "reconnects", "restarts")
 _REPORTED: Final = (
     "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained", "done", "waiting",
 )  # fmt: skip
@@ -521,10 +581,11 @@ _SOURCE_METRICS = (
 )
 _SINK_METRICS = (
     (GaugeMetricFamily, "error", "sink_up", "0 while an error holds the sink up"),
-    (CounterMetricFamily, "delivered", "delivered_messages", "Messages acked by the sink"),
-    (CounterMetricFamily, "duplicates", "duplicate_messages", "Of these, already there"),
+    (CounterMetricFamily, "delivered", "delivered_messages", "Messages that it has, each once"),
+    (CounterMetricFamily, "duplicates", "duplicate_messages", "Messages it was sent again and had"),
     (CounterMetricFamily, "bytes", "delivered_bytes", "Bytes of the delivered bodies"),
     (CounterMetricFamily, "dead_lettered", "dead_letters", "Messages that can never be delivered"),
+    (CounterMetricFamily, "filtered", "filtered_messages", "Messages left out by its expressions"),
     (CounterMetricFamily, "retries", "sink_retries", "Waits after an error"),
     (GaugeMetricFamily, "delivered_at", "last_delivery_seconds", "Unix time of the last delivery"),
 )

@@ -212,6 +212,7 @@ def show(status: Status) -> None:
             sinks.add_row(*map(Text, [name, *(f"{c:,}" for c in counts), _state(sink)]))
         if sinks.row_count:
             console.print(sinks)
+        _show_consumers(console, running.get("consumers", {}))
         _show_backfills(console, running.get("backfills", []))
     for title, warning in _warnings(running):
         console.print(Text(f"! {title}: {warning}"), soft_wrap=True)
@@ -248,6 +249,24 @@ def pipeline_state(pipeline: Status) -> str:
     if not pipeline["enabled"]:
         return "disabled"
     return str(pipeline["state"] or "no relay yet")
+
+
+def _show_consumers(console: Console, consumers: dict[str, Status]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    if not consumers:
+        return
+    numbers = ("lag_messages", "in_flight", "waiting_for_retry", "redeliveries", "failures")
+    table = Table(
+        "consumer", "stream", "lag", "seconds", "in flight", "to retry", "redeliveries",
+        "failures", "dead letters", "state",
+    )  # fmt: skip
+    for name, each in consumers.items():
+        lag, *others = (f"{each[key]:,}" for key in (*numbers, "dead_letters"))
+        cells = [name, each["stream"], lag, f"{each['lag_seconds']:,.1f}", *others, each["state"]]
+        table.add_row(*map(Text, cells))
+    console.print(table)
 
 
 def _show_backfills(console: Console, backfills: list[Status]) -> None:
@@ -305,7 +324,7 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         return None, f"What answers at {listen} is not `penstock run`."
     kinds = {
         "sources": dict, "sinks": dict, "store": dict, "backfills": list, "relays": dict,
-        "level": str, "parts": dict, "problems": list,
+        "consumers": dict, "level": str, "parts": dict, "problems": list,
     }  # fmt: skip
     return {key: body[key] for key, kind in kinds.items() if isinstance(body.get(key), kind)}, None
 

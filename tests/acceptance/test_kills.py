@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import httpx
 import psycopg
@@ -170,16 +170,60 @@ class World:
             workers = Workers(WORKERS, self.addresses, self.token, "workers", ACK_WAIT)
             self.ledger = workers.ledger
             self.workers = enter(workers)
-            self.writer = Writer(self.source.url, self.ledger)
-            stack.callback(self.writer.stop)
-            self.writer.start()
             self._stack = stack.pop_all()
+            self.write()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def write(self) -> None:
+        """Commit from now on."""
+        self.writer = Writer(self.source.url, self.ledger)
+        self._stack.callback(self.writer.stop)
+        self.writer.start()
+
+    def kill_worker(self) -> None:
+        """Kill a process in which a task of Spark's delivers, so that its batch is done again."""
+        tree = self.pipeline.tree()
+        daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
+        before = self.pipeline.status()["sources"]["shop"]["restarts"]
+        for process in tree:
+            if process.ppid() in daemons:
+                process.kill()
+        self._wait(
+            lambda: self.pipeline.status()["sources"]["shop"]["restarts"] > before,
+            "starting the query again",
+        )
+
+    def counted(self) -> None:
+        """Wait until the sink's counter is what was committed; nothing is committed meanwhile."""
+        self.writer.stop()
+        with psycopg.connect(self.source.url) as connection:
+            committed = sum(versions(connection).values())
+        self._wait(lambda: self._sink()["delivered"] >= committed, "counting what is committed")
+        sink = self._sink()
+        assert (sink["delivered"], sink["dead_lettered"], sink["filtered"]) == (committed, 0, 0)
+        assert sink["duplicates"] >= 0
+        self.write()
+
+    def reported(self) -> None:
+        """Wait until the run reports of the consumer what its workers, of other processes too, did."""
+        self._wait(lambda: self._consumer()["lag_messages"] == 0, "reported as done")
+        consumer = self._consumer()
+        assert (consumer["in_flight"], consumer["lag_seconds"], consumer["state"]) == (0, 0, "ok")
+        repeated = len(self.ledger.deliveries) - len(self.ledger.acked)
+        assert consumer["redeliveries"] >= repeated > 0
+
+    def _consumer(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.pipeline.status()["consumers"]["workers"]
+        return found
+
+    def _sink(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.pipeline.status()["sinks"]["items"]
+        return found
 
     def go_on(self, messages: int = 150) -> None:
         """Wait until so many more messages are acked."""
@@ -228,7 +272,11 @@ def test_killed_in_the_middle_of_receive_and_ack(world: World) -> None:
     world.source.kill()
     world.source.start()
     world.go_on()
+    for _ in range(2):
+        world.kill_worker()
+        world.go_on()
     world.catch_up()
+    world.counted()
     assert pipeline.running
     assert pipeline.process.pid == run
     pipeline.kill_tree()
@@ -262,6 +310,7 @@ def test_killed_in_the_middle_of_receive_and_ack(world: World) -> None:
         headers={"Authorization": f"Bearer {world.token}"}, trust_env=False,
     )  # fmt: skip
     assert answer.json() == {"data": [], "info": {"num_pending": 0, "num_ack_pending": 0}}
+    world.reported()
     assert pipeline.stop() == 0
     assert pipeline.stray() == []
     for api in world.apis:

@@ -63,6 +63,15 @@ class World:
                 PATIENCE, f"with all in {stream}",
             )  # fmt: skip
 
+    def await_counted(self, pipeline: str, stream: str) -> None:
+        """Wait until the pipeline's counter is how many messages the stream has."""
+
+        def counted() -> bool:
+            sink = self.process.status().get("sinks", {}).get(pipeline, {})
+            return sink.get("delivered") == self.count(stream)
+
+        self.process.wait_for(counted, PATIENCE, f"counting what {pipeline} delivered")
+
     def await_error(self, pipeline: str) -> None:
         def told() -> bool:
             of = self.process.status().get("sinks", {}).get(pipeline, {})
@@ -141,6 +150,7 @@ def groups_are_independent(world: World) -> None:
     set_outbox(world.app, "b", "B", group="two")
     world.app.execute("select tide.relay_enable('b')")
     world.await_all("B")
+    world.await_counted("b", "B")
     world.app.execute("select tide.relay_disable('b')")
     world.await_state("b", "disabled")
     before = world.last
@@ -155,6 +165,7 @@ def groups_are_independent(world: World) -> None:
     assert world.count("B") == before
     world.app.execute("select tide.relay_enable('b')")
     world.await_all("B")
+    world.await_counted("b", "B")  # by the next run of the group, too
     world.await_swept_to(0)
 
 

@@ -80,7 +80,7 @@ SINK_FAMILIES = {
     "penstock_sink_up", "penstock_delivered_messages", "penstock_duplicate_messages",
     "penstock_delivered_bytes", "penstock_dead_letters", "penstock_sink_retries",
     "penstock_last_delivery_seconds", "penstock_sink_behind", "penstock_sink_detached",
-    "penstock_backlog_messages", "penstock_backlog_bytes",
+    "penstock_backlog_messages", "penstock_backlog_bytes", "penstock_filtered_messages",
 }  # fmt: skip
 
 

@@ -40,6 +40,30 @@ def test_a_consumer_has_the_defaults(shop: Shop) -> None:
     assert made in shop.client.get("/v1/http-consumers").json()["data"]
 
 
+def test_a_consumers_status_has_why_its_messages_fail(shop: Shop) -> None:
+    path = shop.consumer(max_deliver=2)
+    shop.publish("a", "b")
+    for _ in range(2):
+        got = shop.client.get(f"{path}/next", params=WAIT).json()["data"]
+        taken = [message["ack_token"] for message in got if message["record"]["id"] == "a"]
+        nack = {"ack_tokens": taken, "reason": "no such shop\0"}
+        assert shop.client.post(f"{path}/nack", json=nack).status_code == 200
+    shown = shop.client.get(path).json()
+    status = shown["status"]
+    assert (status["lag_messages"], status["in_flight"], status["failures"]) == (1, 1, 2)
+    assert (status["redeliveries"], status["dead_letters"], status["state"]) == (1, 1, "ok")
+    assert status["lag_seconds"] > 0
+    why = "a worker nacked it: no such shop\0"
+    assert (status["last_error"]["status"], status["last_error"]["reason"]) == (None, why)
+    listed = {c["name"]: c for c in shop.client.get("/v1/http-consumers").json()["data"]}
+    assert listed["workers"]["status"]["failures"] == 2
+    assert listed["events"]["status"]["lag_messages"] == 2
+    (letter,) = shop.client.get(f"{path}/dead-letters").json()["data"]
+    assert letter["reason"] == (
+        "The last of 2 deliveries failed: a worker nacked it: no such shop\N{REPLACEMENT CHARACTER}"
+    )
+
+
 def test_a_body_needs_no_content_type(shop: Shop) -> None:
     answer = shop.client.post(
         "/v1/http-consumers",

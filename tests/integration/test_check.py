@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,18 +11,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from tests.consumers_help import serving
+from tests.streams_help import inserted, make_stream, publish
 from typer.testing import CliRunner, Result
 
 from penstock import check
 from penstock.api.health import Server, application
 from penstock.cli import app
 from penstock.config import Config, NatsSinkSettings, load
+from penstock.consumer_watch import ConsumerWatch
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.finding import Finding
 from penstock.postgres import setup
-from penstock.state import State
+from penstock.state import State, States
+from penstock.streams.consumer_types import ConsumerSpec
+from penstock.streams.store import Store
 
 Write = Callable[..., Path]
 SUBJECT = "{source}.{schema}.{table}.{action}"
@@ -387,6 +394,40 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
         assert [problem["subject"] for problem in report["problems"]] == ["store", "sink out"]
     finally:
         server.close()
+
+
+def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Write) -> None:
+    path = write()
+    setup.ensure(next(iter(config(path).sources.values())))
+    watch = ConsumerWatch()
+
+    async def disable() -> None:
+        async with serving(store) as consumers:
+            url = {"url": "https://billing.example.com/hook"}
+            await consumers.create(ConsumerSpec("billing", "events", "webhook", url))
+            consumer = await consumers.get("billing")
+            await consumer.disable("https://billing.example.com answered 410 Gone")
+            await watch.look(consumers)
+
+    with Store.open(database.url) as store:
+        publish(store, make_stream(store), [inserted("a")])
+        asyncio.run(disable())
+    states = States(list, dict, watch.parts, watch)
+    server = Server(application(states, lambda: True), "127.0.0.1:0")
+    try:
+        result = invoke("status", "-c", path, "--listen", server.address)
+        report = httpx.get(f"http://{server.address}/status").json()
+        ready = httpx.get(f"http://{server.address}/readyz")
+        metrics = httpx.get(f"http://{server.address}/metrics").text
+    finally:
+        server.close()
+    assert result.exit_code == 1
+    assert "! consumer events/billing: It is disabled: https://billing.example.com" in result.output
+    assert "answered 410 Gone. Messages that wait: 1." in result.output
+    assert "then POST /v1/http-consumers/billing/enable." in result.output
+    assert (report["level"], ready.status_code) == ("degraded", 200)
+    assert report["consumers"]["billing"]["lag_messages"] == 1
+    assert 'penstock_consumer_lag_messages{consumer="billing",stream="events"} 1.0' in metrics
 
 
 def test_help_is_light_and_version_is_told() -> None:

@@ -143,6 +143,50 @@ def test_flapping(servers: Servers, database: Database) -> None:
         servers.assert_all(source)
 
 
+def test_counters_equal_what_is_committed_whatever_is_done_again(
+    servers: Servers, database: Database
+) -> None:
+    """Tasks that die, queries that begin anew, in other batches, and a sink that is away meanwhile."""
+    seen: list[dict[str, int]] = []
+    with Source(database.url, servers.sinks) as source:
+
+        def counted(count: int) -> bool:
+            seen.append(source.delivered())
+            return set(seen[-1].values()) == {count}
+
+        source.batch(200)
+        source.batch(300)
+        await_true(lambda: counted(300))
+        # A task dies, when the other one has delivered and reported its part.
+        source.batch(400, only=[0])
+        source.restart_query()
+        source.written = 200  # the slot was not confirmed up to 300
+        source.batch(330)
+        source.batch(420, tasks=1)
+        await_true(lambda: counted(420))
+        assert source.state.sinks[EVENTS].duplicates > 0
+        servers.shaky.kill()
+        source.batch(500)
+        assert SHAKY in source.behind()
+        source.batch(600, only=[1])
+        source.restart_query()
+        source.written = 420
+        source.batch(550, tasks=1)
+        source.batch(600)
+        servers.shaky.start()
+        servers.assert_all(source)
+        await_true(lambda: counted(600))
+        # Again what went to the backlog, now directly.
+        source.restart_query()
+        source.written = 480
+        source.batch(700)
+        servers.assert_all(source)
+        await_true(lambda: counted(700))
+    for name in servers.sinks:
+        counts = [each[name] for each in seen]
+        assert counts == sorted(counts), f"{name} fell"
+
+
 def test_a_crash_of_the_run_in_the_middle(servers: Servers, database: Database) -> None:
     """What was spilled before is there once, whichever way the batch is cut when it comes again."""
     with Source(database.url, servers.sinks) as source:

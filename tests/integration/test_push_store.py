@@ -210,7 +210,7 @@ def test_a_process_that_dies_leaves_its_messages_to_another(stream: Stream) -> N
 def test_max_deliver_makes_a_dead_letter_and_the_group_goes_on(stream: Stream) -> None:
     async def test() -> None:
         def behaviour(request: Request) -> bytes:
-            return answer(400) if request.records == ["bad"] else OK
+            return answer(400, body=b"no such shop") if request.records == ["bad"] else OK
 
         async with receiver(behaviour) as to, pushing(stream) as consumers:
             await stream.webhook(consumers, to.url, max_deliver=3)
@@ -219,6 +219,10 @@ def test_max_deliver_makes_a_dead_letter_and_the_group_goes_on(stream: Stream) -
             assert to.delivered() == ["bad", "bad", "bad", "good"]
             (letter,) = await (await consumers.get("billing")).dead_letters(10)
             assert (letter.code, letter.deliver_count) == ("max_deliver", 3)
+            assert letter.reason == (
+                f"The last of 3 deliveries failed: http://127.0.0.1:{to.port} answered 400:"
+                " no such shop"
+            )
 
     asyncio.run(test())
 

@@ -366,7 +366,8 @@ def test_a_private_address_is_refused_and_says_what_to_do() -> None:
 
 def test_no_secret_in_the_log() -> None:
     async def served() -> None:
-        async with receiver(lambda _: answer(500)) as to:
+        body = b'{"error": "no such token",\n "got": "s3cret", "query": "key=s3cret&a=b"}'
+        async with receiver(lambda _: answer(500, body=body)) as to:
             url = f"http://user-s3cret:s3cret@127.0.0.1:{to.port}/s3cret?key=s3cret"
             headers = {"authorization": "Bearer s3cret"}
             async with delivering(to, url=url, headers=headers) as consumer:
@@ -375,6 +376,12 @@ def test_no_secret_in_the_log() -> None:
                     await consumer.until(lambda: len(consumer.nacks) >= 6)
             assert logs
             assert "s3cret" not in str(logs)
+            status, reason = consumer.failures[0]
+            assert (status, reason) == (
+                500,
+                f"http://127.0.0.1:{to.port} answered 500:"
+                ' {"error": "no such token", "got": "***", "query": "key=***&a=b"}',
+            )
 
     asyncio.run(served())
 

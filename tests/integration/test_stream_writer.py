@@ -107,10 +107,20 @@ def test_a_part_is_there_as_a_whole_or_not_at_all(store: Store) -> None:
     writer.write(0, batch)
     writer.rollback()
     writer.begin()
-    assert [writer.write(index, batch) for index in (0, 1)] == [10, 10]
+    assert [writer.write(index, batch).new for index in (0, 1)] == [10, 10]
     assert [ids(store, stream) for stream in streams] == [[], []]
     writer.commit(BatchPart(START, at(batch, 9), 0, 1))
     assert [ids(store, stream) for stream in streams] == [list(range(10))] * 2
+    writer.close()
+
+
+def test_a_changed_key_is_two_messages_of_a_rows_stream_and_none_a_repeat(store: Store) -> None:
+    writer = writer_of(store, make_stream(store, kind="rows"))
+    batch = wire([inserted("a"), moved("a", "b")])
+    for new in (3, 0):
+        writer.begin()
+        assert writer.write(0, batch) == (3, new)
+        writer.commit(BatchPart(START, at(batch, 1), 0, 1, new))
     writer.close()
 
 
@@ -325,7 +335,7 @@ def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> No
             await_true(lambda: other_row(other, query) == 1)
             close_segment(connection, stream)
         began.join(10)
-        assert writer.write(0, batch) == 1
+        assert writer.write(0, batch).new == 1
         writer.commit(BatchPart(Position(101, 0), at(batch, 0), 0, 1))
         writer.close()
         assert ids(store, stream) == [1, 2]
@@ -366,7 +376,7 @@ def test_a_lost_connection_is_made_again(store: Store, database: Database) -> No
         writer.commit(BatchPart(START, at(batch, 9), 0, 1))
     assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
     writer.begin()
-    assert writer.write(0, batch) == 10
+    assert writer.write(0, batch).new == 10
     writer.commit(BatchPart(START, at(batch, 9), 0, 1))
     writer.close()
     assert ids(store, stream) == list(range(10))

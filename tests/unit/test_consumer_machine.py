@@ -44,6 +44,9 @@ class Machine(RuleBasedStateMachine):
         self.now = 1_000
         self.due: dict[tuple[int, int], int] = {}  # when what is out comes back
         self.turn = 0
+        self.failures = self.redeliveries = 0
+        self.returned: set[tuple[int, int]] = set()  # nacked or released since they were handed out
+        self.expired: list[tuple[int, int]] = []  # dead letters of the step, not acked in time
 
     @initialize(max_deliver=st.sampled_from([-1, -1, 1, 2]), max_held=st.sampled_from([1, 3, 100]))
     def configure(self, max_deliver: int, max_held: int) -> None:
@@ -57,13 +60,17 @@ class Machine(RuleBasedStateMachine):
         state.advance(self.now)
         step = Step(state, self.now, self.max_deliver, self.max_held)
         step.expire()
+        dead = [message[:2] for message in step.dead.values()]
+        self.expired = [position for position in dead if position not in self.returned]
         return step
 
     def take(self, step: Step) -> Entry | None:
         entry = step.entry(ACK_WAIT)
         if entry is not None:
             self.log_entry(entry)
-        for message in step.dead.values():
+        self.failures += len(self.expired)
+        for number, message in step.dead.items():
+            assert step.cause(number)
             self.model.done(message[:2])
             self.due.pop(message[:2], None)
         return entry
@@ -109,7 +116,9 @@ class Machine(RuleBasedStateMachine):
         rows = [row for row in self.stream.rows if row[:2] > state.cursor][:scanned]
         step.take_new(limit, rows)
         first = state.next
-        positions = [state.held[n][:2] for n in step.again] + [row[:2] for row in step.new]
+        again = [state.held[n][:2] for n in step.again]
+        positions = again + [row[:2] for row in step.new]
+        self.failures += len(set(again) - self.returned)
         assert len(positions) <= limit
         self.take(step)
         held = [state.held[first + i] for i in range(len(positions))]
@@ -118,6 +127,8 @@ class Machine(RuleBasedStateMachine):
         for token, message in zip(tokens, held, strict=True):
             self.model.handed_out(message[:2], token, message[4])
             self.due[message[:2]] = message[5]
+            self.redeliveries += message[4] > 1
+        self.returned -= set(positions)
         return positions
 
     def tokens(self, data: st.DataObject) -> list[str]:
@@ -172,7 +183,9 @@ class Machine(RuleBasedStateMachine):
         for at, reason in refused:
             assert reason == ("expired" if fates[at][0] == "expired" else "unknown")
         self.take(step)
-        for position in {position for fate, position in fates if fate == "held"}:
+        held = {position for fate, position in fates if fate == "held"}
+        self.failures += len(held) * (kind == "nack")
+        for position in held:
             self.due.pop(position, None)
             message = self.model.messages[position]
             if kind == "ack":
@@ -184,6 +197,7 @@ class Machine(RuleBasedStateMachine):
                 self.due[position] = self.now + time
             else:
                 self.model.came_back(position, counted=kind == "nack")
+                self.returned.add(position)
                 if kind == "nack":
                     message.out = True
                     self.due[position] = self.now + time
@@ -214,6 +228,7 @@ class Machine(RuleBasedStateMachine):
         self.log_entry(Entry(cursor=cursor, rewound=True))
         self.model.rewind(cursor)
         self.due.clear()
+        self.returned.clear()
 
     @rule()
     def snapshot(self) -> None:
@@ -224,7 +239,7 @@ class Machine(RuleBasedStateMachine):
     def replicas_agree(self) -> None:
         def essence(state: State) -> Any:
             body = orjson.loads(state.encode())
-            return {name: sorted(v) if name != "s" else v for name, v in body.items()}
+            return {name: v if name in "sn" else sorted(v) for name, v in body.items()}
 
         if self.log:
             other = 1 - self.turn
@@ -235,6 +250,8 @@ class Machine(RuleBasedStateMachine):
             groups = [g for m in state.held.values() for g in m[2:4] if g is not None]
             assert sorted(groups) == sorted(state.busy)
             assert set(state.due) == set(state.parked) - state.busy
+            assert (state.failures, state.redeliveries) == (self.failures, self.redeliveries)
+            assert state.failed.keys() | state.returned <= state.held.keys()
 
     def teardown(self) -> None:
         for _ in range(10_000):

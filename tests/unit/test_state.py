@@ -268,3 +268,51 @@ def test_a_process_is_what_its_runs_and_its_other_parts_are(state: State) -> Non
     assert gauges["store"] == 2
     assert len(gauges) == len(told["parts"])
     assert Health.from_json(told).as_json() == {k: told[k] for k in ("level", "parts", "problems")}
+
+
+def part(query: str, start: int, end: int, **counts: list[int]) -> dict[str, Any]:
+    """The report of the only part of a batch."""
+    return {
+        "source": "shop", "query": query, "part": [[start, 0], [end, 0], 0, 1, end],
+        "counts": counts,
+    }  # fmt: skip
+
+
+def test_what_is_done_again_counts_once(state: State) -> None:
+    assert state.begin_query({"source": "shop", "query": "one"}) == {"floors": {}}
+    state.update(part("one", 0, 10, jetstream=[7, 70, 1, 2]))
+    sink = state.as_json()["sinks"]["jetstream"]
+    assert (sink["delivered"], sink["dead_lettered"], sink["filtered"]) == (7, 1, 2)
+    assert metric(state, "delivered_messages_total", sink="jetstream") == 7
+    assert metric(state, "filtered_messages_total", sink="jetstream") == 2
+    state.update({**DELIVERED, "counted": False, "duplicates": 5})  # of a part that is not done
+    assert metric(state, "delivered_messages_total", sink="jetstream") == 7
+    assert metric(state, "duplicate_messages_total", sink="jetstream") == 5
+    found = state.begin_query({"source": "shop", "query": "two"})
+    assert found == {"floors": {"jetstream": [10, 0]}}
+    state.update(part("one", 10, 20, jetstream=[9, 90, 0, 0]))
+    state.update(part("two", 5, 20, jetstream=[3, 30, 0, 0]))
+    assert state.as_json()["sinks"]["jetstream"]["delivered"] == 10
+
+
+def test_a_capture_that_counts_anew_is_added(state: State) -> None:
+    for life, captured in ("a", 5), ("a", 7), ("b", 9), ("c", 2), ("c", 3):
+        state.update({"capture": "shop", "life": life, "captured": captured})
+    assert metric(state, "captured_messages_total", source="shop") == 7 + 9 + 3
+
+
+def test_another_run_counts_on(state: State) -> None:
+    state.begin_query({"source": "shop", "query": "one"})
+    state.update(part("one", 0, 10, jetstream=[7, 70, 1, 2], events=[4, 40, 0, 0]))
+    state.update({"capture": "shop", "life": "a", "captured": 9})
+    sinks = {"jetstream": ("nats", "shop"), "late": ("nats", "shop"), "events": ("nats", "shop")}
+    after = State(["shop"], sinks)
+    after.go_on_from(state)
+    after.update({"capture": "shop", "life": "b", "captured": 2})
+    # A sink of another type is another; one that is new gets what the others have.
+    floors = after.begin_query({"source": "shop", "query": "two"})["floors"]
+    assert floors == {"jetstream": [10, 0]}
+    after.update(part("two", 0, 12, jetstream=[1, 10, 0, 0], late=[8, 80, 0, 0]))
+    counts = {name: sink["delivered"] for name, sink in after.as_json()["sinks"].items()}
+    assert counts == {"jetstream": 8, "late": 8, "events": 0}
+    assert metric(after, "captured_messages_total", source="shop") == 11

@@ -31,6 +31,7 @@ from penstock.streams.engine import Consumers
 _RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
 _MAX_TOKENS: Final = 10_000
 _MAX_MS: Final = 86_400_000
+_MAX_REASON: Final = 500
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -202,9 +203,10 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
     async def nack(request: Request) -> Response:
         consumer = await consumer_of(request)
         body = await read_object(request)
-        tokens = _tokens(body, tokens_field, "delay_ms")
+        tokens = _tokens(body, tokens_field, "delay_ms", "reason")
         delay = within("delay_ms", body.get("delay_ms", 0), 0, _MAX_MS) / 1000
-        return _answer(await consumer.nack(tokens, delay), form, "nacked")
+        outcome = await consumer.nack(tokens, delay, reason=_reason(body))
+        return _answer(outcome, form, "nacked")
 
     async def extend(request: Request) -> Response:
         consumer = await consumer_of(request)
@@ -224,8 +226,9 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         )  # fmt: skip
     for endpoint, summary, description, more in (
         (ack, "Ack messages", "They are done, for ever.", {}),
-        (nack, "Nack messages", "They are available again, after `delay_ms`.",
-         {"delay_ms": _number(0, _MAX_MS, 0)}),
+        (nack, "Nack messages", "They are available again, after `delay_ms`. The consumer's status "
+         "and dead letters show the `reason`.",
+         {"delay_ms": _number(0, _MAX_MS, 0), "reason": _REASON}),
         (extend, "Extend deliveries", "They get `ack_wait_ms` from now, by default the consumer's.",
          {"ack_wait_ms": {"anyOf": [_number(1, _MAX_MS), {"type": "null"}]}}),
     ):  # fmt: skip
@@ -257,6 +260,9 @@ def _declare(
         response_model=model, openapi_extra=extra, responses=documented(*codes),
         operation_id=f"{form.parameter}_{action}_{method.lower()}",
     )  # fmt: skip
+
+
+_REASON: Final = {"anyOf": [{"type": "string", "maxLength": _MAX_REASON}, {"type": "null"}]}
 
 
 def _number(least: int, most: int, default: int | None = None) -> dict[str, Any]:
@@ -297,6 +303,17 @@ def _tokens(body: dict[str, Any], field: str, *others: str) -> list[str]:
         if type(token) is not str:
             raise wrong(f"{field}[{index}]", "not a string")
     return tokens
+
+
+def _reason(body: dict[str, Any]) -> str | None:
+    reason = body.get("reason")
+    if reason is None:
+        return None
+    if type(reason) is not str:
+        raise wrong("reason", "not a string")
+    if len(reason) > _MAX_REASON:
+        raise wrong("reason", f"{len(reason)} characters are too many: at most {_MAX_REASON}")
+    return f"a worker nacked it: {reason}" if reason.strip() else None
 
 
 def _answer(outcome: Outcome, form: _Form, done: str) -> Response:

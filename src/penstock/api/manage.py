@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -32,13 +33,22 @@ from penstock.api.schemas import (
 )
 from penstock.message import Position
 from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
-from penstock.streams.consumer_types import ConsumerLetter, ConsumerSpec, Looked, UnknownStream
+from penstock.streams.consumer_types import (
+    ConsumerError,
+    ConsumerInfo,
+    ConsumerLetter,
+    ConsumerSpec,
+    Looked,
+    UnknownConsumer,
+    UnknownStream,
+)
 from penstock.streams.engine import Consumers
 
 _STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"
 _CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
 _MAX_BIGINT: Final = 2**63 - 1
+_AT_ONCE: Final = 4
 
 
 class _Limit(BaseModel):
@@ -90,7 +100,18 @@ def _add_streams(api: APIRouter, consumers: Consumers) -> None:
 def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
     async def list_consumers() -> Response:
-        return _json({"data": [consumer_body(info) for info in await consumers.list()]})
+        infos = await consumers.list()
+        some = asyncio.Semaphore(_AT_ONCE)
+
+        async def body(info: ConsumerInfo) -> dict[str, Any] | None:
+            async with some:
+                try:
+                    return await _shown(consumers, info.name)
+                except UnknownConsumer:
+                    return None
+
+        bodies = await asyncio.gather(*map(body, infos))
+        return _json({"data": [body for body in bodies if body is not None]})
 
     @api.post(
         _CONSUMERS,
@@ -105,11 +126,11 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         new = NEW_CONSUMER.validate_python(body)
         settings = {k: v for k, v in body.items() if k not in ("name", "stream", "type")}
         info = await consumers.create(ConsumerSpec(new.name, new.stream, new.type, settings))
-        return _json(consumer_body(info), 201)
+        return _json(await _changed(consumers, info), 201)
 
     @api.get(_CONSUMER, response_model=ConsumerBody, summary="Show a consumer")
     async def show_consumer(consumer: str) -> Response:
-        return _json(consumer_body((await consumers.get(consumer)).info))
+        return _json(await _shown(consumers, consumer))
 
     @api.patch(
         _CONSUMER,
@@ -121,7 +142,7 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
-        return _json(consumer_body(await consumers.update(consumer, changes)))
+        return _json(await _changed(consumers, await consumers.update(consumer, changes)))
 
     @api.delete(
         _CONSUMER,
@@ -186,6 +207,20 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
     ) -> Response:
         await (await consumers.get(consumer)).replay(number)
         return Json(SUCCESS)
+
+
+async def _shown(consumers: Consumers, name: str) -> dict[str, Any]:
+    consumer = await consumers.get(name)
+    facts = await consumer.facts()
+    return consumer_body(consumer.info, facts)
+
+
+async def _changed(consumers: Consumers, info: ConsumerInfo) -> dict[str, Any]:
+    """Return a consumer that was changed, which is so even if the store does not answer any more."""
+    try:
+        return await _shown(consumers, info.name)
+    except ConsumerError:
+        return consumer_body(info, None)
 
 
 def _changes_schema() -> dict[str, Any]:

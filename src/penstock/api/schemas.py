@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from penstock.message import Position
+from penstock.streams.consumer_facts import ConsumerFacts, facts_body
 from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings, storable
 from penstock.streams.consumer_types import ConsumerInfo, StreamInfo
 
@@ -128,6 +129,30 @@ class Letters(BaseModel):
     data: list[_Letter]
 
 
+class LastError(BaseModel):
+    """Why a delivery failed last."""
+
+    at: datetime
+    status: int | None = Field(description="The HTTP status that a webhook's endpoint answered.")
+    reason: str
+
+
+class ConsumerStatus(BaseModel):
+    """How a consumer is, whichever processes serve it."""
+
+    state: Literal["ok", "disabled", "deliveries_fail", "message_fails"]
+    lag_messages: int = Field(description="Messages that are not acked yet.")
+    lag_seconds: float = Field(description="Since the oldest of these was committed.")
+    in_flight: int = Field(description="Messages handed out, and neither acked nor nacked.")
+    waiting_for_retry: int
+    redeliveries: int = Field(description="Deliveries that were not their message's first.")
+    failures: int = Field(description="Deliveries that were nacked, or not acked in time.")
+    dead_letters: int = Field(description="Dead letters that were not replayed.")
+    last_error: LastError | None
+    failing_since: datetime | None = Field(description="Since when none was acked and some failed.")
+    disabled_since: datetime | None
+
+
 class ConsumerBody(BaseModel):
     """A consumer, with all of its settings beside these members."""
 
@@ -140,6 +165,7 @@ class ConsumerBody(BaseModel):
     own: bool = Field(description="Whether it is its stream's own consumer group.")
     disabled: str | None = Field(description="Why the webhook is delivered to no more.")
     created_at: datetime
+    status: ConsumerStatus | None = Field(description="Null where the store gave no answer to it.")
 
 
 class ConsumersBody(BaseModel):
@@ -202,7 +228,7 @@ class Rewind(BaseModel):
     to: Literal["all", "new"] | PositionBody | Annotated[AwareDatetime, BeforeValidator(_time)]
 
 
-def consumer_body(info: ConsumerInfo) -> dict[str, Any]:
+def consumer_body(info: ConsumerInfo, facts: ConsumerFacts | None) -> dict[str, Any]:
     """Return what the API shows of a consumer: no secret."""
     return {
         "id": str(info.id),
@@ -212,6 +238,7 @@ def consumer_body(info: ConsumerInfo) -> dict[str, Any]:
         "own": info.own,
         "disabled": info.disabled,
         "created_at": info.created_at,
+        "status": None if facts is None else facts_body(info, facts),
         **info.settings.shown(),
     }
 

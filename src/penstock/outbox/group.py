@@ -106,6 +106,7 @@ class Group:
         self._running: Wanted | None = None
         self._last: Wanted | None = None
         self._run: Run | None = None
+        self._ended: State | None = None  # of the newest run, over or not
         self._asked = False
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -295,6 +296,9 @@ class Group:
         }
         held |= {name: SinkError("starting", _STARTING) for name in starting}
         with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
+            if self._ended is not None:
+                run.state.go_on_from(self._ended)
+            self._ended = run.state
             if self._enlist(run, wanted):
                 try:
                     self._stream(run, wanted, store, starting)

@@ -67,6 +67,8 @@ class Places:
         self._starting = set(starting)
         self._places = {name: _Place(wanted.pipelines[name]) for name in wanted.sinks}
         self._failing: dict[str, str | None] = {}
+        # The run counts on from where the one before ended, of which the places know.
+        self._before = {name: run.state.sinks[name].delivered for name in wanted.sinks}
 
     def tick(self) -> None:
         """Look how far the pipelines are, and write what has changed.
@@ -147,7 +149,7 @@ class Places:
     ) -> None:
         sink = self._run.state.sinks[name]
         told = self._told(name, unread)
-        delivered = place.pipeline.delivered + sink.delivered
+        delivered = place.pipeline.delivered + sink.delivered - self._before[name]
         written = (place.snapshot, delivered, *told)
         late = time.monotonic() - place.written_at > _LSN_SECONDS
         if written == place.written and not late:

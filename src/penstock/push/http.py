@@ -2,7 +2,7 @@
 
 Redirects are not followed, nor are proxies used: either would let the answer of a stranger say where
 a request goes. Of an answer only the status and Retry-After matter; its body is read for the
-connection's sake, up to a limit.
+connection's sake, up to a limit. Where it is no success, its start is kept, for people.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httptools
 from penstock import __version__
 from penstock.push.addresses import resolve
 from penstock.push.errors import EndpointError
+from penstock.push.quoting import KEPT_BYTES
 
 _LONGEST_ANSWER: Final = 256 * 1024
 _IDLE_SECONDS: Final = 30.0  # a connection unused for longer may be dead without a word
@@ -29,10 +30,11 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class Answer(NamedTuple):
-    """What an endpoint said; `retry_after` is that header's value."""
+    """An endpoint's answer: `retry_after` is that header's value, `start` that of a failure's body."""
 
     status: int
     retry_after: str | None
+    start: bytes = b""
 
 
 class Endpoint:
@@ -183,6 +185,7 @@ class _Connection(asyncio.Protocol):
         self._waiter = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
         self._received = self._status = 0
+        self._start = b""
         self._retry_after: str | None = None
         self.reusable = False  # until the answer is whole
         self._transport.write(request)
@@ -221,6 +224,10 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
 
+    def on_body(self, data: bytes) -> None:
+        if self._status >= 300 and (room := KEPT_BYTES - len(self._start)) > 0:
+            self._start += data[:room]
+
     def on_message_complete(self) -> None:
         if self._waiter is None or self._waiter.done():
             self.reusable = False  # more than one answer
@@ -241,7 +248,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():
             return
         if self._status:
-            self._waiter.set_result(Answer(self._status, self._retry_after))
+            self._waiter.set_result(Answer(self._status, self._retry_after, self._start))
         else:
             self._fail("bad_answer", "broke off in the middle of an answer's headers")
 

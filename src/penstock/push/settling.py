@@ -28,7 +28,7 @@ class Settling:
         self._period = max(ack_wait / 3, _SHORTEST_EXTENSION)
         self._held: dict[str, float] = {}
         self._acks: list[str] = []
-        self._nacks: list[tuple[Sequence[str], float]] = []
+        self._nacks: list[tuple[Sequence[str], float, str, int | None]] = []
         self._releases: list[str] = []
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -42,9 +42,11 @@ class Settling:
         self._acks += tokens
         self._wake.set()
 
-    def nack(self, tokens: Sequence[str], delay: float) -> None:
-        """Settle deliveries as to be made again in `delay` seconds."""
-        self._nacks.append((tokens, delay))
+    def nack(
+        self, tokens: Sequence[str], delay: float, reason: str, status: int | None = None
+    ) -> None:
+        """Settle deliveries as failed, to be made again in `delay` seconds."""
+        self._nacks.append((tokens, delay, reason, status))
         self._wake.set()
 
     def release(self, tokens: Sequence[str]) -> None:
@@ -82,8 +84,12 @@ class Settling:
         acks, nacks, releases = self._acks, self._nacks, self._releases
         self._acks, self._nacks, self._releases = [], [], []
         told: list[tuple[Sequence[str], Coroutine[Any, Any, Outcome], Callable[[], None]]] = [
-            (tokens, self._consumer.nack(tokens, delay), partial(self.nack, tokens, delay))
-            for tokens, delay in nacks
+            (
+                tokens,
+                self._consumer.nack(tokens, delay, reason=reason, status=status),
+                partial(self.nack, tokens, delay, reason, status),
+            )
+            for tokens, delay, reason, status in nacks
         ]
         if acks:
             told.append((acks, self._consumer.ack(acks), partial(self.ack, acks)))

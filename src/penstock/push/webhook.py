@@ -21,6 +21,7 @@ from penstock.push import retry
 from penstock.push.errors import EndpointError
 from penstock.push.http import Answer, Endpoint
 from penstock.push.paths import path_of
+from penstock.push.quoting import Quoting
 from penstock.push.settling import Settling
 from penstock.push.signing import Signer, request_id
 from penstock.streams.consumer_settings import WebhookSettings
@@ -57,6 +58,7 @@ class Webhook:
         self._endpoint = Endpoint(
             settings.url.get_secret_value(), headers, allow_private=settings.allow_private
         )
+        self._quoting = Quoting(settings)
         self._signer = Signer([secret.get_secret_value() for secret in settings.secrets])
         self._settling = Settling(consumer, settings.ack_wait_ms / 1000)
         self._waiting: deque[Chunk] = deque()
@@ -263,7 +265,10 @@ class Webhook:
         what = f"{self._endpoint.address} answered {answer.status}"
         if 300 <= answer.status < 400:
             what += ": redirects are not followed, give the address it leads to"
-        self._failed(chunk, f"http_{answer.status}", what, retry.seconds_of(answer.retry_after))
+        elif start := self._quoting.quote(answer.start):
+            what += f": {start}"
+        wished = retry.seconds_of(answer.retry_after)
+        self._failed(chunk, f"http_{answer.status}", what, wished, status=answer.status)
 
     def _succeeded(self, chunk: Chunk) -> None:
         if self._together:
@@ -275,10 +280,16 @@ class Webhook:
             log.info("webhook delivers again", consumer=self._consumer.info.name)
 
     def _failed(
-        self, chunk: Chunk, code: str, error: str, retry_after: float | None = None
+        self,
+        chunk: Chunk,
+        code: str,
+        error: str,
+        retry_after: float | None = None,
+        *,
+        status: int | None = None,
     ) -> None:
         wait = retry.delay(_attempt(chunk), retry_after)
-        self._settling.nack([delivery.token for delivery in chunk], wait)
+        self._settling.nack([delivery.token for delivery in chunk], wait, error, status)
         if len(chunk) > 1:
             if len(self._together) > _MOST_TOGETHER:
                 self._together.clear()  # other processes got what was to come back here

@@ -31,7 +31,7 @@ from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import stream_end
 from penstock.streams.store import START
 
-__all__ = ["Backlog", "BatchPart", "Open", "StreamRoute", "StreamWriter"]
+__all__ = ["Backlog", "BatchPart", "Open", "Stored", "StreamRoute", "StreamWriter"]
 
 _SQL: Final = queries.load("penstock.streams", "write.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -70,6 +70,13 @@ class Open(NamedTuple):
     """What a transaction found: the sinks that are behind, by name."""
 
     backlogs: Mapping[str, Backlog]
+
+
+class Stored(NamedTuple):
+    """What `write` did; a changed key is two messages in a stream of kind `rows`."""
+
+    there: int
+    new: int
 
 
 class _Segment(NamedTuple):
@@ -143,16 +150,17 @@ class StreamWriter:
                 transient=False,
             )
 
-    def write(self, stream_index: int, batch: pa.RecordBatch) -> int:
-        """Write messages (`WIRE_SCHEMA`) to a stream, and return how many were not there yet."""
+    def write(self, stream_index: int, batch: pa.RecordBatch) -> Stored:
+        """Write messages (`WIRE_SCHEMA`) to a stream; return how many are there now, and are new."""
         if not batch.num_rows:
-            return 0
+            return Stored(0, 0)
         route = self._routes[stream_index]
         batch = copy.placed(batch, route.kind, self._base)
         try:
-            return sum(
+            new = sum(
                 self._write(route, segment, part) for segment, part in self._split(route, batch)
             )
+            return Stored(batch.num_rows, new)
         except psycopg.Error as error:
             self._fail(error)
 

@@ -120,6 +120,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._done: Position | None = None
         self._planned: tuple[tuple[Offset, Offset], Sequence[InputPartition]] | None = None
         self._draining = False
+        self._life = secrets.token_hex(8)  # tells this capture's counts from those of others
         self._stopped = threading.Event()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -337,7 +338,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _send(self, report: Report) -> None:
         if self._reporter is not None:
-            self._reporter.send({"capture": self._options.name, **report})
+            self._reporter.send({"capture": self._options.name, "life": self._life, **report})
 
     def _report(self, stats: CaptureStats) -> None:
         error = stats.error

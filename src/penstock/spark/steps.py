@@ -88,10 +88,15 @@ class SinkPlan:
 
 @dataclass
 class Prepared:
-    """What a sink gets of a block, and what it never will."""
+    """What a sink gets of a block, and what it never will.
+
+    `filtered` messages are those of its tables and actions of which its filter or its transform left
+    nothing.
+    """
 
     messages: pa.RecordBatch
     dead: list[DeadLetter] = field(default_factory=list)
+    filtered: int = 0
 
 
 class Steps:
@@ -168,7 +173,8 @@ class Steps:
         ]
         sent = [half.messages for half in halves if half.messages.num_rows]
         messages = pa.concat_batches(sent) if sent else halves[0].messages
-        return Prepared(messages, [dead for half in halves for dead in half.dead])
+        dead = [dead for half in halves for dead in half.dead]
+        return Prepared(messages, dead, sum(half.filtered for half in halves))
 
     def _prepared(self, block: Block) -> Prepared:
         plan, wanted = self._plan, self.route.mask(block.messages)
@@ -177,8 +183,10 @@ class Steps:
             return Prepared(self._grouped(messages))
         dead: list[DeadLetter] = []
         messages, results = block.messages, block.results
+        filtered = 0
         if plan.filter is not None:
             assert results is not None  # noqa: S101 - the plan has asked for them
+            filtered = messages.num_rows if wanted is None else pc.sum(wanted).as_py() or 0
             keep = results.field(plan.keep)
             failed = pc.equal(keep, _BAD)
             if wanted is not None:
@@ -188,12 +196,15 @@ class Steps:
                 dead += self._unfit(messages, rows, plan.filter, FILTER_FAILED, "the filter")
             kept = pc.equal(keep, _KEEP)
             wanted = kept if wanted is None else pc.and_(kept, wanted)
+            filtered -= (pc.sum(wanted).as_py() or 0) + len(dead)
         if wanted is not None and not pc.all(wanted).as_py():
             messages = messages.filter(wanted)
             results = None if results is None else results.filter(wanted)
         if not messages.num_rows:
-            return Prepared(messages, dead)
-        return self._changed(self._grouped(messages), messages, results, plan, dead)
+            return Prepared(messages, dead, filtered)
+        prepared = self._changed(self._grouped(messages), messages, results, plan, dead)
+        prepared.filtered += filtered
+        return prepared
 
     def _with_deletes(self, prepared: Prepared, captured: pa.RecordBatch) -> Prepared:
         """Add the deletes of keys that were left by updates of which nothing is sent."""
@@ -206,7 +217,8 @@ class Steps:
         if not left.num_rows:
             return prepared
         left = self._old_keys(self._grouped(left))
-        return Prepared(old_keys.with_deletes(prepared.messages, left), prepared.dead)
+        messages = old_keys.with_deletes(prepared.messages, left)
+        return Prepared(messages, prepared.dead, prepared.filtered)
 
     def _old_keys(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Return messages with that of their old keys which the transform lets through."""
@@ -252,7 +264,11 @@ class Steps:
             gone = pa.array(list(why), pa.int64())
             messages = messages.filter(pc.invert(pc.is_in(origin, value_set=gone)))
             dead += [as_captured(captured, row, *reason) for row, reason in sorted(why.items())]
-        return Prepared(messages, dead)
+            origin = origin.filter(pc.invert(pc.is_in(origin, value_set=gone)))
+        left_out = 0
+        if self._code is not None:
+            left_out = captured.num_rows - pc.count_distinct(origin).as_py() - len(why)
+        return Prepared(messages, dead, left_out)
 
     def _uncomputed(
         self, captured: pa.RecordBatch, results: pa.StructArray, plan: SinkPlan

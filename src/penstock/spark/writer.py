@@ -12,10 +12,12 @@ transaction, and from then on it is behind; `penstock.streams.drainer` brings it
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from multiprocessing import AuthenticationError
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
@@ -23,14 +25,15 @@ import psycopg
 import pyarrow as pa
 
 from penstock.blocks import Block, unpack
-from penstock.message import BatchPart
+from penstock.counting import Counts, Floors, is_counted, split
+from penstock.message import BatchPart, Position
 from penstock.monitor import Reporter
 from penstock.settings import NatsSinkSettings, StreamSinkSettings
 from penstock.sinks.base import DeadLetter, SinkError, Unfinished, Written
 from penstock.sinks.nats import STEADY_RATE, NatsSink
 from penstock.sinks.stream import Backlog, StreamRoute, StreamWriter
 from penstock.spark.routes import Route, size
-from penstock.spark.steps import SinkPlan, Steps
+from penstock.spark.steps import Prepared, SinkPlan, Steps
 from penstock.streams import backlog
 from penstock.streams.errors import store_error
 
@@ -71,10 +74,11 @@ class FanOut:
         self.store = store
         self.monitor = monitor
         self.plans = dict(plans or {})
+        self.query = secrets.token_hex(8)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: how many messages were delivered, to a sink or into its backlog."""
-        total = _worker(self).run(unpack(batches))
+        total = _worker(self).run(unpack(batches), self.query)
         yield pa.record_batch([pa.array([total], pa.int64())], schema=_COUNT_SCHEMA)
 
 
@@ -102,8 +106,11 @@ class Worker:
         self.pool = ThreadPoolExecutor(max(len(self.lanes), 1), "sink")
         # A process before this one may have ended with the store's error told.
         self._store_told = True
+        self.source = fan_out.source
+        self.query: str | None = None
+        self.floors: Floors = {}
 
-    def run(self, blocks: Iterator[Block]) -> int:
+    def run(self, blocks: Iterator[Block], query: str = "") -> int:
         """Write the blocks of a task, and return how many messages were delivered in all."""
         first = next(blocks, None)
         if first is None:
@@ -112,7 +119,19 @@ class Worker:
             # The first batch of a query is empty: it connects to everything.
             self._connect()
             return 0
+        if query != self.query:
+            self._begin(query)
         return _Part(self, first.part, first, blocks).write()
+
+    def _begin(self, query: str) -> None:
+        """Ask where a query counts from; where there is no run, nothing is counted."""
+        self.floors = {}
+        with contextlib.suppress(EOFError, OSError, AuthenticationError):
+            answer = self.reporter.ask({"source": self.source, "query": query})
+            self.floors = {
+                name: Position(*floor) for name, floor in answer.get("floors", {}).items()
+            }
+        self.query = query
 
     def close(self) -> None:
         """End what a worker that is not used any more holds: connections, the operator's code."""
@@ -222,12 +241,14 @@ class _Part:
     ) -> None:
         self._worker = worker
         self._part = part
-        self._read = [first]
+        self._floors = {n: f for n, f in worker.floors.items() if f > part.start}
+        self._read = list(split(first, self._floors.values()))
         self._more = more
         self._feeds: dict[str, SimpleQueue[Block | None]] = {}
         self._deliveries: dict[str, Future[_Delivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
         self._first: set[str] = set()
+        self._counts: dict[str, Counts] = {}
 
     def write(self) -> int:
         worker = self._worker
@@ -240,9 +261,18 @@ class _Part:
             wait(self._deliveries.values())
         for name, dead in self._dead.items():
             tell(worker.reporter, name, Written(dead=dead))
+        for name, future in self._deliveries.items():
+            self._counts[name] = future.result().counts
         done = {name: future.result() for name, future in self._deliveries.items()}
         left = {n: (d.error, d.rest) for n, d in done.items() if d.error is not None}
         worker.fall_behind(left, self._first)
+        worker.reporter.send(
+            {
+                "source": worker.source, "query": worker.query,
+                "part": [[*self._part.start], [*self._part.end], *self._part[2:]],
+                "counts": {name: [*counts] for name, counts in self._counts.items()},
+            }
+        )  # fmt: skip
         return total + sum(d.delivered + d.left for d in done.values())
 
     def _attempt(self) -> int:
@@ -253,18 +283,22 @@ class _Part:
         written = [Written() for _ in worker.streams]
         total = 0
         self._dead = {}
+        spills = {lane.steps.route.name for lane in spilled}
+        names = spills.union(steps.route.name for steps in worker.streams)
+        self._counts = {name: Counts() for name in names if self._is_for(name)}
         for block in self._blocks():
             for index, steps in enumerate(worker.streams):
                 if not self._is_for(steps.route.name):
                     continue
-                messages = self._prepared(steps, block)
-                new = writer.write(index, messages)
+                prepared = self._prepared(steps, block)
+                there, new = writer.write(index, prepared.messages)
                 written[index].delivered += new
-                written[index].duplicates += messages.num_rows - new
-                written[index].bytes += size(messages)
+                written[index].duplicates += there - new
+                self._count(steps, block, prepared, there, size(prepared.messages))
             for lane in spilled:
-                messages = self._prepared(lane.steps, block)
-                name = lane.steps.route.name
+                prepared = self._prepared(lane.steps, block)
+                messages, name = prepared.messages, lane.steps.route.name
+                self._count(lane.steps, block, prepared)
                 with worker.in_store() as connection:
                     worker.spill(connection, name, messages, first=name in self._first)
                 total += messages.num_rows
@@ -278,11 +312,19 @@ class _Part:
             total += of_stream.delivered
         return total
 
-    def _prepared(self, steps: Steps, block: Block) -> pa.RecordBatch:
+    def _prepared(self, steps: Steps, block: Block) -> Prepared:
         prepared = steps(block)
         if prepared.dead:
             self._dead.setdefault(steps.route.name, []).extend(prepared.dead)
-        return prepared.messages
+        return prepared
+
+    def _count(
+        self, steps: Steps, block: Block, prepared: Prepared, delivered: int = 0, bytes_: int = 0
+    ) -> None:
+        name = steps.route.name
+        if not is_counted(block, self._floors.get(name)):
+            of = Counts(delivered, bytes_, len(prepared.dead), prepared.filtered)
+            self._counts[name] = self._counts[name].plus(of)
 
     def _is_for(self, sink: str) -> bool:
         return self._part.sink in (None, sink)
@@ -305,17 +347,19 @@ class _Part:
             feed = self._feeds[name] = SimpleQueue()
             for block in self._read:
                 feed.put(block)
-            self._deliveries[name] = worker.pool.submit(lane.deliver, feed)
+            floor = self._floors.get(name)
+            self._deliveries[name] = worker.pool.submit(lane.deliver, feed, floor)
         return spilled
 
     def _blocks(self) -> Iterator[Block]:
         """Yield the part's messages, those again that were read before, and hand new ones on."""
         yield from self._read
-        for block in self._more:
-            self._read.append(block)
-            for feed in self._feeds.values():
-                feed.put(block)
-            yield block
+        for whole in self._more:
+            for block in split(whole, self._floors.values()):
+                self._read.append(block)
+                for feed in self._feeds.values():
+                    feed.put(block)
+                yield block
         for feed in self._feeds.values():
             feed.put(None)
 
@@ -327,6 +371,12 @@ class _Delivery:
     delivered: int
     error: SinkError | None
     rest: list[pa.RecordBatch]
+    counts: Counts = field(default_factory=Counts)
+
+    def count(self, written: Written, filtered: int = 0) -> None:
+        """Count what became of messages that were not counted before."""
+        of = Counts(written.delivered, written.bytes, len(written.dead), filtered)
+        self.counts = self.counts.plus(of)
 
     @property
     def left(self) -> int:
@@ -362,15 +412,22 @@ class _Lane:
         self.steps.close()
         self._sink.close()
 
-    def deliver(self, feed: SimpleQueue[Block | None]) -> _Delivery:
-        """Publish what comes, up to None, and give back what the sink does not take in time."""
+    def deliver(self, feed: SimpleQueue[Block | None], floor: Position | None) -> _Delivery:
+        """Publish what comes, up to None, and give back what the sink does not take in time.
+
+        What lies up to `floor` is counted already.
+        """
         done = _Delivery(0, None, [])
         left = self._patience
         while (block := feed.get()) is not None:
             prepared = self.steps(block)
             messages = prepared.messages
+            of_block = Written(dead=prepared.dead)
             if prepared.dead:
-                self._tell(Written(dead=prepared.dead))
+                self._tell(of_block)
+            counted = is_counted(block, floor)
+            if not counted:
+                done.count(of_block, prepared.filtered)
             if not messages.num_rows:
                 continue
             if done.error is None:
@@ -379,6 +436,8 @@ class _Lane:
                     written = self._sink.write(messages, left)
                     self._tell(written)
                     done.delivered += written.delivered
+                    if not counted:
+                        done.count(written)
                     # Slowness adds up over the blocks of a part.
                     took = time.monotonic() - started - messages.num_rows / STEADY_RATE
                     left = min(self._patience, left - took)
@@ -386,6 +445,8 @@ class _Lane:
                 except Unfinished as unfinished:
                     self._tell(unfinished.written)
                     done.delivered += unfinished.written.delivered
+                    if not counted:
+                        done.count(unfinished.written)
                     done.error, messages = unfinished.error, unfinished.rest
             if messages.num_rows:
                 done.rest.append(messages)
@@ -424,6 +485,7 @@ def _report(sink: str, written: Written) -> dict[str, object]:
     return {
         "sink": sink, "delivered": written.delivered, "duplicates": written.duplicates,
         "bytes": written.bytes, "dead": [asdict(letter) for letter in written.dead],
+        "counted": False,  # but with the whole part
     }  # fmt: skip
 
 

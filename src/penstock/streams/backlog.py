@@ -192,9 +192,9 @@ def _before(next_: Position | None, until: Position | None) -> Position | None:
 def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
     """Return the blocks' messages in (after, end], once each, in the order of their positions."""
     batch = pa.concat_batches([_today(decode(block)[1]) for block in blocks])
-    keep = _is_behind(batch, after)
+    keep = is_behind(batch, after)
     if end is not None:
-        keep = pc.and_(keep, pc.invert(_is_behind(batch, end)))
+        keep = pc.and_(keep, pc.invert(is_behind(batch, end)))
     batch = batch.filter(keep)
     batch = batch.take(pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in _PLACE]))
     if batch.num_rows < 2:
@@ -222,7 +222,8 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
-def _is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
+def is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
+    """Tell of each message whether it lies behind a position."""
     lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
     same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
     return pc.or_(pc.greater(lsn, position.lsn), same)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -27,6 +27,14 @@ Parked = tuple[int, int, int, int, int]
 
 START: Final = (0, -1)
 _STATE: Final = '{"s":'
+
+
+class DeliveryFailure(NamedTuple):
+    """Why a delivery failed, and when, in µs; `status` is that of a webhook's HTTP answer."""
+
+    at: int
+    status: int | None
+    reason: str
 
 
 @dataclass(slots=True)
@@ -44,6 +52,8 @@ class Entry:
     parked: list[tuple[int, Parked | None]] = field(default_factory=list)  # None: no more
     replays: list[Message] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)  # replays that are no more
+    failures: list[tuple[DeliveryFailure, list[int]]] = field(default_factory=list)
+    """What failed, by the numbers before `again`; those that are in `done` too are dead letters."""
     rewound: bool = False
 
     def encode(self) -> bytes:
@@ -77,6 +87,8 @@ class Entry:
             body["y"] = self.replays
         if self.dropped:
             body["z"] = self.dropped
+        if self.failures:
+            body["f"] = [(*failure, numbers) for failure, numbers in self.failures]
         if self.rewound:
             body["w"] = True
         return orjson.dumps(body)
@@ -102,6 +114,7 @@ class Entry:
             parked=[(group, parked and tuple(parked)) for group, parked in body.get("p", ())],
             replays=[(m[0], m[1], m[2], m[3]) for m in body.get("y", ())],
             dropped=[(p[0], p[1]) for p in body.get("z", ())],
+            failures=_failures(body.get("f", ())),
             rewound=body.get("w", False),
         )
 
@@ -131,6 +144,17 @@ class State:
         """The groups that are parked and not busy, in the order in which they became so."""
         self.ready: dict[int, None] = {}
         """The numbers of what may be handed out again, as far as `advance` has looked."""
+        self.failed: dict[int, DeliveryFailure] = {}
+        """Why what is held failed last, by number; also of its deliveries before."""
+        self.returned: set[int] = set()
+        """The numbers of what is held and was nacked or released: its time does not run out."""
+        self.redeliveries = 0
+        """How many deliveries were not their message's first."""
+        self.failures = 0
+        """How many deliveries failed: they were nacked, or not acked in time."""
+        self.last_failure: DeliveryFailure | None = None
+        self.failing: tuple[int, int] | None = None
+        """Since when, in µs, and how often deliveries have failed with none acked between them."""
         self._timers: list[tuple[int, int, int]] = []  # until, range of numbers; may be outdated
 
     @property
@@ -171,6 +195,7 @@ class State:
                         self._free(message[3])
                     if self.ready:
                         self.ready.pop(number, None)
+        self._note(entry)
         for number in entry.released:
             lsn, idx, group, old, count, until = held[number]
             held[number] = (lsn, idx, group, old, max(count - 1, 0), until)
@@ -197,6 +222,28 @@ class State:
             self.cursor = entry.cursor
             self.passed += entry.passed
 
+    def _note(self, entry: Entry) -> None:
+        """Note what failed, and what did not."""
+        if self.failing is not None and entry.done:
+            done = sum(last - first + 1 for first, last in entry.done)
+            dead = sum(n not in self.held for _failure, ns in entry.failures for n in ns)
+            if done > dead:
+                self.failing = None
+        if self.failed or self.returned:
+            for first, last in entry.done:
+                for number in range(first, last + 1):
+                    self.failed.pop(number, None)
+                    self.returned.discard(number)
+        self.returned.update(entry.released)
+        for failure, numbers in entry.failures:
+            self.failures += len(numbers)
+            self.last_failure = failure
+            since, count = self.failing or (failure.at, 0)
+            self.failing = since, count + len(numbers)
+            left = [number for number in numbers if number in self.held]
+            self.failed.update(dict.fromkeys(left, failure))
+            self.returned.update(left)
+
     def _free(self, group: int) -> None:
         self.busy.discard(group)
         if group in self.parked:
@@ -209,6 +256,10 @@ class State:
             self.ready.pop(old_number, None)
             message = held.pop(old_number)
             held[number] = (*message[:4], message[4] + 1, until)
+            self.redeliveries += message[4] > 0
+            self.returned.discard(old_number)
+            if (failure := self.failed.pop(old_number, None)) is not None:
+                self.failed[number] = failure
             number += 1
         for lsn, idx, group, old in entry.new:
             held[number] = (lsn, idx, group, old, 1, until)
@@ -231,6 +282,9 @@ class State:
         self.epoch = self.next
         for kept in (self.held, self.busy, self.parked, self.replays, self.due, self.ready):
             kept.clear()
+        self.failed.clear()
+        self.returned.clear()
+        self.failing = None
         self._timers.clear()
 
     def _set_timer(self, until: int, first: int, last: int) -> None:
@@ -249,12 +303,19 @@ class State:
 
     def encode(self) -> bytes:
         """Return the whole state as an entry, which takes the place of all before it."""
+        failed: dict[DeliveryFailure, list[int]] = {}
+        for number, failure in self.failed.items():
+            failed.setdefault(failure, []).append(number)
+        last = None if self.last_failure is None else (*self.last_failure,)
         return orjson.dumps(
             {
                 "s": [*self.cursor, self.next, self.epoch, self.passed],
                 "h": [(number, *message) for number, message in self.held.items()],
                 "p": list(self.parked.items()),
                 "y": list(self.replays.values()),
+                "f": [(*failure, sorted(numbers)) for failure, numbers in failed.items()],
+                "r": sorted(self.returned),
+                "n": [self.redeliveries, self.failures, last, self.failing],
             }
         )
 
@@ -270,8 +331,18 @@ class State:
         state.parked = {group: tuple(parked) for group, parked in body["p"]}
         state.replays = {(m[0], m[1]): tuple(m) for m in body["y"]}
         state.due = {group: None for group in state.parked if group not in state.busy}
+        for failure, numbers in _failures(body.get("f", ())):
+            state.failed.update(dict.fromkeys(numbers, failure))
+        state.returned = set(body.get("r", ()))
+        state.redeliveries, state.failures, last, failing = body.get("n") or (0, 0, None, None)
+        state.last_failure = None if last is None else DeliveryFailure(*last)
+        state.failing = None if failing is None else (failing[0], failing[1])
         state._set_timers()
         return state
+
+
+def _failures(found: Iterable[Any]) -> list[tuple[DeliveryFailure, list[int]]]:
+    return [(DeliveryFailure(at, status, why), numbers) for at, status, why, numbers in found]
 
 
 def is_state(entry: str) -> bool:

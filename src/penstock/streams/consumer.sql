@@ -10,8 +10,8 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
                AND application_name = 'penstock api' AND pid <> pg_backend_pid())
 
 -- name: consumers
-SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       s.id, s.kind, s.source_id
+SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.disabled_at,
+       c.created_at, s.id, s.kind, s.source_id
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
 
 -- name: streams
@@ -35,7 +35,9 @@ SELECT type, settings FROM penstock.consumers WHERE id = %s FOR UPDATE
 UPDATE penstock.consumers SET settings = %s WHERE id = %s
 
 -- name: set_disabled
-UPDATE penstock.consumers SET disabled = %s WHERE id = %s
+UPDATE penstock.consumers
+SET disabled = %(disabled)s, disabled_at = CASE WHEN %(disabled)s::text IS NOT NULL THEN now() END
+WHERE id = %(consumer)s
 
 -- name: delete_consumer
 DELETE FROM penstock.consumers WHERE id = %s
@@ -110,6 +112,15 @@ SELECT lsn, idx, count(*) FILTER (WHERE {matches}) OVER (), count(*) OVER () FRO
     ORDER BY m.lsn, m.idx LIMIT %(limit)s
 ) m ORDER BY lsn DESC, idx DESC LIMIT 1
 
+-- name: oldest
+-- When the first message behind one position, up to another, was committed that is for the consumer.
+SELECT regexp_replace(m.message, '\\.', '_', 'g')::json -> 'metadata' ->> 'commit_timestamp'
+FROM (
+    SELECT * FROM {segment} m
+    WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
+    ORDER BY m.lsn, m.idx LIMIT %(limit)s
+) m WHERE {wanted} ORDER BY m.lsn, m.idx LIMIT 1
+
 -- name: at_time
 -- The first message of a segment at or behind an LSN, and when it was committed. Here and below json
 -- is read without its escapes: it refuses a text that has \u0000, or half a surrogate pair, anywhere.
@@ -127,8 +138,9 @@ INSERT INTO penstock.dead_letters
     (consumer_id, lsn, idx, idempotency_key, code, reason, message, deliver_count)
 SELECT %(consumer)s, m.lsn, m.idx,
        regexp_replace(m.message, '\\.', '_', 'g')::json -> 'metadata' ->> 'idempotency_key',
-       'max_deliver', %(reason)s, m.message, p.count
-FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+       'max_deliver', p.reason, m.message, p.count
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[], %(reasons)s::text[])
+     AS p (lsn, idx, count, reason)
 JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx)
 ON CONFLICT (consumer_id, lsn, idx) DO UPDATE
 SET reason = excluded.reason, deliver_count = excluded.deliver_count, at = now(), replayed_at = NULL
@@ -136,8 +148,10 @@ RETURNING lsn, idx
 
 -- name: dead_again
 -- Those that are dead letters already: their messages may be in no segment any more.
-UPDATE penstock.dead_letters d SET deliver_count = p.count, at = now(), replayed_at = NULL
-FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[]) AS p (lsn, idx, count)
+UPDATE penstock.dead_letters d
+SET deliver_count = p.count, reason = p.reason, at = now(), replayed_at = NULL
+FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[], %(counts)s::int[], %(reasons)s::text[])
+     AS p (lsn, idx, count, reason)
 WHERE d.consumer_id = %(consumer)s AND (d.lsn, d.idx) = (p.lsn, p.idx) RETURNING d.lsn, d.idx
 
 -- name: dead_letters
@@ -147,6 +161,9 @@ AND (%(replayed)s OR replayed_at IS NULL) ORDER BY id LIMIT %(limit)s
 
 -- name: dead_letter
 SELECT lsn, idx FROM penstock.dead_letters WHERE consumer_id = %s AND id = %s
+
+-- name: count_dead_letters
+SELECT count(*) FROM penstock.dead_letters WHERE consumer_id = %s AND replayed_at IS NULL
 
 -- name: mark_replayed
 UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s

@@ -84,11 +84,13 @@ class ConsumerLog:
     async def append(
         self,
         entry: Entry,
-        dead: Collection[Held] = (),
+        dead: Collection[tuple[Held, str]] = (),
         segments: Collection[Segment] = (),
         replayed: int | None = None,
     ) -> bool:
-        """Take a step, whose `dead` become dead letters; False if another process was faster.
+        """Take a step; its `dead`, each with its cause, become dead letters.
+
+        Returns False if another process was faster.
 
         Then its steps have been read, and this one has to be decided again. `replayed` is the dead
         letter that it brings back. Raises `UndefinedTable` where one of `segments` has gone.
@@ -133,7 +135,7 @@ class ConsumerLog:
         self,
         connection: Connection,
         values: dict[str, object],
-        dead: Collection[Held],
+        dead: Collection[tuple[Held, str]],
         segments: Collection[Segment],
     ) -> bool:
         async with connection.transaction():
@@ -141,14 +143,14 @@ class ConsumerLog:
                 return False
             columns = {
                 "consumer": self._consumer,
-                "lsns": [message[0] for message in dead],
-                "idxs": [message[1] for message in dead],
-                "counts": [message[4] for message in dead],
-                "reason": "neither acked in time nor after all the deliveries that max_deliver allows",
+                "lsns": [message[0] for message, _cause in dead],
+                "idxs": [message[1] for message, _cause in dead],
+                "counts": [message[4] for message, _cause in dead],
+                "reasons": [_reason(message[4], cause) for message, cause in dead],
             }
             queries: list[str | sql.Composed] = [SQL["dead_again"]]
             for segment in segments:
-                if any(segment.after < message[:2] <= segment.through for message in dead):
+                if any(segment.after < message[:2] <= segment.through for message, _ in dead):
                     table = segment_table(segment.id)
                     queries.append(composed("add_dead_letters", segment=table))
             buried: set[Position] = set()
@@ -198,3 +200,8 @@ class ConsumerLog:
 
     def _unknown(self) -> UnknownConsumer:
         return UnknownConsumer(f"There is no consumer {self._name!r} any more.")
+
+
+def _reason(count: int, cause: str) -> str:
+    which = "The only delivery" if count == 1 else f"The last of {count} deliveries"
+    return f"{which} failed: {cause}".replace("\0", "\N{REPLACEMENT CHARACTER}")

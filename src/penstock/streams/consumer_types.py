@@ -65,6 +65,7 @@ class ConsumerInfo:
     settings: ConsumerSettings
     disabled: str | None
     created_at: datetime
+    disabled_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

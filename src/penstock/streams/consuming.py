@@ -11,6 +11,7 @@ import structlog
 
 from penstock.message import Position
 from penstock.streams.consumer import Entry
+from penstock.streams.consumer_facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumer_types import (
     ConsumerLetter,
     Looked,
@@ -58,9 +59,19 @@ class Consumer(Stepper):
         """Take messages as done, for ever; those that are done already count as taken."""
         return await self._ask("ack", tokens)
 
-    async def nack(self, tokens: Sequence[str], delay: float = 0.0) -> Outcome:
-        """Make messages available again after `delay` seconds; at `max_deliver` dead letters."""
-        return await self._ask("nack", tokens, int(delay * 1_000_000))
+    async def nack(
+        self,
+        tokens: Sequence[str],
+        delay: float = 0.0,
+        *,
+        reason: str | None = None,
+        status: int | None = None,
+    ) -> Outcome:
+        """Make messages available again after `delay` seconds; at `max_deliver` dead letters.
+
+        `reason` says why they failed, `status` is that of a webhook's HTTP answer.
+        """
+        return await self._ask("nack", tokens, int(delay * 1_000_000), (status, reason))
 
     async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
         """Give deliveries `seconds` from now, or ack_wait_ms; those that are done are refused."""
@@ -130,6 +141,25 @@ class Consumer(Stepper):
         values = {"consumer": self.info.id, "after": after, "replayed": replayed, "limit": limit}
         rows = await self._sessions.rows(SQL["dead_letters"], values)
         return [ConsumerLetter(row[0], commit_position(*row[1:3]), *row[3:]) for row in rows]
+
+    async def facts(self) -> ConsumerFacts:
+        """Return how the consumer is, after the steps of all processes."""
+
+        async def work() -> ConsumerFacts:
+            state = await self._load_newest()
+            reader = self._reader
+            reader.seek(state.cursor)
+            waiting = await self._pending.number(state)
+            first = oldest_position(state)
+            if first is not None:
+                oldest = await reader.oldest(first)
+            else:
+                oldest = await reader.oldest(state.cursor, behind=True) if waiting else None
+            ((dead,),) = await self._sessions.rows(SQL["count_dead_letters"], (self.info.id,))
+            now = self._sessions.clock.now()
+            return facts_of(state, now, waiting=waiting, oldest=oldest, dead=dead)
+
+        return await self._alone(work)
 
     async def _bury(self) -> None:
         await self._load_newest()

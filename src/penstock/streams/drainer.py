@@ -91,6 +91,10 @@ class Drainer:
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
         self._ahead: list[tuple[Position, pa.Array]] = []  # ends and keys of what failed joins did
+        # All up to here was counted when it was delivered directly, or from here; a batch that comes
+        # again brings some of it once more. None where that is not known.
+        self._counted: Position | None = None
+        self._was_attached = False
         self._joined_at = float("-inf")
         self._hold = 0.0
         self._since = 0.0
@@ -166,10 +170,12 @@ class Drainer:
         self._tell(behind)
         self._looked = asked
         if behind is None:
+            self._was_attached = True
             self._check()
             return False
         if taken is not None:
             self._deliver(self._without_ahead(taken.messages))
+            self._counted = taken.end if self._counted is None else max(self._counted, taken.end)
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
             self._ahead = [ahead for ahead in self._ahead if ahead[0] > taken.end]
@@ -202,7 +208,7 @@ class Drainer:
         while messages.num_rows:
             try:
                 started = time.monotonic()
-                self._delivered(self._target.write(messages, _PATIENCE))
+                self._delivered(messages, _NOTHING, self._target.write(messages, _PATIENCE))
                 self._answers = True
                 per_second = messages.num_rows / max(time.monotonic() - started, 1e-6)
                 least, most = _JOIN_MESSAGES
@@ -210,7 +216,9 @@ class Drainer:
                 return
             except Unfinished as unfinished:
                 self._answers = False
-                self._delivered(unfinished.written)
+                self._delivered(messages, unfinished.rest, unfinished.written)
+                if unfinished.written.delivered:  # it may be taken again, where the store fails
+                    self._note_ahead(messages, unfinished.rest, unfinished.written)
                 messages = unfinished.rest
                 delay = backoff.after_failure(messages.num_rows)
                 self._report_error(unfinished.error, delay)
@@ -269,11 +277,11 @@ class Drainer:
                 except Unfinished as unfinished:
                     self._answers = False
                     self._note_ahead(piece, unfinished.rest, unfinished.written)
-                    self._delivered(unfinished.written)
+                    self._delivered(piece, unfinished.rest, unfinished.written)
                     self._report_error(unfinished.error, _TICK_SECONDS)
                     return False
                 self._note_ahead(piece, _NOTHING, written)
-                self._delivered(written)
+                self._delivered(piece, _NOTHING, written)
             behind = behind._replace(drained=taken.end)
         return True
 
@@ -341,24 +349,35 @@ class Drainer:
             )  # fmt: skip
         if self._state == "attached" and behind is not None:
             self._since = now - behind.seconds
+            if self._was_attached:
+                self._counted = self._done
             self._answers = False
             soon = now - self._joined_at < _SOON_SECONDS
             first, most = _HOLD_SECONDS
             self._hold = min(max(first, 2 * self._hold), most) if soon else 0.0
         self._state = state
 
-    def _delivered(self, written: Written) -> None:
+    def _delivered(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
+        """Report what became of `messages`, of which `rest` is left."""
         if not written.delivered and not written.dead:
             return
+        again = self._counted_of(messages) - self._counted_of(rest)
         if written.dead:
             self._store.add_dead_letters(self._sink, written.dead)
         self._on_report(
             {
-                "sink": self._sink, "delivered": written.delivered,
+                "sink": self._sink, "delivered": max(written.delivered - again, 0),
                 "duplicates": written.duplicates, "bytes": written.bytes,
                 "dead": [asdict(letter) for letter in written.dead], "kept": True,
             }
         )  # fmt: skip
+
+    def _counted_of(self, messages: pa.RecordBatch) -> int:
+        """Return how many of `messages` were counted before."""
+        if self._counted is None or not messages.num_rows:
+            return 0
+        new = pc.sum(backlog.is_behind(messages, self._counted)).as_py() or 0
+        return int(messages.num_rows - new)
 
     def _report_error(self, error: SinkError, seconds: float) -> None:
         self._on_report(

@@ -169,7 +169,9 @@ class Consumers:
 
     async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
         async with self._changing() as connection:
-            done = await connection.execute(SQL["set_disabled"], (disabled, info.id))
+            done = await connection.execute(
+                SQL["set_disabled"], {"disabled": disabled, "consumer": info.id}
+            )
             if not done.rowcount:
                 raise _unknown(info.name)
 
@@ -214,9 +216,11 @@ class Consumers:
                 raise
             self._names = {}
             for row in rows:
-                id_, name_, stream, type_, own, settings, disabled, created_at, *of = row
+                id_, name_, stream, type_, own, settings, disabled, since, created_at, *of = row
                 checked = settings_of(type_, settings)
-                info = ConsumerInfo(id_, name_, stream, type_, own, checked, disabled, created_at)
+                info = ConsumerInfo(
+                    id_, name_, stream, type_, own, checked, disabled, created_at, since
+                )
                 self._names[name_] = info
                 consumer = self._consumers.get(id_)
                 if consumer is None:

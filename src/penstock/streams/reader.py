@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
@@ -23,6 +24,7 @@ _ROWS: Final = 5_000
 _FIRST_ROWS: Final = 200
 _LOOKED_UP: Final = 20_000
 _OF_A_GROUP: Final = 50
+_LOOKED_AT: Final = 20_000
 _LAST: Final = (1 << 63) - 1
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
 
@@ -356,6 +358,29 @@ class Reader:
                 end = (lsn, idx) if looked_at + seen >= limit else last
                 looked_at += seen
             return total, end
+
+        return await self.whole(work)
+
+    async def oldest(self, position: Position, *, behind: bool = False) -> datetime | None:
+        """Return when the message at `position`, or the consumer's first one `behind` it, was committed.
+
+        Of a position where there is none any more, that of the next one.
+        """
+        after = position if behind else (position[0], position[1] - 1)
+
+        async def work() -> datetime | None:
+            for segment in self.segments:
+                last = min(self.head, segment.through)
+                if last <= after:
+                    continue
+                table = segment_table(segment.id)
+                wanted = self._wanted(segment, self._matches) if behind else ALL
+                query = composed("oldest", segment=table, wanted=wanted)
+                limit = _LOOKED_AT if behind else 1
+                params = {**self._range(max(after, segment.after), last), "limit": limit}
+                for (at,) in await self._sessions.rows(query, params):
+                    return None if at is None else datetime.fromisoformat(at)
+            return None
 
         return await self.whole(work)
 

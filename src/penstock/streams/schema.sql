@@ -52,6 +52,7 @@ CREATE TABLE penstock.consumers (
     own boolean NOT NULL DEFAULT false,
     settings jsonb NOT NULL,
     disabled text, -- why a webhook is delivered to no more
+    disabled_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE UNIQUE INDEX ON penstock.consumers (stream_id) WHERE own;

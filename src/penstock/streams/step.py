@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Final, Protocol
 
 from penstock.streams.ack_tokens import Ref
-from penstock.streams.consumer import Entry, Held, Parked, State
+from penstock.streams.consumer import DeliveryFailure, Entry, Held, Parked, State
 
 EXPIRED: Final = "expired"
 UNKNOWN: Final = "unknown"
+NACKED: Final = "a worker nacked it, and gave no reason"
+NOT_ACKED: Final = "it was not acked within ack_wait_ms"
 
 _SWEPT: Final = 1_000
 
@@ -51,6 +53,7 @@ class Step:
         self._gone: set[int] = set()
         self._moved: dict[int, int] = {}
         self._released: set[int] = set()
+        self._failed: dict[DeliveryFailure, list[int]] = {}
         self._freed: set[int] = set()
         self._taken: set[int] = set()
         self._parked: dict[int, Parked | None] = {}
@@ -74,9 +77,17 @@ class Step:
         self._remove(numbers)
         return refused
 
-    def nack(self, refs: Sequence[Ref | None], delay: int) -> list[tuple[int, str]]:
-        """Make deliveries available again after `delay` µs."""
+    def nack(
+        self,
+        refs: Sequence[Ref | None],
+        delay: int,
+        status: int | None = None,
+        reason: str | None = None,
+    ) -> list[tuple[int, str]]:
+        """Make deliveries available again after `delay` µs; they failed, for the reason given."""
         numbers, refused, _gone = self._sort(refs)
+        if numbers:
+            self._fail(numbers, status, NACKED if reason is None else reason)
         limit = self._max_deliver
         dead = [n for n in numbers if 0 < limit <= self._state.held[n][4]]
         self._kill(dead)
@@ -96,6 +107,20 @@ class Step:
         self._moved.update((n, self._in(0)) for n in numbers)
         self._released.update(numbers)
         return refused
+
+    def _fail(self, numbers: Sequence[int], status: int | None, reason: str) -> None:
+        known = {number for failed in self._failed.values() for number in failed}
+        if new := [number for number in dict.fromkeys(numbers) if number not in known]:
+            failure = DeliveryFailure(self._now, status, reason)
+            self._failed.setdefault(failure, []).extend(new)
+
+    def cause(self, number: int) -> str:
+        """Return why the last delivery of a message failed."""
+        for failure, numbers in self._failed.items():
+            if number in numbers:
+                return failure.reason
+        known = self._state.failed.get(number)
+        return NOT_ACKED if known is None else known.reason
 
     def _in(self, time: int) -> int:
         # At once is before all times, whatever another process's clock says.
@@ -172,7 +197,10 @@ class Step:
         if limit > 0 and self._state.ready:
             held = self._state.held
             came_back = islice(self._came_back(), _SWEPT)
-            self._kill([number for number in came_back if held[number][4] >= limit])
+            dead = [number for number in came_back if held[number][4] >= limit]
+            if late := [number for number in dead if number not in self._state.returned]:
+                self._fail(late, None, NOT_ACKED)
+            self._kill(dead)
 
     def take_again(self, wanted: int) -> list[int]:
         """Hand out what came back, up to `wanted` in all; return the numbers."""
@@ -342,6 +370,9 @@ class Step:
         for number, until in self._moved.items():
             if number not in self._gone:
                 times.setdefault(until, []).append(number)
+        returned = self._state.returned
+        if late := [number for number in self.again if number not in returned]:
+            self._fail(late, None, NOT_ACKED)
         entry = Entry(
             cursor=self._cursor,
             passed=self._passed,
@@ -353,6 +384,7 @@ class Step:
             until=self._now + ack_wait,
             parked=list(self._parked.items()),
             dropped=self._dropped,
+            failures=list(self._failed.items()),
         )
         something = (entry.done, entry.moved, entry.again, entry.new, entry.parked, entry.dropped)
         return entry if any(something) or entry.cursor is not None else None

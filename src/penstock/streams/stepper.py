@@ -45,12 +45,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Something a client says about deliveries; `value` is a time in µs."""
+    """A client's request about deliveries; `value` is a time in µs, `failure` of a nack alone."""
 
     kind: Literal["ack", "nack", "extend", "release"]
     refs: Sequence[Ref | None]
     value: int
     done: asyncio.Future[list[tuple[int, str]]]
+    failure: tuple[int | None, str | None] = (None, None)  # HTTP status, reason
 
 
 @dataclass(slots=True, eq=False)
@@ -154,12 +155,16 @@ class Stepper:
         self._wake.set()
 
     async def _ask(
-        self, kind: Literal["ack", "nack", "extend", "release"], tokens: Sequence[str], value: int = 0
-    ) -> Outcome:  # fmt: skip
+        self,
+        kind: Literal["ack", "nack", "extend", "release"],
+        tokens: Sequence[str],
+        value: int = 0,
+        failure: tuple[int | None, str | None] = (None, None),
+    ) -> Outcome:
         done = asyncio.get_running_loop().create_future()
         refs = read_tokens(self.info.id, tokens)
         self._need_step()
-        self._requests.append(Request(kind, refs, value, done))
+        self._requests.append(Request(kind, refs, value, done, failure))
         refused = await done
         return Outcome(len(tokens) - len(refused), [(tokens[at], why) for at, why in refused])
 
@@ -314,7 +319,8 @@ class Stepper:
         return entry is not None and bool(self._waiters)
 
     async def _append(self, entry: Entry, step: Step) -> bool:
-        return await self._log.append(entry, step.dead.values(), self._reader.segments)
+        dead = [(message, step.cause(number)) for number, message in step.dead.items()]
+        return await self._log.append(entry, dead, self._reader.segments)
 
     async def _take(self, step: Step, state: State, wanted: int) -> tuple[list[bytes], int]:
         """Choose what is handed out; return its JSON, and how many read rows the cursor passes."""
@@ -436,7 +442,7 @@ def _put(step: Step, request: Request) -> list[tuple[int, str]]:
         case "ack":
             return step.ack(request.refs)
         case "nack":
-            return step.nack(request.refs, request.value)
+            return step.nack(request.refs, request.value, *request.failure)
         case "extend":
             return step.extend(request.refs, request.value)
         case "release":
