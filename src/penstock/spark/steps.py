@@ -143,9 +143,9 @@ class Steps:
         """
         try:
             return self._with_deletes(self._prepared(block), block.messages)
-        except (TransformError, OSError, MemoryError):
-            raise  # another message would fare no better
-        except Exception as error:
+        except (TransformError, OSError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise  # another message would fare no better, or the process is ending
+        except BaseException as error:  # a panic of a native extension is no Exception
             count = block.messages.num_rows
             if count == 1:
                 dead = as_captured(block.messages, 0, STEPS_FAILED, _unexpected(error))
@@ -405,7 +405,7 @@ def _with_route(messages: pa.RecordBatch, routes: pa.Array) -> pa.RecordBatch:
 # Dead letters
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: BaseException) -> str:
     return (
         f"an unexpected {type(error).__name__}: {str(error)[:500]}; this is a defect of penstock, unless"
         " the sink's Python causes it"
