@@ -499,7 +499,7 @@ def leaf_value(text: str | None, type_: Type) -> Any:
 
 def arrow_column(texts: Sequence[str | None], type_: Type) -> tuple[pa.Array, list[int]]:
     """Return a field's values of all rows, and the rows whose value does not fit."""
-    if type_.kind in (Kind.KEY, Kind.FLOAT):
+    if type_.kind in (Kind.KEY, Kind.FLOAT, Kind.NUMERIC):
         return arrow(type_, texts)
     values = [leaf_value(t, type_) for t in texts]
     wanted = arrow_type(type_)

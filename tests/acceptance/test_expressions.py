@@ -80,6 +80,14 @@ sinks:
     subject: stock
     filter: record.quantity > 1
     transform: {sql: "record.id, record.quantity + 1 as more"}
+  wide:
+    type: nats
+    source: shop
+    tables: [public.wide]
+    url: ${NATS_URL}
+    subject: wide
+    filter: record.n > 1e19 or record.d < '0001-01-01' or record.t > '250000-01-01'
+    transform: {sql: "record.id, record.d - 1 as before, upper('straße') as text"}
   audit:
     type: stream
     source: shop
@@ -179,11 +187,12 @@ def shop(
             " name text, data jsonb, big text);"
             "ALTER TABLE orders ALTER big SET STORAGE EXTERNAL;"
             "CREATE TABLE words (id bigint PRIMARY KEY, word text);"
+            "CREATE TABLE wide (id bigint PRIMARY KEY, n numeric, d date, t timestamptz);"
             "CREATE TABLE stock (id bigint PRIMARY KEY, quantity int, note text)"
         )
         for name, subject in (
             ("BIG", "big.>"), ("RULED", "ruled.>"), ("PICKY", "picky"), ("FREE", "free.*.end"),
-            ("WILD", "wild.>"), ("STOCK", "stock"),
+            ("WILD", "wild.>"), ("STOCK", "stock"), ("WIDE", "wide"),
         ):  # fmt: skip
             streams.add_stream(name, subject)
         environment = {"SHOP_URL": database.url, "NATS_URL": nats.url}
@@ -270,6 +279,19 @@ def test_what_the_wal_does_not_tell(shop: Shop) -> None:
     assert message["record"]["name"] == "ANNA"
     assert "big" not in message["record"]
     assert message["metadata"]["unavailable"] == ["big"]
+
+
+def test_numbers_and_times_that_spark_has_not(shop: Shop) -> None:
+    shop.database.execute(
+        "INSERT INTO wide VALUES (1, '1e20'), (2, 'NaN'), (3, '1e-25'), (4, '-Infinity'),"
+        " (5, null, '0044-03-15 BC'), (6, null, null, 'infinity'), (7, null, null, '260000-01-01'),"
+        " (8, '-1e400', '10000-01-01', '0044-03-15 BC'), (9, 'Infinity', 'infinity')"
+    )
+    records = [body(m)["record"] for m in shop.messages("WIDE", 6)]
+    assert [record["id"] for record in records] == [1, 2, 5, 6, 7, 9]
+    assert records[2] == {"id": 5, "before": "0044-03-14 BC", "text": "STRAßE"}
+    assert records[5]["before"] == "infinity"
+    assert shop.letters("wide") == []
 
 
 def test_a_route_that_is_none_is_a_dead_letter(shop: Shop) -> None:

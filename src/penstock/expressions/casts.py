@@ -54,15 +54,23 @@ def convert(node: Node, to: Type, position: int) -> Node:
         return Node("cast", to, (node,))
     if node.kind is Kind.FLOAT and to.kind is Kind.FLOAT and not to.single:
         return node
-    if to.kind is Kind.FLOAT and (field := _numeric_field(node)) is not None:
-        return Node("field", to, value=replace(field.value, type=to))
+    if to.kind is Kind.FLOAT and node.kind is Kind.NUMERIC and (wide := _wide(node, to, position)):
+        return wide
     return Node("cast", to, (node,), fails=_may_fail(node.type, to))
 
 
-def _numeric_field(node: Node) -> Node | None:
-    """Return the field of whose own text a float can be made, however many digits a numeric has."""
-    source = exact_source(node) if node.kind is Kind.NUMERIC else node
-    return source if node.kind is Kind.NUMERIC and source.op == "field" else None
+def _wide(node: Node, to: Type, position: int) -> Node | None:
+    """Return the float of a numeric that may have more digits than Spark's, made of its own text."""
+    source = exact_source(node)
+    if source.op == "field":
+        return Node("field", to, value=replace(source.value, type=to))
+    if source.op == "coalesce":
+        return Node("coalesce", to, tuple(convert(a, to, position) for a in source.args))
+    if source.op == "case":
+        *branches, last = source.args
+        args = [convert(a, to, position) if at % 2 else a for at, a in enumerate(branches)]
+        return Node("case", to, (*args, convert(last, to, position)))
+    return None
 
 
 def _may_fail(have: Type, to: Type) -> bool:
@@ -212,7 +220,7 @@ def _cast(node: Node, to: TypeName, target: Type, position: int) -> Node:
         and not (target.single and not have.single)
     ):
         return node
-    if target.kind is Kind.FLOAT and _numeric_field(node) is not None:
+    if target.kind is Kind.FLOAT and have.kind is Kind.NUMERIC:
         return convert(node, target, position)
     return Node("cast", target, (node,), fails=_may_fail(have, target))
 
