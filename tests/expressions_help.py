@@ -16,13 +16,14 @@ from penstock.expressions import Columns, Field, Kind, load_columns, parse_condi
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Typed
 from penstock.expressions.types import Type
+from penstock.expressions.values import arrow
 from penstock.spark.expressions import compile as to_columns
 
 TABLE = """
 CREATE TABLE things (
     id int PRIMARY KEY, i bigint, k bigint, n numeric, m numeric(12,2), f float8, r float4,
-    t text COLLATE "C", v varchar(20) COLLATE "C", c char(6) COLLATE "C", b bool, d date,
-    ts timestamp, tz timestamptz, tm time, iv interval, u uuid, j jsonb, a int[])
+    t text COLLATE pg_c_utf8, v varchar(20) COLLATE pg_c_utf8, c char(6) COLLATE pg_c_utf8, b bool,
+    d date, ts timestamp, tz timestamptz, tm time, iv interval, u uuid, j jsonb, a int[], w numeric)
 """
 OUTCOMES = """
 CREATE FUNCTION outcomes(condition text) RETURNS TABLE (id int, outcome text)
@@ -41,7 +42,8 @@ END $$
 """
 TEXTS = [
     "", "a", "A", "ab", "abc", "aB%", "a_c", "a\\b", "x", "zz", " pad ", "日本", "😀", "😀b", "\uffff",
-    "it's", "1", "-7", "2.50", "true", "2024-02-29", "line\nbreak", "50% off", "ÿ",
+    "it's", "1", "-7", "2.50", "true", "2024-02-29", "line\nbreak", "50% off", "ÿ", "straße", "STRASSE",
+    "İI", "ΌΣΟΣ", "όσος", "ǅ", "ﬁn", "ᾳᾼ", "ŉ",
 ]  # fmt: skip
 INTS = [0, 1, -1, 2, 3, 7, 10, -10, 100, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 NUMERICS = [
@@ -62,7 +64,15 @@ FLOATS = [
     "-Infinity", "3.3333333333333335", "123456.789",
 ]  # fmt: skip
 REALS = ["0", "1", "0.1", "1.5", "-2.5", "1e30", "1e-30", "NaN", "Infinity", "-Infinity"]
-DAYS = ["2024-01-31", "2024-02-29", "2023-12-31", "1970-01-01", "1582-10-10", "0044-03-15"]
+WIDE = [
+    "0", "1", "1.5", "-1e20", "1e20", "1e-25", "-1e-25", "NaN", "Infinity", "-Infinity", "1e400",
+    "123456789012345678901234567890.5", "99999999999999999999", "100000000000000000000.000",
+    "0.1234567890123456789", "-99999999999999999999.99",
+]  # fmt: skip
+DAYS = [
+    "2024-01-31", "2024-02-29", "2023-12-31", "1970-01-01", "1582-10-10", "0044-03-15", "0001-01-01",
+    "0044-03-15 BC", "0001-12-31 BC", "4713-01-01 BC", "9999-12-31", "20240-05-06", "250000-01-01",
+]  # fmt: skip
 CLOCKS = ["00:00:00", "23:59:59.999999", "12:30:00", "01:02:03.5"]
 SPANS = [
     "0", "1 day", "24 hours", "1 mon", "30 days", "-1 days", "1 year 2 mons 3 days 04:05:06.789",
@@ -74,6 +84,7 @@ DOCUMENTS: list[Any] = [
     {"s": "", "x": 1.50, "ok": False, "l": []},
     {"s": "ab", "x": -3, "l": [2.5]},
     {"s": None, "x": None, "ok": None},
+    {"l": "scalar", "x": 10**400}, {"l": 7, "x": "NaN", "s": ["a"]},
     {}, [], "text", 5,
 ]  # fmt: skip
 
@@ -87,7 +98,7 @@ def random_rows(rng: random.Random, count: int) -> list[list[Any]]:
     def moment() -> str:
         if rng.random() < 0.08:
             return rng.choice(["infinity", "-infinity"])
-        return f"{rng.choice(DAYS)} {rng.choice(CLOCKS)}"
+        return stamp(rng.choice(DAYS), rng.choice(CLOCKS))
 
     rows = []
     for number in range(count):
@@ -99,9 +110,16 @@ def random_rows(rng: random.Random, count: int) -> list[list[Any]]:
         rows.append(
             [number, of(INTS), small, of(NUMERICS), cents, of(FLOATS), of(REALS), of(TEXTS), of(TEXTS),
              of([t[:6] for t in TEXTS]), of([True, False]), day, of([moment()]), of([moment()]),
-             of(CLOCKS), of(SPANS), of(UUIDS), None if document is None else json.dumps(document), array]
+             of(CLOCKS), of(SPANS), of(UUIDS), None if document is None else json.dumps(document), array,
+             of(WIDE)]
         )  # fmt: skip
     return rows
+
+
+def stamp(day: str, clock: str, zone: str = "", between: str = " ") -> str:
+    """Return a moment as Postgres reads it."""
+    era = " BC" if day.endswith(" BC") else ""
+    return f"{day.removesuffix(' BC')}{between}{clock}{zone}{era}"
 
 
 class Pair(NamedTuple):
@@ -191,6 +209,25 @@ class Generator:
             lambda: self.case(depth, self.numeric),
         )
 
+    def wide(self, depth: int) -> Pair:
+        """Return a numeric of any size, of which nothing is computed."""
+        rng = self.rng
+        leaf = [
+            lambda: self.same("record.w"),
+            lambda: self.same(rng.choice(["1e30", "-1e-25", "123456789012345678901234567890.5"])),
+            lambda: Pair("record.j.x::numeric", "(record.j ->> 'x')::numeric"),
+        ]
+        if depth <= 0:
+            return self.pick(*leaf)
+        return self.pick(
+            *leaf,
+            lambda: self.join("coalesce({0}, {1})", self.same("record.w"), self.numeric(0)),
+            lambda: self.join("coalesce({0}, {1})", self.numeric(0), self.same("record.w")),
+            lambda: self.case(
+                depth, lambda _: self.same(rng.choice(["record.w", "record.n", "0.5"]))
+            ),
+        )
+
     def small(self) -> Pair:
         return self.same(self.rng.choice(["record.k", "2", "10"]))
 
@@ -261,7 +298,7 @@ class Generator:
         rng = self.rng
         leaf = [
             lambda: self.same("record.ts"),
-            lambda: self.same(f"timestamp '{rng.choice(DAYS)} {rng.choice(CLOCKS)}'"),
+            lambda: self.same(f"timestamp '{self.moment()}'"),
         ]
         if depth <= 0:
             return self.pick(*leaf)
@@ -286,9 +323,7 @@ class Generator:
         rng = self.rng
         leaf = [
             lambda: self.same("record.tz"),
-            lambda: self.same(
-                f"timestamptz '{rng.choice(DAYS)} {rng.choice(CLOCKS)}{rng.choice(['Z', '+02', ''])}'"
-            ),
+            lambda: self.same(f"timestamptz '{self.moment(rng.choice(['Z', '+02', '']))}'"),
         ]
         if depth <= 0:
             return self.pick(*leaf)
@@ -302,6 +337,9 @@ class Generator:
             lambda: self.join(f"date_trunc('{self.unit()}', {{0}})", self.date(0)),
             lambda: self.join("({0})::timestamptz", self.timestamp(depth - 1)),
         )
+
+    def moment(self, zone: str = "", between: str = " ") -> str:
+        return stamp(self.rng.choice(DAYS), self.rng.choice(CLOCKS), zone, between)
 
     def interval(self, depth: int) -> Pair:
         return self.pick(
@@ -328,7 +366,8 @@ class Generator:
             (self.floating, self.floating), (self.floating, self.integer), (self.numeric, self.floating),
             (self.text, self.text), (self.date, self.date), (self.timestamp, self.timestamp),
             (self.date, self.timestamp), (self.zoned, self.zoned), (self.timestamp, self.zoned),
-            (self.interval, self.interval),
+            (self.interval, self.interval), (self.wide, self.wide), (self.wide, self.numeric),
+            (self.wide, self.integer), (self.wide, self.floating),
         ]  # fmt: skip
         left, right = self.rng.choice(kinds)
         if self.rng.random() < 0.15:
@@ -342,13 +381,16 @@ class Generator:
             lambda: self.same(f"record.i {op} '{rng.choice(INTS)}'"),
             lambda: self.same(f"record.n {op} '{rng.choice(NUMERICS)}'"),
             lambda: self.same(f"record.m {op} {rng.choice(NUMERICS)}"),
+            lambda: self.same(f"record.w {op} '{rng.choice(WIDE)}'"),
+            lambda: self.same(f"record.w in ('{rng.choice(WIDE)}', 1e20, record.i)"),
+            lambda: self.same(f"record.w between '-Infinity' and '{rng.choice(WIDE)}'"),
             lambda: self.same(f"record.f {op} '{rng.choice(FLOATS)}'"),
             lambda: self.same(f"record.r {op} {rng.choice(['0.1', '1.5', '3', '1e30'])}"),
             lambda: self.same(f"record.t {op} {self.quoted(rng.choice(TEXTS))}"),
             lambda: self.same(f"record.c {op} {self.quoted(rng.choice(TEXTS)[:6])}"),
             lambda: self.same(f"record.d {op} '{rng.choice([*DAYS, 'infinity', '-infinity'])}'"),
-            lambda: self.same(f"record.ts {op} '{rng.choice(DAYS)}T{rng.choice(CLOCKS)}'"),
-            lambda: self.same(f"record.tz {op} '{rng.choice(DAYS)} {rng.choice(CLOCKS)}-05:30'"),
+            lambda: self.same(f"record.ts {op} '{self.moment(between='T')}'"),
+            lambda: self.same(f"record.tz {op} '{self.moment('-05:30')}'"),
             lambda: self.same(f"record.tm {op} '{rng.choice(CLOCKS)}'"),
             lambda: self.same(f"record.iv {op} '{rng.choice(SPANS)}'"),
             lambda: self.same(f"record.u {rng.choice(['=', '<>'])} '{rng.choice(UUIDS).upper()}'"),
@@ -455,15 +497,17 @@ def leaf_value(text: str | None, type_: Type) -> Any:
     return value.comparable if type_.kind is Kind.INTERVAL else value  # type: ignore[union-attr]
 
 
-def arrow_column(texts: Sequence[str | None], type_: Type) -> pa.Array:
-    """Return a field's values of all rows."""
+def arrow_column(texts: Sequence[str | None], type_: Type) -> tuple[pa.Array, list[int]]:
+    """Return a field's values of all rows, and the rows whose value does not fit."""
+    if type_.kind in (Kind.KEY, Kind.FLOAT, Kind.NUMERIC):
+        return arrow(type_, texts)
     values = [leaf_value(t, type_) for t in texts]
     wanted = arrow_type(type_)
     if type_.kind is Kind.DATE:
-        return pa.array(values, pa.int32()).cast(wanted)
+        return pa.array(values, pa.int32()).cast(wanted), []
     if type_.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-        return pa.array(values, pa.int64()).cast(wanted)
-    return pa.array(values, wanted)
+        return pa.array(values, pa.int64()).cast(wanted), []
+    return pa.array(values, wanted), []
 
 
 class Bed:
@@ -499,15 +543,21 @@ class Bed:
             f"SELECT {select} FROM things AS record ORDER BY id"
         ).fetchall()
         texts = list(zip(*rows, strict=True))
-        arrays = [arrow_column(t, f.type) for t, f in zip(texts, fields, strict=False)]
-        structs = pa.StructArray.from_arrays(arrays, names=names)
+        arrays, marks = [], []
+        for text, field in zip(texts, fields, strict=False):
+            values, unfit = arrow_column(text, field.type)
+            arrays.append(values)
+            marks.append(pa.array([row in unfit for row in range(len(rows))], pa.bool_()))
+        structs = pa.StructArray.from_arrays(
+            [*arrays, *marks], names=[*names, *(f"b{number}" for number in range(len(fields)))]
+        )
         offsets = pa.array([0, len(structs)], pa.int32())
         table = pa.table({"fields": pa.ListArray.from_arrays(offsets, structs)})
         numbers = {field: number for number, field in enumerate(fields)}
 
         def of(message: Column) -> Column:
             def leaf(field: Field) -> tuple[Column, Column]:
-                return message[f"f{numbers[field]}"], F.lit(False)
+                return message[f"f{numbers[field]}"], message[f"b{numbers[field]}"]
 
             made = [to_columns(t, leaf) for t in all_typed]
             return F.array(*[F.struct(m.value.alias("v"), m.bad.alias("b")) for m in made])

@@ -196,7 +196,8 @@ class SinkFacts:
     """A sink: `failure` is its newest outcome if that is one, None once it has taken messages again.
 
     `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `held` (they shall
-    wait there). `reason` is why it fell behind.
+    wait there). `reason` is why it fell behind. `refused` is why its expressions do not go with the
+    columns that its tables have by now: messages that need those become dead letters.
     """
 
     name: str
@@ -205,6 +206,7 @@ class SinkFacts:
     reason: Failure | None = None
     since: float | None = None
     backlog: int = 0
+    refused: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,8 @@ def sink_part(sink: SinkFacts) -> Part:
     if why is None and sink.state in ("behind", "detached"):
         why = Failure("behind", "It is behind.", "It catches up by itself.", sink.since)
     if why is None:
-        return Part(subject)
+        refused = sink.refused
+        return Part.of(subject, [_of(subject, refused, Level.DEGRADED)] if refused else [])
     problem = _of(subject, why, Level.DEGRADED)
     if sink.state != "attached":
         kept = f"{sink.backlog} messages wait in the store."

@@ -22,6 +22,7 @@ from penstock.backoff import Backoff
 from penstock.check import shared_streams
 from penstock.config import Config
 from penstock.health import Failure, Part, run_part
+from penstock.message import Position
 from penstock.monitor import Monitor, Report
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
@@ -113,6 +114,10 @@ class Run:
             error = None if why.code in QUIET else str(why)
             self.state.hold(name, why.code, error, why.remedy)
         self._backfilling: Backfilling | None = None
+        self._planners = {
+            name: planning.Planner(config.sources[name], config.sinks_of(name))
+            for name in self._sources
+        }
 
     # -- reports
 
@@ -129,6 +134,10 @@ class Run:
                 "dead letter", sink=report["sink"], code=letter["code"],
                 reason=letter["reason"], idempotency_key=letter["idempotency_key"],
             )  # fmt: skip
+        if "altered" in report:
+            planner = self._planners[report["capture"]]
+            planner.after = Position(*report["after"])
+            planner.altered = tuple(report["altered"])
         self._narrate(report)
         self.state.update(report)
         if self._backfilling is not None:
@@ -398,16 +407,23 @@ class Run:
     def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
         """Keep a source's query running until the end is asked for."""
         backoff = Backoff(*_BACKOFF_SECONDS)
+        planner = self._planners[source]
         while not self._stopping.is_set():
             pipeline = Pipeline(
                 spark, self._config, source, self._store.routes(source),
-                self._store.target(source), monitor.address,
+                self._store.target(source), monitor.address, planner,
             )  # fmt: skip
             self.state.sources[source].capture_failure = None
             try:
-                self._await(pipeline.start(once=self._once), source)
+                query = pipeline.start(once=self._once)
+                for name in self._config.sinks_of(source):
+                    self.state.sinks[name].refused = planner.refused.get(name)
+                self._await(query, source)
                 pipeline.stop()
-                return
+                if planner.altered is None or self._stopping.is_set():
+                    return
+                log.info("a table of the sinks' expressions was altered; planning the query anew",
+                         source=source, table=".".join(planner.altered))  # fmt: skip
             except Exception as error:
                 if self._stopping.is_set() or jvm_exit_code() is not None:
                     with contextlib.suppress(Exception):
@@ -458,5 +474,7 @@ class Run:
         state = self.state.sources[source]
         # Not `isActive`: a failure under asynchronous progress tracking can leave that true for ever.
         while not query.awaitTermination(0.05 if self._stopping.is_set() else 0.5):  # type: ignore[arg-type]
+            if self._planners[source].altered is not None and not self._stopping.is_set():
+                return
             if self._stopping.is_set() and (state.drained or self._expired.is_set()):
                 return

@@ -125,7 +125,10 @@ class Rate:
 
 @dataclass
 class SinkState:
-    """A sink's counts since the run started, the error that holds it up now, and its backlog."""
+    """A sink's counts since the run started, the error that holds it up now, and its backlog.
+
+    `refused`: why its expressions don't go with the columns that its tables have by now.
+    """
 
     type: str
     source: str
@@ -137,6 +140,7 @@ class SinkState:
     retries: int = 0
     failure: Failure | None = None
     reason: Failure | None = None
+    refused: Failure | None = None
     delivered_at: float = 0.0
     state: str = "attached"
     since: float | None = None
@@ -326,7 +330,7 @@ class State(Collector):
                     name, s.started, s.failure, s.waiting, s.waiting_since, s.progress_at,
                     s.reported_at,
                     tuple(
-                        SinkFacts(n, k.state, k.failure, k.reason, k.since, k.backlog)
+                        SinkFacts(n, k.state, k.failure, k.reason, k.since, k.backlog, k.refused)
                         for n, k in self.sinks.items()
                         if k.source == name
                     ),

@@ -71,6 +71,23 @@ sinks:
     url: ${NATS_URL}
     subject: wild.default
     route: "case when record.word = 'empty' then 'wild.' || 'a' || '.' || '.b' end"
+  stock:
+    type: nats
+    source: shop
+    tables: [public.stock]
+    actions: [insert, update]
+    url: ${NATS_URL}
+    subject: stock
+    filter: record.quantity > 1
+    transform: {sql: "record.id, record.quantity + 1 as more"}
+  wide:
+    type: nats
+    source: shop
+    tables: [public.wide]
+    url: ${NATS_URL}
+    subject: wide
+    filter: record.n > 1e19 or record.d < '0001-01-01' or record.t > '250000-01-01'
+    transform: {sql: "record.id, record.d - 1 as before, upper('straße') as text"}
   audit:
     type: stream
     source: shop
@@ -169,11 +186,13 @@ def shop(
             "CREATE TABLE orders (id bigint PRIMARY KEY, region text, amount numeric(10,2),"
             " name text, data jsonb, big text);"
             "ALTER TABLE orders ALTER big SET STORAGE EXTERNAL;"
-            "CREATE TABLE words (id bigint PRIMARY KEY, word text)"
+            "CREATE TABLE words (id bigint PRIMARY KEY, word text);"
+            "CREATE TABLE wide (id bigint PRIMARY KEY, n numeric, d date, t timestamptz);"
+            "CREATE TABLE stock (id bigint PRIMARY KEY, quantity int, note text)"
         )
         for name, subject in (
             ("BIG", "big.>"), ("RULED", "ruled.>"), ("PICKY", "picky"), ("FREE", "free.*.end"),
-            ("WILD", "wild.>"),
+            ("WILD", "wild.>"), ("STOCK", "stock"), ("WIDE", "wide"),
         ):  # fmt: skip
             streams.add_stream(name, subject)
         environment = {"SHOP_URL": database.url, "NATS_URL": nats.url}
@@ -262,6 +281,19 @@ def test_what_the_wal_does_not_tell(shop: Shop) -> None:
     assert message["metadata"]["unavailable"] == ["big"]
 
 
+def test_numbers_and_times_that_spark_has_not(shop: Shop) -> None:
+    shop.database.execute(
+        "INSERT INTO wide VALUES (1, '1e20'), (2, 'NaN'), (3, '1e-25'), (4, '-Infinity'),"
+        " (5, null, '0044-03-15 BC'), (6, null, null, 'infinity'), (7, null, null, '260000-01-01'),"
+        " (8, '-1e400', '10000-01-01', '0044-03-15 BC'), (9, 'Infinity', 'infinity')"
+    )
+    records = [body(m)["record"] for m in shop.messages("WIDE", 6)]
+    assert [record["id"] for record in records] == [1, 2, 5, 6, 7, 9]
+    assert records[2] == {"id": 5, "before": "0044-03-14 BC", "text": "STRAßE"}
+    assert records[5]["before"] == "infinity"
+    assert shop.letters("wide") == []
+
+
 def test_a_route_that_is_none_is_a_dead_letter(shop: Shop) -> None:
     shop.database.execute(
         "INSERT INTO words VALUES (1, 'free.x'), (2, '$JS.API'), (3, ''), (4, 'a b'), (5, null),"
@@ -325,6 +357,54 @@ def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop:
 def test_nothing_else_was_said(shop: Shop) -> None:
     assert shop.pipeline.stray() == []
     assert {e["event"] for e in shop.pipeline.events() if e["level"] == "error"} == {"dead letter"}
+
+
+def test_a_query_is_planned_anew_where_a_table_is_altered(shop: Shop) -> None:
+    """Each row comes once, in order, by the columns that its table had; or it is a dead letter."""
+
+    def stock(count: int) -> list[dict[str, Any]]:
+        return [body(m)["record"] for m in shop.messages("STOCK", count)]
+
+    execute = shop.database.execute
+    words = shop.streams.info("FREE").state.messages
+    execute("INSERT INTO stock VALUES (1, 5), (2, 0)")
+    execute("ALTER TABLE stock ALTER quantity TYPE numeric")
+    execute("INSERT INTO stock VALUES (3, 5.5), (4, 0.5)")
+    assert stock(2) == [{"id": 1, "more": 6}, {"id": 3, "more": "6.5"}]
+
+    # In the middle of a transaction, whose first rows come as they were.
+    execute(
+        "BEGIN; INSERT INTO stock VALUES (5, 7);"
+        "ALTER TABLE stock RENAME quantity TO amount; INSERT INTO stock VALUES (6, 7);"
+        "ALTER TABLE stock RENAME amount TO quantity;"
+        "ALTER TABLE stock ALTER quantity TYPE int; INSERT INTO stock VALUES (7, 7); COMMIT"
+    )
+    assert [record["id"] for record in stock(4)] == [1, 3, 5, 7]
+    (letter,) = shop.letters("stock")
+    assert json.loads(letter["message"])["record"]["id"] == 6
+    assert letter["code"] == "filter_failed"
+    assert "record.quantity is not in the message: its table lacked the column" in letter["reason"]
+
+    execute("ALTER TABLE stock DROP COLUMN quantity")
+    execute("INSERT INTO stock VALUES (8, 'x')")
+    execute("INSERT INTO words VALUES (8, 'goes on')")
+    assert len(shop.messages("FREE", words + 1)) == words + 1
+    shop.wait_for(lambda: len(shop.letters("stock")) == 2, "at the second dead letter")
+    assert {json.loads(each["message"])["record"]["id"] for each in shop.letters("stock")} == {6, 8}
+    refused = [e for e in shop.pipeline.events() if e["event"].startswith("sink has expressions")]
+    assert [event["sink"] for event in refused] == ["stock"]
+    assert "unknown column record.quantity" in refused[0]["error"]
+
+    assert [(p["subject"], p["level"], p["code"]) for p in shop.pipeline.status()["problems"]] == [
+        ("sink stock", "degraded", "expression")
+    ]
+
+    execute("ALTER TABLE stock ADD COLUMN quantity bigint")
+    execute("INSERT INTO stock VALUES (9, null, 9)")
+    assert stock(5)[4] == {"id": 9, "more": 10}
+    status = shop.pipeline.status()
+    assert (status["sources"]["shop"]["restarts"], status["problems"]) == (0, [])
+    assert len(shop.letters("stock")) == 2
 
 
 def test_a_run_whose_filter_names_no_column_does_not_start(shop: Shop, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from tests.integration.capturing import Reader, capturing, eventually, of, prepare
 
 from penstock.embedded.handles import Database
+from penstock.expressions.shapes import Watch
 
 
 def test_insert_update_delete(database: Database) -> None:
@@ -214,6 +215,64 @@ def test_generated_columns(database: Database) -> None:
         database.execute("INSERT INTO t VALUES (21)")
         (message,) = reader.read()
     assert message.record == {"id": 21, "double": 42}
+    assert message.metadata["unavailable"] == []
+
+
+def test_generated_columns_that_are_not_in_the_wal_are_named(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED,"
+        " thrice int GENERATED ALWAYS AS (v * 3) VIRTUAL, big text);"
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL;"
+        "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_generated_columns = none)"
+    )
+    database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    absent = ["twice", "thrice"]
+    with Reader(database.url) as reader:
+        database.execute("INSERT INTO t VALUES (1, 2, DEFAULT, DEFAULT, repeat('x', 3000))")
+        database.execute("UPDATE t SET v = 3")
+        database.execute("DELETE FROM t")
+        database.execute("TRUNCATE t")
+        insert, update, delete, truncate = reader.read()
+        assert insert.record == {"id": 1, "v": 2, "big": "x" * 3000}
+        assert insert.metadata["unavailable"] == absent
+        assert update.record == {"id": 1, "v": 3}
+        assert update.metadata["unavailable"] == ["big", *absent]
+        assert delete.metadata["unavailable"] == ["v", "big", *absent]
+        assert truncate.metadata["unavailable"] == []
+        database.execute("ALTER PUBLICATION p SET (publish_generated_columns = stored)")
+        database.execute("INSERT INTO t VALUES (2, 2)")
+        (insert,) = reader.read()
+    assert insert.record == {"id": 2, "v": 2, "twice": 4, "big": None}
+    assert insert.metadata["unavailable"] == ["thrice"]
+
+
+def test_a_batch_ends_before_rows_that_the_plan_was_not_made_for(database: Database) -> None:
+    """The next capture goes on there, in the middle of a transaction too."""
+    prepare(database, "CREATE TABLE t (id int PRIMARY KEY, n int, note text)")
+    number, text = (23, -1), (25, -1)
+    shapes = {("public", "t"): {"n": number, "gone": None}}
+    with Reader(database.url, watch=Watch(shapes)) as reader:
+        with database.connect() as connection:
+            connection.execute("INSERT INTO t VALUES (1, 1)")
+            connection.execute("ALTER TABLE t ADD COLUMN other int")
+            connection.execute("INSERT INTO t VALUES (2, 2)")
+            connection.execute("ALTER TABLE t ALTER n TYPE text")
+            connection.execute("INSERT INTO t VALUES (3, 'three')")
+        database.execute("INSERT INTO t VALUES (4, 'four')")
+        assert [m.record["id"] for m in reader.read()] == [1, 2]
+        assert reader.capture.available(reader.position, 10, 0.01) == reader.position
+        assert reader.capture.altered() == (reader.position, ("public", "t"))
+        reader.confirm()
+        after, planned = reader.position, reader.written()
+    # Rows from before are of an older table, which the new plan need not fit.
+    shapes = {("public", "t"): {"n": None, "note": text}}
+    with Reader(database.url, after, watch=Watch(shapes, planned)) as reader:
+        database.execute("ALTER TABLE t DROP n")
+        database.execute("INSERT INTO t VALUES (5)")
+        database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+        database.execute("INSERT INTO later VALUES (1)")
+        assert [m.record["id"] for m in reader.read()] == [3, 4, 5]
+        assert reader.capture.altered() == (reader.position, ("public", "later"))
 
 
 def test_columns_and_tables_that_change_while_it_runs(database: Database) -> None:

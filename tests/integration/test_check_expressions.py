@@ -88,6 +88,47 @@ def test_what_is_refused(
     assert caught.value.code in ("expression", "transform")
 
 
+@pytest.mark.parametrize("option", ["none", "stored"])
+@pytest.mark.parametrize("key", ["filter", "route", "transform"])
+def test_generated_columns_that_no_message_has(
+    database: Database, look: Look, file: Callable[..., Path], option: str, key: str
+) -> None:
+    database.execute(
+        "CREATE TABLE lines (id int PRIMARY KEY, n int, total int GENERATED ALWAYS AS (n * 2) STORED,"
+        " half int GENERATED ALWAYS AS (n / 2) VIRTUAL, secret text);"
+        "CREATE PUBLICATION penstock_shop FOR TABLE lines, notes (id)"
+        f" WITH (publish_generated_columns = {option})"
+    )
+
+    def sink(column: str, table: str = "public.lines") -> dict[str, Any]:
+        value: Any = {
+            "filter": f"{column} is not null", "route": f"'x.' || {column}::text",
+            "transform": {"sql": f"{column} as x"},
+        }[key]  # fmt: skip
+        return {"tables": [table], "actions": ["insert"], key: value}
+
+    stored = look(**sink("record.total"))
+    if option == "stored":
+        assert [f.level for f in stored] == ["ok"]
+    else:
+        assert [f.level for f in stored] == ["error"]
+        assert (
+            "messages of public.lines never have record.total: it is a generated"
+            in stored[0].message
+        )
+        assert "what it is made of instead: (n * 2), or ALTER PUBLICATION" in stored[0].message
+        assert "SET (publish_generated_columns = stored)" in stored[0].message
+        config = load(file(**sink("record.total")), {})
+        with pytest.raises(SetupError) as caught:
+            planning.refuse(config.sources["shop"], config.sinks)
+        assert caught.value.code == "expression"
+    (virtual,) = look(**sink("record.half"))
+    assert "it is a virtual generated column, which is not in the WAL" in virtual.message
+    (unlisted,) = look(**sink("record.body", "public.notes"))
+    assert "it is not in the list of columns of publication penstock_shop" in unlisted.message
+    assert [f.level for f in look(**sink("record.n"))] == ["ok"]
+
+
 def test_a_column_that_a_table_lacks(look: Look) -> None:
     found = look(filter="action = 'delete' or record.amount > 1")
     assert [f.level for f in found] == ["warning"]

@@ -151,8 +151,8 @@ def test_a_transform_in_sql(spark: SparkSession) -> None:
     batch = wire(
         [
             item(1, "1.50", name="ann", data={"a": [1.5, "x"]}, **{"Odd Name": "o"}),
-            item(0, "2.00", name=None),
-            item(3, None),
+            item(0, "2.00", name=None, data=None, **{"Odd Name": None}),
+            item(3, None, name=None, data=None, **{"Odd Name": None}),
         ]
     )
     sink = nats(

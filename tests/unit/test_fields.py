@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
 from penstock.expressions.fields import Extractor, ddl, names, place, struct_type
+from penstock.expressions.keys import key_of
 from penstock.expressions.types import (
     BOOL,
     DATE,
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
+    DAY,
     FLOAT,
     INT,
     INTERVAL,
     JSON,
+    KEY,
     NUMERIC,
     TEXT,
     TIME,
@@ -124,12 +127,15 @@ FORMS: list[tuple[str, Type, Any]] = [
     ('"ab   "', Type(Kind.TEXT, width=5), "ab"),
     ('"   "', Type(Kind.TEXT, width=3), ""),
     ('"2024-10-28"', DATE, date(2024, 10, 28).toordinal() - date(1970, 1, 1).toordinal()),
-    ('"0001-01-01"', DATE, DATE_MINUS_INFINITY + 1),
-    ('"9999-12-31"', DATE, DATE_INFINITY - 1),
+    ('"0001-01-01"', DATE, -719_162),
+    ('"9999-12-31"', DATE, 2_932_896),
     ('"infinity"', DATE, DATE_INFINITY),
     ('"-infinity"', DATE, DATE_MINUS_INFINITY),
-    ('"0044-03-15 BC"', DATE, BAD),
-    ('"10000-01-01"', DATE, BAD),
+    ('"0044-03-15 BC"', DATE, -735_160),
+    ('"4714-11-24 BC"', DATE, -2_440_588),
+    ('"10000-01-01"', DATE, 2_932_897),
+    ('"5874897-12-31"', DATE, 2_145_042_905),
+    ('"2023-02-29"', DATE, BAD),
     ("20241028", DATE, BAD),
     ('"2024-10-28T21:37:01.127470"', TIMESTAMP, micros(2024, 10, 28, 21, 37, 1) + 127470),
     ('"2024-10-28T21:37:01"', TIMESTAMP, micros(2024, 10, 28, 21, 37, 1)),
@@ -137,7 +143,21 @@ FORMS: list[tuple[str, Type, Any]] = [
     ('"infinity"', TIMESTAMP, TIMESTAMP_INFINITY),
     ('"2024-10-28T21:37:01.127470Z"', TIMESTAMPTZ, micros(2024, 10, 28, 21, 37, 1) + 127470),
     ('"-infinity"', TIMESTAMPTZ, TIMESTAMP_MINUS_INFINITY),
-    ('"20240-10-28 21:37:01+00"', TIMESTAMPTZ, BAD),
+    ('"20240-10-28 21:37:01+00"', TIMESTAMPTZ, 576_571_556_221_000_000),
+    ('"0044-03-15 12:00:00.5 BC"', TIMESTAMP, -735_160 * DAY + 43_200_500_000),
+    ('"0044-03-15 12:00:00+00 BC"', TIMESTAMPTZ, -735_160 * DAY + 43_200_000_000),
+    ('"4714-11-24 00:00:00 BC"', TIMESTAMP, -2_440_588 * DAY),
+    ('"294246-12-31 23:59:59.999999"', TIMESTAMP, 106_751_982 * DAY - 1),
+    ('"294276-12-31 23:59:59.999999"', TIMESTAMP, BAD),
+    ('"2024-10-28T21:37:01.5+05:30"', TIMESTAMPTZ, micros(2024, 10, 28, 16, 7, 1) + 500_000),
+    ('"1.50"', FLOAT, 1.5),
+    ('"1' + 400 * '0' + '"', FLOAT, BAD),
+    ('"0.' + 400 * '0' + '1"', FLOAT, BAD),
+    ('"1.50"', KEY, key_of("1.5")),
+    ('"NaN"', KEY, "5"),
+    ("-12", KEY, key_of("-12")),
+    ("true", KEY, BAD),
+    ('"x"', KEY, BAD),
     ('"04:05:06.789"', TIME, "04:05:06.789"),
     ('"P1M-1DT2H3M4S"', INTERVAL, ((30 - 1) * 86_400 + 2 * 3_600 + 3 * 60 + 4) * 10**6),
     ('"PT-0.000001S"', INTERVAL, -1),
@@ -215,7 +235,7 @@ def test_where_the_values_come_from() -> None:
         at("database", TEXT, root="metadata"), at("idempotency_key", TEXT, root="metadata"),
     ]  # fmt: skip
     assert taken(batch, *fields) == [
-        [5, 6, None, None],
+        [5, 6, BAD, None],
         [None, 5, None, None],
         ["insert", "update", "delete", "truncate"],
         ["items"] * 4,
@@ -237,12 +257,34 @@ def unavailable(batch: pa.RecordBatch, row: int, *columns: str) -> pa.RecordBatc
 
 
 def test_what_the_wal_does_not_tell_is_bad_and_what_is_not_there_is_null() -> None:
-    batch = wire([Change({"id": 1}), Change({"id": 2}), Change({"id": 3, "note": "x"})])
+    batch = wire(
+        [
+            Change({"id": 1, "note": None, "data": None}), Change({"id": 2}),
+            Change({"id": 3, "note": "x", "data": {}}),
+        ]
+    )  # fmt: skip
     found = taken(
         unavailable(batch, 1, "note", "data"),
         at("note", TEXT), at("data", JSON, "a"), at("id", INT), at("note", TEXT, root="changes"),
     )  # fmt: skip
     assert found == [[None, BAD, "x"], [None, BAD, None], [1, 2, 3], [None, None, None]]
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_column_that_is_not_there_is_null_only_where_its_table_lacks_it(odd: bool) -> None:
+    changes = [
+        Change({"id": 1}), Change({"id": 2, "n": None}), Change({"id": 3, "n": 3}), Change({}, TRUNCATE),
+        Change({"id": 5}, DELETE), Change({"id": 6}, UPDATE, {"id": 5}),
+    ]  # fmt: skip
+    batch = wire([*changes, Change({"id": [], "n": 7})] if odd else changes)
+    lacking = Field(Reference("record", "n"), INT, (("public", "items"),))
+    other = Field(Reference("record", "n"), INT, (("public", "orders"),))
+    found = taken(batch, at("n", INT), lacking, other, at("n", INT, root="changes"), at("id", INT))
+    assert found[0][:6] == [BAD, None, 3, None, BAD, BAD]
+    assert found[1][:6] == [None, None, 3, None, None, None]
+    assert found[2] == found[0]
+    assert found[3][:6] == [None] * 6
+    assert Field.from_json(lacking.to_json()) == lacking
 
 
 def test_one_column_in_several_kinds() -> None:

@@ -18,6 +18,8 @@ from penstock.expressions.types import (
     BOOL,
     DATE,
     DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    DAY,
     FLOAT,
     INT,
     INTERVAL,
@@ -39,7 +41,6 @@ from penstock.spark.select import Item, Select
 
 REAL = Type(Kind.FLOAT, single=True)
 PRICE = Type(Kind.NUMERIC, 10, 2, fixed=True)
-DAY = 86_400 * 10**6
 
 
 def record(column: str, *path: str | int, root: str = "record", name: str = "") -> Item:
@@ -196,6 +197,22 @@ def test_infinite_times() -> None:
     for type_ in (TIMESTAMP, TIMESTAMPTZ):
         found = json_texts(type_, moments.cast(ARROW[type_.kind])).to_pylist()
         assert found == ['"-infinity"', "null", '"infinity"']
+
+
+def test_days_and_moments_that_iso_8601_has_no_plain_form_for() -> None:
+    """They are as Postgres prints them, and as messages have them."""
+    days = [-735_160, -719_163, -719_162, 2_932_897, 2_145_042_905, None, DATE_MINUS_INFINITY]
+    assert json_texts(DATE, pa.array(days, pa.int32()).cast(pa.date32())).to_pylist() == [
+        '"0044-03-15 BC"', '"0001-12-31 BC"', '"0001-01-01"', '"10000-01-01"', '"5874897-12-31"', "null",
+        '"-infinity"',
+    ]  # fmt: skip
+    moments = pa.array([-735_160 * DAY + 500_000, 0, 1, 2_932_897 * DAY], pa.int64())
+    for type_, zone, plain in ((TIMESTAMP, "", ""), (TIMESTAMPTZ, "+00", "Z")):
+        found = json_texts(type_, moments.cast(ARROW[type_.kind])).to_pylist()
+        assert found == [
+            f'"0044-03-15 00:00:00.5{zone} BC"', f'"1970-01-01T00:00:00{plain}"',
+            f'"1970-01-01T00:00:00.000001{plain}"', f'"10000-01-01 00:00:00{zone}"',
+        ]  # fmt: skip
 
 
 @given(st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)), st.text(), st.floats())

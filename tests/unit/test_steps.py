@@ -22,7 +22,7 @@ from penstock.message import OLD_KEY
 from penstock.push.paths import path_of
 from penstock.route_path import PathTemplate, escape, is_path
 from penstock.settings import StreamSinkSettings
-from penstock.spark import steps, writer
+from penstock.spark import steps, unfit, writer
 from penstock.spark.routes import Route
 from penstock.spark.select import Item
 from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan, Steps
@@ -143,14 +143,15 @@ def results(**columns: list[Any]) -> pa.StructArray:
 
 def test_reasons_name_what_could_not_be_read() -> None:
     fields = (Field(Reference("record", "n"), INT), Field(Reference("record", "t"), TEXT))
-    batch = wire([Change({"id": 1, "n": "x"}), Change({"id": 2, "n": 1}), Change({"id": 3})])
+    batch = wire([Change({"id": 1, "n": "x", "t": ""}), Change({"id": 2, "n": 1, "t": ""}),
+                  Change({"id": 3})])  # fmt: skip
     found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(
         Block(None, batch, results(keep0=[BAD, BAD, DROP]))
     )
     assert found.messages.num_rows == 0
     assert [letter.reason for letter in found.dead] == [
-        "the filter can't be evaluated: record.n can't be read as what the table's columns were when"
-        " the query began; if they were altered since, restart penstock run",
+        "the filter can't be evaluated: record.n is not an integer in this message: the column had"
+        " another type when the row was written",
         "the filter can't be evaluated: an overflow, a division by zero or a cast that fails",
     ]
 
@@ -163,7 +164,7 @@ def test_many_messages_that_fail_share_what_finds_out_why(monkeypatch: pytest.Mo
             super().__init__(fields)
             made.append(fields)
 
-    monkeypatch.setattr(steps, "Extractor", Counted)
+    monkeypatch.setattr(unfit, "Extractor", Counted)
     fields = (Field(Reference("record", "many"), INT),)
     batch = wire([Change({"id": n, "many": "x"}) for n in range(50)])
     found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(

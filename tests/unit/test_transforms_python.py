@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,56 @@ def screen(message):
 
 def leaves(message):
     sys.exit("bye")
+
+
+class Panic(BaseException):  # as pyo3's PanicException is
+    pass
+
+
+def panics(message):
+    raise Panic("index out of bounds")
+
+
+def cancelled(message):
+    import asyncio
+    raise asyncio.CancelledError("gone")
+
+
+def interrupts(message):
+    raise KeyboardInterrupt
+
+
+def interrupted(message):
+    import signal
+    signal.raise_signal(signal.SIGINT)
+
+
+class Silent(BaseException):
+    def __str__(self):
+        raise Panic
+
+
+def silent(message):
+    raise Silent
+
+
+def remembers(message):
+    raise MemoryError
+
+
+class Bad(dict):
+    def items(self):
+        raise Panic("no items")
+
+    keys = get = items
+
+
+def unreadable(message):
+    return {"record": Bad(a=1)}
+
+
+def unreadable_message(message):
+    return Bad(record={})
 
 
 def deep(message):
@@ -209,6 +260,33 @@ def test_what_would_end_a_worker(module: str) -> None:
     assert f"line {line('return deep')}: RecursionError" in failed.reason
 
 
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("panics", "Panic: index out of bounds"),
+        ("cancelled", "CancelledError: gone"),
+        ("interrupts", "KeyboardInterrupt"),
+        ("silent", "Silent"),
+        ("remembers", "MemoryError"),
+        ("unreadable", "returned a value that can't be read: "),
+        ("unreadable_message", "returned a value that can't be read: "),
+    ],
+)
+def test_what_is_no_exception_fails_its_message_alone(
+    module: str, function: str, reason: str
+) -> None:
+    done = apply(f"{module}:{function}", inserted(1), inserted(2))
+    assert [failed.row for failed in done.failed] == [0, 1]
+    assert reason in done.failed[0].reason
+    assert "Panic" in done.failed[0].reason or "Panic" not in function
+
+
+def test_ctrl_c_ends_the_command(module: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        apply(f"{module}:interrupted", inserted(1))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def nested(levels: int) -> Any:
     value: Any = []
     for _ in range(levels):
@@ -254,18 +332,24 @@ def test_what_is_no_message(module: str, returned: Callable[[Any], Any], reason:
     [
         ("no_such_package:f", "there is no module 'no_such_package': install the package"),
         ("json.nothing:f", "there is no module 'json.nothing'"),
-        ("shop_code:transfrom", "'shop_code' has no 'transfrom'; it has Changer, Odd, deep"),
+        ("shop_code:transfrom", "'shop_code' has no 'transfrom'; it has Bad, Changer, Odd, Panic"),
         ("shop_code:constant", "'constant' is an int, not a function"),
         ("shop_code:later", "async or a generator"),
         ("shop_code:one_by_one", "async or a generator"),
         ("broken:f", "module 'broken' cannot be imported: SyntaxError"),
         ("needs:f", "module 'needs' needs 'no_such_package', which is not installed"),
+        ("panics:f", "module 'panics' cannot be imported: panics.py, line 1: GeneratorExit: no"),
+        ("stops:f", "module 'stops' cannot be imported: stops.py, line 1: KeyboardInterrupt"),
+        ("lazy:f", "module 'lazy' cannot be imported: lazy.py, line 2: GeneratorExit: lazy"),
         ("raises:f", "module 'raises' cannot be imported: raises.py, line 2: ValueError: boom"),
     ],
 )
 def test_a_function_that_is_refused(module: str, tmp_path: Path, spec: str, reason: str) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "needs.py").write_text("import no_such_package\n")
+    (tmp_path / "panics.py").write_text("raise GeneratorExit('no')")
+    (tmp_path / "stops.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    raise GeneratorExit('lazy')\n")
     (tmp_path / "raises.py").write_text("\nraise ValueError('boom')\n")
     with pytest.raises(TransformError) as caught:
         inspect(TransformSettings.model_validate({"python": spec}))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any, Final
 
 from penstock.expressions import decimals
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.keys import exact_source
 from penstock.expressions.literals import numeric_type, read
 from penstock.expressions.nodes import Node
 from penstock.expressions.syntax import TypeName
+from penstock.expressions.times import LAST_MOMENT
 from penstock.expressions.types import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
     DAY,
     FLOAT,
     INT,
@@ -18,7 +23,8 @@ from penstock.expressions.types import (
     NUMBERS,
     TEXT,
     TIMES,
-    Field,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
     Kind,
     Type,
 )
@@ -48,7 +54,23 @@ def convert(node: Node, to: Type, position: int) -> Node:
         return Node("cast", to, (node,))
     if node.kind is Kind.FLOAT and to.kind is Kind.FLOAT and not to.single:
         return node
+    if to.kind is Kind.FLOAT and node.kind is Kind.NUMERIC and (wide := _wide(node, to, position)):
+        return wide
     return Node("cast", to, (node,), fails=_may_fail(node.type, to))
+
+
+def _wide(node: Node, to: Type, position: int) -> Node | None:
+    """Return the float of a numeric that may have more digits than Spark's, made of its own text."""
+    source = exact_source(node)
+    if source.op == "field":
+        return Node("field", to, value=replace(source.value, type=to))
+    if source.op == "coalesce":
+        return Node("coalesce", to, tuple(convert(a, to, position) for a in source.args))
+    if source.op == "case":
+        *branches, last = source.args
+        args = [convert(a, to, position) if at % 2 else a for at, a in enumerate(branches)]
+        return Node("case", to, (*args, convert(last, to, position)))
+    return None
 
 
 def _may_fail(have: Type, to: Type) -> bool:
@@ -60,7 +82,10 @@ def _may_fail(have: Type, to: Type) -> bool:
         return False
     if have.kind is Kind.NUMERIC and to.kind is Kind.FLOAT:
         return to.single
-    return not (have.kind in TIMES and to.kind in TIMES)
+    if have.kind in TIMES and to.kind in TIMES:
+        # There are days after the last timestamp.
+        return have.kind is Kind.DATE and to.kind is not Kind.DATE
+    return True
 
 
 def literal(text: str | None, to: Type, position: int) -> Node:
@@ -98,7 +123,7 @@ def _literal(node: Node, to: Type, position: int) -> Node:
         case ((Kind.INT | Kind.NUMERIC), Kind.FLOAT):
             return Node("literal", FLOAT, value=float(value))
         case Kind.DATE, (Kind.TIMESTAMP | Kind.TIMESTAMPTZ):
-            return Node("literal", to, value=value * DAY)
+            return Node("literal", to, value=_midnight(value, position))
         case Kind.TIMESTAMP, Kind.TIMESTAMPTZ:
             return Node("literal", to, value=value)
         case Kind.FLOAT, Kind.FLOAT:
@@ -108,13 +133,23 @@ def _literal(node: Node, to: Type, position: int) -> Node:
     return Node("cast", to, (node,), fails=True)
 
 
+def _midnight(day: int, position: int) -> int:
+    if day == DATE_INFINITY:
+        return TIMESTAMP_INFINITY
+    if day == DATE_MINUS_INFINITY:
+        return TIMESTAMP_MINUS_INFINITY
+    if day * DAY > LAST_MOMENT:
+        raise ExpressionError(position, "this day is after the last timestamp that there is here")
+    return day * DAY
+
+
 def text_form(node: Node, position: int) -> Node:
     """Return a value's text, as the message has it; raises `ExpressionError` where none is known."""
     node = settled(node)
     if node.kind is Kind.TEXT:
         return node
     if node.op == "field" and node.kind is not Kind.JSON:
-        return Node("field", TEXT, value=Field(node.value.reference, TEXT))
+        return Node("field", TEXT, value=replace(node.value, type=TEXT))
     if node.kind in (Kind.FLOAT, Kind.INTERVAL):
         raise ExpressionError(
             position, f"this is {node.type} that was computed; its text is not known exactly"
@@ -124,7 +159,8 @@ def text_form(node: Node, position: int) -> Node:
             position,
             "how many digits this has after the point is not known; write round(…, 2) around it",
         )
-    return Node("cast", TEXT, (node,))
+    # A time that was computed may have a year that has no text here.
+    return Node("cast", TEXT, (node,), fails=node.kind in TIMES)
 
 
 def cast(node: Node, to: TypeName, position: int) -> Node:
@@ -184,6 +220,8 @@ def _cast(node: Node, to: TypeName, target: Type, position: int) -> Node:
         and not (target.single and not have.single)
     ):
         return node
+    if target.kind is Kind.FLOAT and have.kind is Kind.NUMERIC:
+        return convert(node, target, position)
     return Node("cast", target, (node,), fails=_may_fail(have, target))
 
 

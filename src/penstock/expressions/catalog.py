@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
@@ -41,6 +41,11 @@ class ColumnType:
         typmod: The type modifier, -1 where there is none.
         labels: An enum's labels, in order.
         element: An array's elements' type.
+        oid: The oid of the column's own type: a domain's where it is one.
+        modifier: The column's own type modifier.
+        generated: s for a stored generated column, v for a virtual one.
+        definition: What a generated column is made of, as SQL.
+        withheld: Why messages never have the column; empty where they do.
     """
 
     schema: str
@@ -49,6 +54,11 @@ class ColumnType:
     typmod: int = -1
     labels: tuple[str, ...] = ()
     element: ColumnType | None = None
+    oid: int = 0
+    modifier: int = -1
+    generated: str = ""
+    definition: str = ""
+    withheld: str = ""
 
     @property
     def type(self) -> Type:
@@ -138,12 +148,15 @@ def load_columns(connection: psycopg.Connection[Any], tables: Iterable[tuple[str
         rows = cursor.execute(_SQL["columns"], parameters).fetchall()
     found: dict[tuple[str, str], dict[str, ColumnType]] = {}
     for schema, table, column, *type_ in rows:
-        own, of = type_[:5], type_[5:]
-        element = None if of[0] is None else _column_type(of, None)
-        found.setdefault((schema, table), {})[column] = _column_type(own, element)
+        own, of, (oid, modifier, generated, definition) = type_[:5], type_[5:10], type_[10:]
+        element = None if of[0] is None else _column_type(of)
+        found.setdefault((schema, table), {})[column] = replace(
+            _column_type(own), element=element, oid=oid, modifier=modifier, generated=generated,
+            definition=definition or "",
+        )  # fmt: skip
     return found
 
 
-def _column_type(row: list[Any], element: ColumnType | None) -> ColumnType:
+def _column_type(row: list[Any]) -> ColumnType:
     schema, name, kind, typmod, labels = row
-    return ColumnType(schema, name, kind, typmod, tuple(labels), element)
+    return ColumnType(schema, name, kind, typmod, tuple(labels))

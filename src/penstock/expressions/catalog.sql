@@ -4,10 +4,16 @@
 -- name: columns
 -- The columns of some tables, in their order, each with its type. %(schemas)s, %(tables)s: the
 -- tables' names, side by side. A domain stands for its base type and the type modifier that it gives
--- to it. `element` is of arrays alone. `labels` are an enum's, in order.
+-- to it. `element` is of arrays alone. `labels` are an enum's, in order. Last: the column's own type and
+-- type modifier, and how a generated column is kept (s stored, v virtual) and what it is made of.
 WITH RECURSIVE wanted AS (
     SELECT n.nspname::pg_catalog.text AS schema_name, c.relname::pg_catalog.text AS table_name,
-           a.attnum, a.attname::pg_catalog.text AS column_name, a.atttypid, a.atttypmod
+           a.attnum, a.attname::pg_catalog.text AS column_name, a.atttypid, a.atttypmod,
+           a.attgenerated::pg_catalog.text AS generated,
+           CASE WHEN a.attgenerated <> '' THEN (
+               SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+               FROM pg_catalog.pg_attrdef AS d
+               WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) END AS definition
     FROM ROWS FROM (
         pg_catalog.unnest(%(schemas)s::pg_catalog.text[]),
         pg_catalog.unnest(%(tables)s::pg_catalog.text[])
@@ -43,7 +49,8 @@ resolved AS (
 )
 SELECT w.schema_name, w.table_name, w.column_name,
        b.type_schema, b.type_name, b.type_kind, b.typmod, b.labels,
-       e.type_schema, e.type_name, e.type_kind, e.typmod, e.labels
+       e.type_schema, e.type_name, e.type_kind, e.typmod, e.labels,
+       w.atttypid::pg_catalog.int8, w.atttypmod, w.generated, w.definition
 FROM wanted AS w
 JOIN resolved AS b ON b.of_oid = w.atttypid AND b.of_typmod = w.atttypmod AND NOT b.element
 LEFT JOIN resolved AS e ON e.of_oid = w.atttypid AND e.of_typmod = w.atttypmod AND e.element

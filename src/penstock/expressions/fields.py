@@ -1,8 +1,8 @@
 """Takes the values that expressions need out of messages: a batch in, a struct array out.
 
-Only the columns that are named are decoded. A value that has not the form that its field asks for (a
-year above 9999, one of a column whose type has changed since the pipeline began) is null and marked
-bad, as is one that the WAL does not tell. Nothing that a message holds raises.
+Only the columns that are named are decoded. A value that lacks the form that its field asks for (one
+of a column whose type has changed, say) is null and marked bad, as is one that is not in the WAL, and a
+column that is not in the record though the table has it. Nothing that a message holds raises.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UNSET, UnsetType
 
 from penstock.expressions.types import Field, Kind
 from penstock.expressions.values import UNFIT, arrow, arrow_type
 from penstock.json_members import Members
+from penstock.message import TRUNCATE
 
 _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 ms
 _NO_BITS: Final = pa.scalar(0, pa.int64())
@@ -83,7 +85,7 @@ class Extractor:
                 of.setdefault(field.reference.root, []).append((at, field))
             else:
                 self._direct[at] = column
-        self._roots = {root: _Root(wanted) for root, wanted in of.items()}
+        self._roots = {root: _Root(root, wanted) for root, wanted in of.items()}
 
     def __call__(self, batch: pa.RecordBatch) -> pa.StructArray:
         """Return a struct for each message of a batch."""
@@ -93,7 +95,7 @@ class Extractor:
             for at, name in self._direct.items()
         }
         for name, root in self._roots.items():
-            for at, values in root.values(batch.column(name).to_pylist(), bad):
+            for at, values in root.values(batch, batch.column(name).to_pylist(), bad):
                 arrays[at], unfit = arrow(self._fields[at].type, values)
                 bad += [(row, at) for row in unfit]
         if "record" in self._roots:
@@ -120,12 +122,16 @@ def _words(bad: Iterable[tuple[int, int]], rows: int, count: int) -> list[pa.Arr
 class _Root:
     """The fields of `record`, `changes` or `metadata`; one decoder serves the columns of them all."""
 
-    def __init__(self, fields: Iterable[tuple[int, Field]]) -> None:
+    def __init__(self, root: str, fields: Iterable[tuple[int, Field]]) -> None:
         self._columns: dict[str, list[int]] = {}
         self._leaves: dict[int, _Leaf] = {}
+        # `changes` has those columns alone that were changed.
+        self._absent: Any = UNSET if root == "record" else None
+        self._lacking: dict[int, frozenset[tuple[str, str]]] = {}
         for at, field in fields:
             self._columns.setdefault(field.reference.column, []).append(at)
             self._leaves[at] = _Leaf(field)
+            self._lacking[at] = frozenset(field.lacking)
         # These are taken as JSON text, and each of their fields takes its value out of that.
         self._raw = {
             name
@@ -139,7 +145,11 @@ class _Root:
 
     def _make(self) -> None:
         members = [
-            (f"c{number}", msgspec.Raw if name in self._raw else self._leaves[of[0]].in_json, None)
+            (
+                f"c{number}",
+                msgspec.Raw if name in self._raw else self._leaves[of[0]].in_json,
+                self._absent,
+            )
             for number, (name, of) in enumerate(self._columns.items())
         ]
         rename = {f"c{number}": name for number, name in enumerate(self._columns)}
@@ -152,7 +162,7 @@ class _Root:
         self._nothing = shape()
 
     def values(
-        self, texts: Sequence[str | None], bad: list[tuple[int, int]]
+        self, batch: pa.RecordBatch, texts: Sequence[str | None], bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, list[Any]]]:
         """Yield each field's number and values; what can't be read is None, and in `bad`."""
         decode, nothing = self._decode, self._nothing
@@ -180,10 +190,22 @@ class _Root:
                 if name in self._raw or by_hand:
                     bad += [(row, at) for row, value in enumerate(values) if value is UNFIT]
                     values = [None if value is UNFIT else value for value in values]
+                if UNSET in values:
+                    bad += [(row, at) for row in self._missing(batch, at, values)]
+                    values = [None if value is UNSET else value for value in values]
                 yield at, values
         if odd - self._raw:
             self._raw |= odd
             self._make()
+
+    def _missing(self, batch: pa.RecordBatch, at: int, values: list[Any]) -> Iterator[int]:
+        """Yield the rows that lack a column which their table has; a truncate has no columns."""
+        rows = [row for row, value in enumerate(values) if value is UNSET]
+        some = batch.take(pa.array(rows, pa.int64()))
+        names = [some.column(n).to_pylist() for n in ("table_schema", "table_name", "action")]
+        for row, schema, table, action in zip(rows, *names, strict=True):
+            if action != TRUNCATE and (schema, table) not in self._lacking[at]:
+                yield row
 
     def _by_hand(self, text: str | None, odd: set[str]) -> dict[int, Any]:
         """Return the values of a record that is not as expected; `odd` gets the columns at fault.
@@ -195,7 +217,7 @@ class _Root:
             of = self._columns[name]
             if raw is not None and not self._leaves[of[0]].takes(raw):
                 odd.add(name)
-            found |= {at: self._leaves[at](raw) for at in of}
+            found |= {at: self._absent if raw is None else self._leaves[at](raw) for at in of}
         return found
 
     def unavailable(self, metadata: pa.Array) -> Iterator[tuple[int, int]]:
@@ -228,7 +250,7 @@ class _Leaf:
         self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
         self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
         self._walk = Walk(field.reference.path) if field.reference.path else None
-        self._is_text = field.kind in (Kind.TEXT, Kind.JSON)
+        self._is_text = field.kind in (Kind.TEXT, Kind.JSON, Kind.KEY)
         self._decode = msgspec.json.Decoder(self.in_json).decode
 
     def takes(self, raw: Json) -> bool:
@@ -239,9 +261,9 @@ class _Leaf:
             return False
         return True
 
-    def __call__(self, raw: Json | None) -> Any:
-        if raw is None:
-            return None
+    def __call__(self, raw: Json | UnsetType | None) -> Any:
+        if raw is None or isinstance(raw, UnsetType):
+            return raw
         try:
             if self._walk is not None and (raw := self._walk(raw)) is None:
                 return None

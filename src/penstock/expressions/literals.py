@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
 import math
 import re
@@ -11,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from penstock.expressions.nodes import Constant, Span
+from penstock.expressions.times import FIRST_DAY, FIRST_MOMENT, LAST_DAY, LAST_MOMENT, days_of
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -31,9 +31,9 @@ _INT: Final = re.compile(r"[+-]?[0-9]+")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _SPECIAL: Final = re.compile(r"(nan)|([+-]?)(inf|infinity)", re.IGNORECASE)
 _MOMENT: Final = re.compile(
-    r"(\d{4})-(\d\d?)-(\d\d?)"
+    r"(\d{4,7})-(\d\d?)-(\d\d?)"
     r"(?:[ tT]\s*(\d\d?):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?"
-    r"\s*(?:([zZ]|UTC)|([+-])(\d\d)(?::?(\d\d))?)?)?",
+    r"\s*(?:([zZ]|UTC)|([+-])(\d\d)(?::?(\d\d))?)?)?(?:\s+([bB][cC]))?",
     re.ASCII,
 )
 _CLOCK: Final = re.compile(r"(\d\d?):(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
@@ -63,7 +63,6 @@ _SHORT: Final = {
     "centuries": "century", "millennia": "millennium",
 }  # fmt: skip
 _LONGEST: Final = 10_000 * 366 * 86_400 * _SECOND
-_EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 
 def read(text: str, type_: Type) -> Constant:
@@ -93,7 +92,7 @@ def number(text: str, *, most: int = MAX_DIGITS) -> Decimal:
     """Return a decimal number of at most so many digits; raises `ValueError`."""
     if not _FLOAT.fullmatch(text):
         if _SPECIAL.fullmatch(text):
-            raise ValueError("NaN and infinite numerics are not supported in expressions")
+            raise ValueError("NaN and infinity can only be compared with: write '…' without a cast")
         raise ValueError("a number like 12.50 is expected")
     try:
         value = Decimal(text)
@@ -153,11 +152,14 @@ def narrow(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
-def _days(year: str, month: str, day: str) -> int:
-    try:
-        return datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH
-    except ValueError:
-        raise ValueError("there is no such day") from None
+def _days(year: str, month: str, day: str, era: str | None) -> int:
+    number = 1 - int(year) if era else int(year)
+    if (
+        not int(year)
+        or not FIRST_DAY <= (days := days_of(number, int(month), int(day))) <= LAST_DAY
+    ):
+        raise ValueError("there is no such day")
+    return days
 
 
 def _date(text: str) -> int:
@@ -166,7 +168,7 @@ def _date(text: str) -> int:
         return special
     if match := _MOMENT.fullmatch(text):
         _clock(match[4] or "0", match[5] or "0", match[6], match[7])
-        return _days(match[1], match[2], match[3])
+        return _days(match[1], match[2], match[3], match[12])
     raise ValueError("a date like 2024-10-28 is expected")
 
 
@@ -177,7 +179,7 @@ def _timestamp(text: str, *, zoned: bool) -> int:
     match = _MOMENT.fullmatch(text)
     if match is None:
         raise ValueError("a time like 2024-10-28 21:37:01 is expected, in UTC or with its offset")
-    value = _days(match[1], match[2], match[3]) * 24 * _UNITS["hour"]
+    value = _days(match[1], match[2], match[3], match[12]) * 24 * _UNITS["hour"]
     value += _clock(match[4] or "0", match[5] or "0", match[6], match[7])
     # Postgres passes the offset by where the type has none.
     if match[9] and zoned:
@@ -186,6 +188,8 @@ def _timestamp(text: str, *, zoned: bool) -> int:
             raise ValueError("there is no such offset from UTC")
         offset = hours * _UNITS["hour"] + minutes * _UNITS["minute"]
         value += offset if match[9] == "-" else -offset
+    if not FIRST_MOMENT <= value <= LAST_MOMENT:
+        raise ValueError("timestamps end with the year 294246 here")
     return value
 
 

@@ -39,6 +39,12 @@ class Names:
         found = {table: c[column] for table, c in self._columns.items() if column in c}
         if not found:
             raise ExpressionError(position, self._unknown(reference))
+        for table, of in found.items():
+            if of.withheld:
+                raise ExpressionError(
+                    position, f"messages of {qualified_name(*table)} never have {reference}: "
+                    f"{of.withheld}",
+                )  # fmt: skip
         if len(found) < len(self._columns):
             self.lacking[reference] = tuple(t for t in self._columns if t not in found)
         return self._joined(reference, found, position)

@@ -8,6 +8,7 @@ expression sees it: the Spark type `Type.spark`, the Arrow type that goes with i
     int          bigint           smallint, integer, bigint, oid
     float        double           real (`single`): the nearest float32, as a double
     numeric      decimal(p,s)     `precision`, `scale`; what does not fit exactly is bad, as is NaN
+    key          string           a numeric of any size, to be compared: see `penstock.expressions.keys`
     text         string           as the message has it; char(n) (`width`): without trailing blanks
     date         date             days; see `DATE_INFINITY`
     timestamp    timestamp_ntz    microseconds; see `TIMESTAMP_INFINITY`
@@ -17,7 +18,7 @@ expression sees it: the Spark type `Type.spark`, the Arrow type that goes with i
     json         string           what `->>` gives: a string without its quotes, any other value's
                                   JSON text, null for null and for what is not there
 
-A value that has no such form (a year before 1 or after 9999, a numeric too long) is bad. A field of
+A value that has no such form (a timestamp after the year 294246, a numeric too long) is bad. A field of
 kind text may name a column of any other type: then it is the value's JSON text, a string without
 its quotes.
 """
@@ -33,14 +34,14 @@ from penstock.tables import quote_name
 
 DAY: Final = 86_400_000_000
 """A day in microseconds."""
-DATE_INFINITY: Final = 2_932_897
-"""`infinity` as a date, in days since 1970: the day after 9999-12-31."""
-DATE_MINUS_INFINITY: Final = -719_163
-"""`-infinity` as a date, in days since 1970: the day before 0001-01-01."""
-TIMESTAMP_INFINITY: Final = DATE_INFINITY * DAY
+DATE_INFINITY: Final = (1 << 31) - 1
+"""`infinity` as a date, in days since 1970: after any date that Postgres has."""
+DATE_MINUS_INFINITY: Final = -(1 << 31)
+"""`-infinity` as a date, in days since 1970."""
+TIMESTAMP_INFINITY: Final = (1 << 63) - 1
 """`infinity` as a timestamp or timestamptz, in microseconds since 1970."""
-TIMESTAMP_MINUS_INFINITY: Final = DATE_MINUS_INFINITY * DAY
-"""`-infinity` as a timestamp or timestamptz, in microseconds since 1970."""
+TIMESTAMP_MINUS_INFINITY: Final = -(1 << 62)
+"""`-infinity` as a timestamp or timestamptz, in microseconds since 1970: before any of Postgres'."""
 
 INTERVAL_INFINITY: Final = (1 << 63) - 1
 """`infinity` as an interval, in microseconds; `-infinity` is the same below zero."""
@@ -53,6 +54,7 @@ class Kind(enum.StrEnum):
     INT = "int"
     FLOAT = "float"
     NUMERIC = "numeric"
+    KEY = "key"
     TEXT = "text"
     DATE = "date"
     TIMESTAMP = "timestamp"
@@ -108,6 +110,7 @@ _SPARK: Final = {
     Kind.BOOL: "boolean",
     Kind.INT: "bigint",
     Kind.FLOAT: "double",
+    Kind.KEY: "string",
     Kind.TEXT: "string",
     Kind.DATE: "date",
     Kind.TIMESTAMP: "timestamp_ntz",
@@ -121,6 +124,7 @@ _NAMES: Final = {
     Kind.INT: "an integer",
     Kind.FLOAT: "a float",
     Kind.NUMERIC: "a numeric",
+    Kind.KEY: "a numeric",
     Kind.TEXT: "a text",
     Kind.DATE: "a date",
     Kind.TIMESTAMP: "a timestamp",
@@ -142,6 +146,7 @@ BOOL: Final = Type(Kind.BOOL)
 INT: Final = Type(Kind.INT)
 FLOAT: Final = Type(Kind.FLOAT)
 NUMERIC: Final = Type(Kind.NUMERIC, 38, 18)
+KEY: Final = Type(Kind.KEY)
 TEXT: Final = Type(Kind.TEXT)
 DATE: Final = Type(Kind.DATE)
 TIMESTAMP: Final = Type(Kind.TIMESTAMP)
@@ -197,10 +202,15 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a message and the form that its value is wanted in."""
+    """A place in a message and the form that its value is wanted in.
+
+    `lacking`: the tables, by schema and name, that lack the column: there it is null. In messages of
+    any other table a column that is not there has no value.
+    """
 
     reference: Reference
     type: Type
+    lacking: tuple[tuple[str, str], ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -219,6 +229,7 @@ class Field:
             "scale": type_.scale,
             "single": type_.single,
             "width": type_.width,
+            "lacking": [list(table) for table in self.lacking],
         }
 
     @classmethod
@@ -233,4 +244,5 @@ class Field:
                 single=data["single"],
                 width=data["width"],
             ),
+            tuple((schema, table) for schema, table in data["lacking"]),
         )

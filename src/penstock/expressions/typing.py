@@ -7,6 +7,7 @@ left to `Node.fails`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.expressions import operators
 from penstock.expressions.casts import cast, convert, settled, text_form
@@ -65,7 +66,8 @@ class Typer:
             case "reference":
                 assert isinstance(expr.value, Reference)  # noqa: S101
                 type_ = self._names.type(expr.value, expr.position)
-                return Node("field", type_, value=Field(expr.value, type_))
+                lacking = self._names.lacking.get(expr.value, ())
+                return Node("field", type_, value=Field(expr.value, type_, lacking))
             case "string":
                 return Node("unknown", TEXT, value=expr.value)
             case "null":
@@ -223,7 +225,7 @@ def _presence(node: Node) -> Node:
     """Return what is null where a node is: a value need not fit into its kind to be there."""
     if node.op != "field" or node.kind in (Kind.JSON, Kind.TEXT):
         return settled(node)
-    return Node("field", TEXT, value=Field(node.value.reference, TEXT))
+    return Node("field", TEXT, value=replace(node.value, type=TEXT))
 
 
 def _number(expr: Expr) -> Node:

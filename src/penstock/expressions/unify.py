@@ -9,6 +9,7 @@ from typing import Final
 from penstock.expressions import decimals
 from penstock.expressions.casts import convert, literal
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.keys import keyed
 from penstock.expressions.literals import numeric_type
 from penstock.expressions.nodes import Node
 from penstock.expressions.types import (
@@ -52,7 +53,7 @@ def comparable(op: str, nodes: Sequence[Node], positions: Sequence[int]) -> tupl
                 f"{name} is JSON as a whole; compare a part of it ({name}.key, {name}[0]) or "
                 f"its text ({name}::text)",
             )
-    args = unify(nodes, positions)
+    args = keyed(nodes, positions) or unify(nodes, positions)
     type_ = args[0].type
     if op not in ("=", "<>", "is distinct") and not type_.ordered:
         raise ExpressionError(

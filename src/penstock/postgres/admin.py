@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row
 
 from penstock import queries
+from penstock.message import parse_lsn
 from penstock.postgres.errors import SetupError
 from penstock.settings import PostgresSource
 from penstock.tables import TablePattern, matches_any, qualified_name
@@ -81,6 +82,8 @@ class Relation:
     columns: list[str]
     stored: bool
     virtual: bool
+    generated: dict[str, str] = field(default_factory=dict)
+    """Its generated columns: s for stored, v for virtual."""
 
     def __str__(self) -> str:
         return qualified_name(self.schema, self.name)
@@ -151,6 +154,12 @@ class Catalog:
         rows = self.connection.execute(_SQL["published_tables"], parameters)
         return {(row[0], row[1]): row[2] for row in rows}
 
+    def published_columns(self) -> dict[tuple[str, str], list[str] | None]:
+        """Return the publication's tables with their columns; None: all but generated ones."""
+        parameters = {"name": self.source.publication}
+        rows = self.connection.execute(_SQL["published_columns"], parameters)
+        return {(row[0], row[1]): row[2] for row in rows}
+
     def limited_tables(self) -> list[tuple[TablePattern, int | None]]:
         """Return the tables of which the publication has a row filter or a list of columns.
 
@@ -194,6 +203,11 @@ class Catalog:
         """Return the source's slot, or None."""
         found = self._rows(Slot, "slot", name=self.source.slot)
         return found[0] if found else None
+
+    def written_lsn(self) -> int:
+        """Return where the WAL ends."""
+        (row,) = self.connection.execute(_SQL["written_lsn"]).fetchall()
+        return parse_lsn(row[0])
 
     def create_slot(self) -> None:
         """Make the source's slot."""

@@ -23,6 +23,7 @@ from typing import Final, Literal
 import structlog
 
 from penstock.backoff import Backoff
+from penstock.expressions.shapes import Watch
 from penstock.message import Position, source_tag
 from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.catalog import Catalog
@@ -50,7 +51,8 @@ class CaptureOptions:
     """What a capture needs to know.
 
     `wants(schema, table)` tells whether a table is captured, `grouping(schema, table)` gives its
-    `group_by` and `split_by` (see `Table`); `splits` is the number of parallel tasks.
+    `group_by` and `split_by` (see `Table`); `splits` is the number of parallel tasks. `watch` finds rows
+    that the query's plan was not made for: no batch has them.
     """
 
     url: str
@@ -60,6 +62,7 @@ class CaptureOptions:
     wants: Wants
     grouping: Grouping
     truncates: bool = True
+    watch: Watch = field(default_factory=Watch)
 
 
 @dataclass
@@ -102,7 +105,7 @@ class Capture:
         self._unsealed_since: float | None = None
         self._decoder = Decoder(
             start, splits=options.splits, wants=options.wants, grouping=options.grouping,
-            truncates=options.truncates, emit=self._emit,
+            truncates=options.truncates, emit=self._emit, is_altered=options.watch.is_altered,
         )  # fmt: skip
         self._progress = self._decoder.progress
         self.on_reads: Callable[[ReadsEvent, Reads], None] = lambda *_: None
@@ -111,7 +114,7 @@ class Capture:
         self._handed = self._wanted = start
         self._sealed = 0  # bytes in chunks that were not handed out
         self._told = -1
-        self._urgent = self._hurried = self._closing = False
+        self._urgent = self._hurried = self._closing = self._altered_told = False
         self._relation: Relation | None = None
         self._system = ""
         self.stats = CaptureStats()
@@ -157,7 +160,10 @@ class Capture:
                 end = self._fitting(after, max_rows)
                 if end > after or self._closing:
                     return end
-                if until_lsn is not None:
+                if self._decoder.altered is not None and not self._altered_told:
+                    self._altered_told = True
+                    return after
+                if until_lsn is not None and self._decoder.altered is None:
                     if self._progress.received_lsn >= until_lsn:
                         return after
                     self._pause(1.0)
@@ -167,6 +173,15 @@ class Capture:
                     return after
                 self._pause(left)
 
+    def altered(self) -> tuple[Position, tuple[str, str]] | None:
+        """Return the table that was altered, once all messages from before were handed out.
+
+        The query is to be planned anew for what comes after the position.
+        """
+        with self._entered():
+            found = self._decoder.altered
+            return found if found is not None and self._handed >= found[0] else None
+
     def _raise_if_ended(self) -> None:
         error = self.stats.error
         if error is not None and not error.transient:
@@ -175,9 +190,12 @@ class Capture:
     def _fitting(self, after: Position, max_rows: int) -> Position:
         self._decoder.seal()
         end, rows, size = after, 0, 0
+        last = self._decoder.altered[0] if self._decoder.altered is not None else None
         for chunk in self._chunks:
             if chunk.end <= after:
                 continue
+            if last is not None and chunk.end > last:
+                break
             if rows and (chunk.barrier or rows + chunk.rows > max_rows or size > MAX_UNREAD // 4):
                 break
             end, rows, size = chunk.end, rows + chunk.rows, size + chunk.bytes

@@ -42,7 +42,7 @@ class Catalog:
             self._types.renew(types)
         with self._asking() as connection:
             row = connection.execute(_SQL["shape"], {"oid": relation.oid}).fetchone()
-        primary_key, identities, deferrable = row or ([], None, False)
+        primary_key, identities, deferrable, generated = row or ([], None, False, [])
         flagged = [c.name for c in relation.columns if c.is_key]
         if relation.replica_identity == "d" and set(primary_key) != set(flagged):
             primary_key = flagged  # the default identity is the primary key, as it was then
@@ -52,7 +52,9 @@ class Catalog:
         if identities is not None and not _root_tells(relation, identities):
             # Only the primary key is the same in every partition.
             told = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
-        return Shape(tuple(primary_key), told, deferrable)
+        sent = {c.name for c in relation.columns}
+        absent = tuple(name for name in generated if name not in sent)
+        return Shape(tuple(primary_key), told, deferrable, absent)
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""

@@ -3,7 +3,7 @@
 -- name: shape
 -- What a table's WAL does not tell. %(oid)s: the table; no row: it was dropped since. `primary_key`
 -- is in key order. `identities` are the replica identities of a partitioned table's partitions. Last:
--- whether the primary key is deferrable.
+-- whether the primary key is deferrable, and the generated columns, which the WAL may lack.
 SELECT
     COALESCE((
         SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
@@ -19,7 +19,12 @@ SELECT
         WHERE t.isleaf), '{}') END,
     EXISTS (
         SELECT FROM pg_catalog.pg_index AS i
-        WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate)
+        WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate),
+    ARRAY(
+        SELECT a.attname::pg_catalog.text
+        FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.attgenerated <> '' AND NOT a.attisdropped
+        ORDER BY a.attnum)
 FROM pg_catalog.pg_class AS c
 WHERE c.oid = %(oid)s
 

@@ -31,6 +31,7 @@ _ENCODE: Final[dict[type, Callable[..., Any]]] = {
 }  # fmt: skip
 
 Wants = Callable[[str, str], bool]
+IsAltered = Callable[[int, tuple[str, str], list[tuple[str, int, int]]], bool]
 Grouping = Callable[[str, str], tuple[list[str] | None, list[str] | None]]
 
 log = structlog.get_logger("penstock.capture")
@@ -46,6 +47,7 @@ class Decoder:
         grouping: Gives a table's `group_by` and `split_by` (see `Table`).
         truncates: Whether a truncate becomes a message.
         emit: Takes each chunk.
+        is_altered: Tells whether the query's plan was not made for a table's rows (`Watch`).
     """
 
     def __init__(
@@ -57,16 +59,20 @@ class Decoder:
         grouping: Grouping,
         truncates: bool,
         emit: Callable[[Chunk], None],
+        is_altered: IsAltered = lambda *_: False,
     ) -> None:
         self.progress = Progress(start)
         self.recent = Recent()
         self.watch: Watch | None = None
         """The table under backfill."""
+        self.altered: tuple[Position, tuple[str, str]] | None = None
+        """The newest message before rows that the query's plan was not made for, and their table."""
         self.truncates_skipped = 0
         self._wants = wants
         self._grouping = grouping
         self._truncates = truncates
         self._emit = emit
+        self._is_altered = is_altered
         self._builder = ChunkBuilder(start, splits)
         self._database = self._tag = ""
         self._tag_bytes = b""
@@ -165,6 +171,12 @@ class Decoder:
                 lsn=format_lsn(self.lsn),
             )
         self._tables[relation.oid] = self._before[relation.oid] = table
+        if self.altered is None and self._next_idx > self._skip_idx:
+            columns = [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
+            name = relation.schema, relation.name
+            if self._is_altered(self.lsn, name, columns):
+                self.seal()
+                self.altered = self.read, name
 
     def seal(self) -> None:
         """Make a chunk of what was read since the last one, if anything was."""

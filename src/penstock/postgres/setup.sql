@@ -47,6 +47,18 @@ SELECT t.schemaname::text, t.tablename::text, pg_catalog.to_jsonb(t) ->> 'rowfil
 FROM pg_catalog.pg_publication_tables t
 WHERE t.pubname = %(name)s
 
+-- name: published_columns
+-- The columns of a publication's tables, null for all but generated ones (before Postgres 15). %(name)s:
+-- its name.
+SELECT t.schemaname::text, t.tablename::text, pg_catalog.to_jsonb(t) -> 'attnames'
+FROM pg_catalog.pg_publication_tables t
+WHERE t.pubname = %(name)s
+
+-- name: written_lsn
+-- Where the WAL ends, also what is not on disk yet.
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+            ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
+
 -- name: limited_tables
 -- The tables of which a publication has some rows or some columns only, and of each that is a partition
 -- the root. %(name)s: the publication's name.
@@ -77,13 +89,15 @@ SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
            AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
        EXISTS (SELECT FROM pg_catalog.pg_index i
                WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
-       a.columns, a.stored, a.virtual
+       a.columns, a.stored, a.virtual, a.generated
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN LATERAL (
     SELECT COALESCE(pg_catalog.array_agg(a.attname::text ORDER BY a.attnum), '{}') AS columns,
            COALESCE(pg_catalog.bool_or(a.attgenerated = 's'), false) AS stored,
-           COALESCE(pg_catalog.bool_or(a.attgenerated = 'v'), false) AS virtual
+           COALESCE(pg_catalog.bool_or(a.attgenerated = 'v'), false) AS virtual,
+           COALESCE(pg_catalog.jsonb_object_agg(a.attname::text, a.attgenerated::text)
+                        FILTER (WHERE a.attgenerated <> ''), '{}') AS generated
     FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) a
 WHERE n.nspname = ANY(%(schemas)s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')

@@ -64,12 +64,14 @@ class Shape:
     `primary_key` has the key's columns in key order. `told` names the columns that the old tuple of
     an update or delete has for certain; None where the Relation message can be believed, which it
     can't for a partitioned table: each partition has a replica identity of its own. `deferrable`:
-    two rows may have the same primary key before their transaction ends.
+    two rows may have the same primary key before their transaction ends. `absent` names the generated
+    columns that are not in the WAL: no message has them.
     """
 
     primary_key: tuple[str, ...]
     told: tuple[str, ...] | None = None
     deferrable: bool = False
+    absent: tuple[str, ...] = ()
 
 
 class Noted(NamedTuple):
@@ -133,6 +135,8 @@ class Table:
         # By name, so that a table that was dropped and made again has the same groups.
         self._salt = hash((relation.schema, relation.name))
         self._labels = [orjson.dumps(name) for name in self.columns]
+        self.unavailable = b",".join(map(orjson.dumps, shape.absent))
+        """The names, in JSON, of the columns that no message of a row has."""
         self._converters = [converter(c.type_oid) for c in relation.columns]
         self._template = (
             b"{" + b",".join(b.replace(b"%", b"%%") + b":%b" for b in self._labels) + b"}"
@@ -441,6 +445,9 @@ class Table:
             pks = values[self._key_at]
         else:
             pks = b",".join([values[i] for i in self._key])
+        if self.unavailable and values is not None:
+            absent = self.unavailable
+            unavailable = b"%b,%b" % (unavailable, absent) if unavailable else absent
         position = b"%d" % idx
         return (
             record, changes, action, self._schema, self._name,

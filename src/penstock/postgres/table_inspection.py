@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import LiteralString
 
 from psycopg import sql
@@ -32,7 +32,9 @@ def inspect_table(
         message = "the role may not SELECT from it; capturing changes works, reading rows will not"
         fix = catalog.text(grant.format(sql.Identifier(table.schema, table.name), role))
         yield Finding("warning", what, message, fix)
-    yield from _columns(what, catalog, table, identities, sinks)
+    stored = catalog.server.major >= 18 and (publication is None or publication.generated == "s")
+    lost = {name for name, kind in table.generated.items() if kind == "v" or not stored}
+    yield from _columns(what, catalog, table, identities, sinks, lost)
 
 
 def _generated(
@@ -65,8 +67,12 @@ def _columns(
     table: Relation,
     identities: Sequence[Identity],
     sinks: Mapping[str, SinkSettings],
+    lost: Container[str],
 ) -> Iterator[Finding]:
-    """Look for the columns that sinks name, in the table and in the WAL's old values."""
+    """Look for the columns that sinks name, in the table, in the WAL and in its old values.
+
+    `lost` has the generated columns that no message has.
+    """
     for name, sink in sinks.items():
         patterns = sink.patterns
         if patterns is not None and not matches_any(patterns, table.schema, table.name):
@@ -89,6 +95,10 @@ def _columns(
                     message = f"has no column {column}, which `{key}` of sink {name} names"
                     fix = f"correct `{key}`, or leave {table} out of the sink's `tables`"
                     yield Finding("error", what, message + nearest(column, table.columns), fix)
+                elif column in lost:
+                    message = f"{column}, which `{key}` of sink {name} names, is a generated column"
+                    fix = f"name the columns that it is made of in `{key}`"
+                    yield Finding("error", what, f"{message} that is not in the WAL", fix)
         for columns, verb, harm in (
             (grouped, "groups by", "cannot be put in its old group"),
             (subject, "puts into its subject", "has no value there, and its subject gets %null"),

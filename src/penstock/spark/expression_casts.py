@@ -10,9 +10,11 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+from penstock.expressions import keys
 from penstock.expressions.literals import FALSE_WORDS, TRUE_WORDS, read
 from penstock.expressions.nodes import Node
-from penstock.expressions.types import TIMES, Kind, Type
+from penstock.expressions.times import DAY_10000, DAY_ONE, LAST_MOMENT
+from penstock.expressions.types import DAY, TIMES, Kind, Type
 from penstock.spark.expression_values import copies, is_infinite, let, literal
 
 _BLANK: Final = r"[ \t\n\x0b\f\r]*"
@@ -44,13 +46,14 @@ def cast_value(node: Node, operand: Column, size: int) -> tuple[Column, int]:
         Kind.INT: _to_int,
         Kind.FLOAT: _to_float,
         Kind.NUMERIC: _to_numeric,
+        Kind.KEY: _to_key,
         Kind.DATE: _to_time,
         Kind.TIMESTAMP: _to_time,
         Kind.TIMESTAMPTZ: _to_time,
     }[node.kind](node, have)
     if _once(node, have):
         return use(operand), size + 4
-    return let(operand, size, use), copies(size, 3) * size + 16
+    return let(operand, size, use), copies(size, 3) * size + (40 if node.kind is Kind.KEY else 16)
 
 
 def _once(node: Node, have: Type) -> bool:
@@ -67,7 +70,9 @@ def _once(node: Node, have: Type) -> bool:
         case Kind.NUMERIC:
             wide = node.value == "round" or node.type.scale >= have.scale
             return have.kind is Kind.INT or (have.kind is Kind.NUMERIC and wide)
-    return have.kind in TIMES
+        case Kind.KEY:
+            return False
+    return have.kind in TIMES and Kind.DATE not in (have.kind, node.kind)
 
 
 def _is_text(type_: Type) -> bool:
@@ -98,8 +103,10 @@ def _time_text(time: Column, have: Type) -> Column:
         text = F.when(whole, F.date_format(time, clock + zone)).otherwise(
             F.date_format(time, f"{clock}.SSSSSS{zone}")
         )
+    unit = 1 if have.kind is Kind.DATE else DAY
+    first, after = literal(DAY_ONE * unit, have), literal(DAY_10000 * unit, have)
     sign = F.when(time > literal(0, have), "infinity").otherwise("-infinity")
-    return F.when(is_infinite(time, have), sign).otherwise(text)
+    return F.when(is_infinite(time, have), sign).when((time >= first) & (time < after), text)
 
 
 def _to_bool(_node: Node, have: Type) -> Callable[[Column], Column]:
@@ -187,6 +194,26 @@ def _to_numeric(node: Node, have: Type) -> Callable[[Column], Column]:
     return lambda x: F.when(x.rlike(pattern), x).try_cast(target)
 
 
+def _to_key(_: Node, have: Type) -> Callable[[Column], Column]:
+    """Return what makes a key of a number that was computed: see `penstock.expressions.keys`."""
+
+    def key(x: Column) -> Column:
+        text = (x.cast("decimal(20,0)") if have.kind is Kind.INT else x).cast("string")
+        bare = F.ltrim(text, F.lit("-"))
+        digits = F.replace(bare, F.lit("."), F.lit(""))
+        kept = F.ltrim(digits, F.lit("0"))
+        whole = F.length(F.substring_index(bare, ".", 1))
+        power = whole + F.length(kept) - F.length(digits) + F.lit(keys.BIAS)
+        told = F.concat(power.cast("string"), F.rtrim(kept, F.lit("0")))
+        other = F.concat(
+            F.lit(keys.NEGATIVE), F.translate(told, "0123456789", "9876543210"), F.lit(keys.END)
+        )
+        key = F.when(kept == "", keys.ZERO).when(text.startswith("-"), other)
+        return key.otherwise(F.concat(F.lit(keys.POSITIVE), told))
+
+    return lambda x: F.when(x.isNotNull(), key(x))
+
+
 def _fits(x: Column, scale: int) -> Column:
     """Tell of a numeric whether it has no more than so many digits after the point."""
     quantum = F.lit(str(Decimal(1).scaleb(-scale))).cast(f"decimal({max(1, scale)},{scale})")
@@ -213,9 +240,8 @@ def _float_to_numeric(node: Node, have: Type) -> Callable[[Column], Column]:
 
 
 def _to_time(node: Node, have: Type) -> Callable[[Column], Column]:
-    target = node.type.spark
     if have.kind in TIMES:
-        return lambda x: x.cast(target)
+        return _time_to_time(node, have)
 
     def parsed(x: Column) -> Column:
         text = F.trim(x, F.lit(" \t\n\x0b\f\r"))
@@ -233,6 +259,22 @@ def _to_time(node: Node, have: Type) -> Callable[[Column], Column]:
         return F.when(word == "infinity", plus).when(word == "-infinity", minus).otherwise(value)
 
     return parsed
+
+
+def _time_to_time(node: Node, have: Type) -> Callable[[Column], Column]:
+    target = node.type.spark
+    if Kind.DATE not in (have.kind, node.kind):
+        return lambda x: x.cast(target)
+
+    def cast(x: Column) -> Column:
+        plus, minus = _infinities(node.type)
+        sign = F.when(x > literal(0, have), plus).otherwise(minus)
+        endless = F.when(is_infinite(x, have), sign)
+        if have.kind is Kind.DATE:
+            return endless.when(x <= literal(LAST_MOMENT // DAY, have), x.cast(target))
+        return endless.otherwise(x.cast(target))
+
+    return cast
 
 
 def _infinities(type_: Type) -> tuple[Column, Column]:

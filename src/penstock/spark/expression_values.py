@@ -14,6 +14,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from penstock.expressions.nodes import Constant, Node, Span
+from penstock.expressions.times import FIRST_DAY, FIRST_MOMENT, LAST_DAY, LAST_MOMENT
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -24,11 +25,14 @@ from penstock.expressions.types import (
     Kind,
     Type,
 )
+from penstock.spark import casing
 from penstock.spark.like import like
 
 _SMALL: Final = 8
 """Up to how many nodes an operand is written out twice rather than bound to a name."""
-_MAX_DAYS: Final = 4_000_000
+_MAX_DAYS: Final = (1 << 31) - 1
+# What stays a timestamp when some 20,000 years are added, in two steps.
+_LAST_SHIFTED: Final = LAST_MOMENT - 20_100 * 366 * DAY
 _MIN_INT: Final = -(1 << 63)
 
 
@@ -171,6 +175,10 @@ def _round(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Colum
     return F.round(operands[0], node.value or 0).try_cast(node.type.spark), 1, 2
 
 
+def _upper(_: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
+    return let(operands[0], sizes[0], casing.upper), copies(sizes[0], 3), 8
+
+
 def _like(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
     # LIKE is the one operator that sees a char(n)'s blanks.
     width = node.args[0].type.width
@@ -187,11 +195,11 @@ def is_infinite(time: Column, type_: Type) -> Column:
 
 
 def _in_range(time: Column, type_: Type) -> Column:
-    """Tell of a date or timestamp whether its year is 1 to 9999."""
-    plus, minus = TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY + DAY
+    """Tell of a date or timestamp whether Postgres has it."""
+    first, last = FIRST_MOMENT, LAST_MOMENT
     if type_.kind is Kind.DATE:
-        plus, minus = DATE_INFINITY, DATE_MINUS_INFINITY + 1
-    return (time >= literal(minus, type_)) & (time < literal(plus, type_))
+        first, last = FIRST_DAY, LAST_DAY
+    return (time >= literal(first, type_)) & (time <= literal(last, type_))
 
 
 def _date_trunc(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
@@ -225,9 +233,10 @@ def _shift(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
 
     def shifted(time: Column) -> Column:
         result = let(moved(time), 2 * _SMALL, inside)
-        return F.when(is_infinite(time, node.type), time).otherwise(result)
+        near = time <= literal(_LAST_SHIFTED, node.type)
+        return F.when(is_infinite(time, node.type), time).when(near, result)
 
-    return let(operands[0], sizes[0], shifted), copies(sizes[0], 3), 30
+    return let(operands[0], sizes[0], shifted), copies(sizes[0], 4), 33
 
 
 def _since(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
@@ -241,7 +250,7 @@ def _since(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
         endless = endless.when(is_infinite(x, type_) & is_infinite(y, type_), None)
         endless = endless.when((x == plus) | (y == minus), F.lit(INTERVAL_INFINITY))
         endless = endless.when((x == minus) | (y == plus), F.lit(-INTERVAL_INFINITY))
-        told = endless.otherwise(micros[0] - micros[1])
+        told = endless.otherwise(F.try_subtract(*micros))
         return F.when(x.isNotNull() & y.isNotNull(), told)
 
     column = let_both(operands[0], operands[1], max(sizes), between)
@@ -281,8 +290,7 @@ STRICT: Final[dict[str, Callable[..., Column]]] = {
     ">": lambda x, y: x > y,
     ">=": lambda x, y: x >= y,
     "concat": F.concat,
-    "lower": F.lower,
-    "upper": F.upper,
+    "lower": casing.lower,
     "length": lambda x: F.char_length(x).cast("bigint"),
     "now": F.current_timestamp,
 }
@@ -296,6 +304,7 @@ CALLS: Final[dict[str, Call]] = {
     "%": _arithmetic,
     "neg": _neg,
     "abs": _abs,
+    "upper": _upper,
     "round": _round,
     "like": _like,
     "ilike": _like,

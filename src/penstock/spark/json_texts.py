@@ -9,6 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.expressions.times import DAY_10000, DAY_ONE, civil
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -91,17 +92,35 @@ def _numerics(values: pa.Array, *, fixed: bool) -> pa.Array:
 
 
 def _moments(kind: Kind, values: pa.Array) -> pa.Array:
+    unit = 1 if kind is Kind.DATE else DAY
+    numbers = values.cast(_INFINITIES[kind][2])
+    beyond = pc.or_(pc.less(numbers, DAY_ONE * unit), pc.greater_equal(numbers, DAY_10000 * unit))
+    if pc.any(beyond).as_py():
+        return pa.array([_moment(kind, n) for n in numbers.to_pylist()], pa.string())
     texts = values.cast(pa.string())
     if kind is not Kind.DATE:
         texts = pc.replace_substring(texts, " ", "T")
         texts = pc.replace_substring_regex(texts, r"\.000000(Z?)$", r"\1")
-    above, below, plain = _INFINITIES[kind]
-    numbers = values.cast(plain)
-    if pc.any(pc.or_(pc.equal(numbers, above), pc.equal(numbers, below))).as_py():
-        named = {above: "infinity", below: "-infinity"}
-        pairs = zip(numbers.to_pylist(), texts.to_pylist(), strict=True)
-        texts = pa.array([named.get(number, text) for number, text in pairs], pa.string())
     return texts
+
+
+def _moment(kind: Kind, number: int | None) -> str | None:
+    """Return a time as messages have it: as Postgres prints it where ISO 8601 has no plain form."""
+    above, below, _ = _INFINITIES[kind]
+    if number is None or number in (above, below):
+        return {None: None, above: "infinity", below: "-infinity"}[number]
+    day, rest = (number, 0) if kind is Kind.DATE else divmod(number, DAY)
+    year, month, of_month = civil(day)
+    plain = 0 < year < 10_000
+    text = f"{year if year > 0 else 1 - year:04}-{month:02}-{of_month:02}"
+    if kind is not Kind.DATE:
+        seconds, micros = divmod(rest, 1_000_000)
+        clock = f"{seconds // 3_600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        # Postgres leaves out the zeros that ISO 8601 keeps.
+        fraction = f".{micros:06}" if micros else ""
+        zone = "" if kind is Kind.TIMESTAMP else "Z" if plain else "+00"
+        text += f"{'T' if plain else ' '}{clock}{fraction if plain else fraction.rstrip('0')}{zone}"
+    return text if year > 0 else f"{text} BC"
 
 
 def _interval(microseconds: int) -> str:

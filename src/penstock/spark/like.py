@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from penstock.spark import casing
 
 _END: Final = "(?!.)"
 r"""The end of a text, which is `\z` to Java and `\Z` to Python."""
@@ -22,7 +23,7 @@ def like(text: Column, pattern: str, *, folded: bool = False) -> Column:
     In `pattern` a backslash stands before each `%`, `_` and backslash that means itself.
     """
     if folded:
-        text, pattern = F.lower(text), pattern.lower()
+        text, pattern = casing.lower(text), casing.lowered(pattern)
     segments = _segments(pattern)
     inner = len(segments) == 3 and not segments[0] and not segments[2]
     if len(segments) <= 2 or inner:

@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 from pydantic import Field as Default
 
+from penstock.expressions.shapes import shape_of
 from penstock.expressions.types import Field
 from penstock.settings import check_postgres_url
 from penstock.tables import TablePattern, matches_any
@@ -48,6 +49,9 @@ class SourceOptions(BaseModel):
     monitor: str | None = None
     name: str = ""
     fields: tuple[Field, ...] = ()
+    shapes: dict[tuple[str, str], Any] = Default(default_factory=dict)
+    planned: int = 0
+    after: tuple[int, int] = (0, -1)
 
     @field_validator("tables", mode="before")
     @classmethod
@@ -75,6 +79,18 @@ class SourceOptions(BaseModel):
         if not isinstance(value, str):
             return value
         return tuple(Field.from_json(field) for field in orjson.loads(value))
+
+    @field_validator("shapes", mode="before")
+    @classmethod
+    def _shapes(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return {(schema, table): shape_of(s) for schema, table, s in orjson.loads(value)}
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _after(cls, value: Any) -> Any:
+        return orjson.loads(value) if isinstance(value, str) else value
 
     @field_validator("tables")
     @classmethod
@@ -121,4 +137,7 @@ class SourceOptions(BaseModel):
         return None, sorted(shared)
 
 
-_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name", "fields"}
+_INTERNAL = {
+    "blocks", "truncates", "groupings", "monitor", "name", "fields", "shapes", "planned",
+    "after",
+}  # fmt: skip

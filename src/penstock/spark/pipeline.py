@@ -16,7 +16,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.config import Config
 from penstock.settings import NatsSinkSettings, Sink
-from penstock.spark import planning
+from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.source import PostgresChanges
 from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
@@ -37,6 +37,7 @@ class Pipeline:
         routes: list[Route],
         store: StoreTarget,
         monitor: str,
+        planner: Planner | None = None,
     ) -> None:
         self._spark = spark
         self._config = config
@@ -44,6 +45,7 @@ class Pipeline:
         self._routes = routes
         self._store = store
         self._monitor = monitor
+        self._planner = planner or Planner(config.sources[source], config.sinks_of(source))
         self._query: StreamingQuery | None = None
 
     def start(self, *, once: bool) -> StreamingQuery:
@@ -53,15 +55,17 @@ class Pipeline:
         that can't be.
         """
         spark = self._spark
-        plan = planning.of_source(
-            self._config.sources[self._source], self._config.sinks_of(self._source)
-        )
+        plan = self._planner.plan()
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
         spark.dataSource.register(PostgresChanges)
         options = self._options()
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
+        if plan is not None:
+            options["shapes"] = orjson.dumps([[*t, s] for t, s in plan.shapes.items()]).decode()
+            options["planned"] = str(plan.lsn)
+            options["after"] = orjson.dumps([*self._planner.after]).decode()
         messages = spark.readStream.format("postgres-changes").options(**options).load()
         if plan is not None:
             messages = plan.results(messages)

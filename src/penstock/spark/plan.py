@@ -27,6 +27,7 @@ from penstock.expressions import (
 from penstock.expressions.fields import place
 from penstock.expressions.nodes import Typed
 from penstock.expressions.route import marked
+from penstock.expressions.shapes import Shapes, Table
 from penstock.expressions.types import TEXT, Kind
 from penstock.expressions.typing import typed
 from penstock.settings import Sink
@@ -69,6 +70,15 @@ class Checked:
     evaluated: bool = True
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The plan of one sink."""
+
+    sink: SinkPlan
+    checked: Sequence[Checked]
+    results: Sequence[_Result]
+
+
 class Plan:
     """A source's expressions, ready for Spark.
 
@@ -76,16 +86,23 @@ class Plan:
         fields: What the source takes out of each message.
         sinks: What the executors need to know of each sink that has a filter, transform or route.
         expressions: Each expression with its types.
+        shapes: What the plan rests on of each table.
+        refused: The sinks whose expressions the tables' columns refuse by now, with why. What is used
+            of them is the plan from before.
+        lsn: Where the WAL ended before the tables were looked at.
     """
 
     def __init__(
-        self,
-        sinks: Mapping[str, SinkPlan],
-        expressions: Sequence[Checked],
-        results: Sequence[_Result],
+        self, parts: Mapping[str, _Part], shapes: Shapes, refused: Mapping[str, PlanError]
     ) -> None:
-        self.sinks = dict(sinks)
-        self.expressions = tuple(expressions)
+        self.parts = dict(parts)
+        self.shapes = dict(shapes)
+        self.refused = dict(refused)
+        self.lsn = 0
+        self.sinks = {name: part.sink for name, part in parts.items()}
+        self.expressions = tuple(checked for part in parts.values() for checked in part.checked)
+        expressions = self.expressions
+        results = [result for part in parts.values() for result in part.results]
         self.fields: tuple[Field, ...] = tuple(
             dict.fromkeys(
                 field for each in expressions if each.evaluated for field in each.typed.fields
@@ -122,22 +139,51 @@ class Plan:
         return frame.select("block", F.transform("fields", of).alias("results"))
 
 
-def plan(sinks: Mapping[str, Sink], columns: Columns) -> Plan | None:
+def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None) -> Plan | None:
     """Return the plan of a source's `sinks`, None where none of them has an expression or transform.
 
-    `columns` are those of the source's tables. Raises `PlanError` with the sink and the key.
+    `columns` are those of the source's tables. Where they refuse what a sink has, its plan in
+    `before` goes on; without that `PlanError` is raised, with the sink and the key.
     """
-    plans: dict[str, SinkPlan] = {}
-    checked: list[Checked] = []
-    results: list[_Result] = []
+    parts: dict[str, _Part] = {}
+    refused: dict[str, PlanError] = {}
     for number, (name, sink) in enumerate(sinks.items()):
         if sink.filter is None and sink.transform is None and sink.route is None:
             continue
         of_sink = _SinkPlanner(name, sink, number, columns)
-        plans[name] = of_sink.plan()
-        checked += of_sink.checked
-        results += of_sink.results
-    return Plan(plans, checked, results) if plans else None
+        try:
+            made = of_sink.plan()
+        except PlanError as error:
+            if before is None or name not in before.parts:
+                raise
+            parts[name], refused[name] = before.parts[name], error
+        else:
+            parts[name] = _Part(made, of_sink.checked, of_sink.results)
+    if not parts:
+        return None
+    return Plan(parts, _shapes(sinks, parts, columns), refused)
+
+
+def _shapes(sinks: Mapping[str, Sink], parts: Mapping[str, _Part], columns: Columns) -> Shapes:
+    """Return what the expressions of sinks rest on of their tables' columns."""
+    shapes: dict[Table, dict[str, tuple[int, int] | None]] = {table: {} for table in columns}
+    for name, part in parts.items():
+        patterns = sinks[name].patterns
+        names = {
+            reference.column
+            for checked in part.checked
+            for field in checked.typed.fields
+            for reference in [field.reference]
+            if reference.root in ("record", "changes")
+        }
+        for table, of_table in columns.items():
+            if patterns is None or matches_any(patterns, *table):
+                shapes[table] |= {
+                    column: None if found is None or found.withheld else (found.oid, found.modifier)
+                    for column in names
+                    for found in [of_table.get(column)]
+                }
+    return shapes
 
 
 class _SinkPlanner:

@@ -35,6 +35,7 @@ from penstock import log as logging
 from penstock.blocks import BLOCK_DDL, pack, with_fields
 from penstock.config import PostgresSource
 from penstock.expressions import fields
+from penstock.expressions.shapes import Watch
 from penstock.expressions.types import Field
 from penstock.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.monitor import Report, Reporter
@@ -144,7 +145,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     )
                 )  # fmt: skip
             confirmed, _ = self._slot()
-        self._initial = Position(confirmed, -1).to_offset()
+        self._initial = max(Position(confirmed, -1), Position(*options.after)).to_offset()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -177,6 +178,11 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         # availableNow Spark asks again until nothing is left.
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.maxrowsperbatch
         end = capture.available(position, rows, _POLL_SECONDS, self._until_lsn)
+        if end == position and (found := capture.altered()) is not None:
+            # The run ends the query, and begins another where this one has got to.
+            capture.settle(5.0)
+            self._ask({"altered": found[1], "after": [*found[0]]})
+            return start
         if end == position:
             capture.settle(5.0 if self._until_lsn is not None else 0.0)
             return start
@@ -302,6 +308,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 wants=options.wants,
                 grouping=options.grouping,
                 truncates=options.truncates,
+                watch=Watch(options.shapes, options.planned),
             ),
             start,
             self._report,
@@ -339,6 +346,12 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _send(self, report: Report) -> None:
         if self._reporter is not None:
             self._reporter.send({"capture": self._options.name, "life": self._life, **report})
+
+    def _ask(self, report: Report) -> None:
+        """Send a report that the run has taken when this returns, if it is there."""
+        if self._reporter is not None:
+            with contextlib.suppress(OSError, EOFError):
+                self._reporter.ask({"capture": self._options.name, **report})
 
     def _report(self, stats: CaptureStats) -> None:
         error = stats.error

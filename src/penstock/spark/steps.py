@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-import msgspec
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import route_path, subject
 from penstock.blocks import Block
-from penstock.expressions.fields import Extractor, place
 from penstock.expressions.route import MARK
 from penstock.expressions.types import Field
 from penstock.json_members import members, text_of
@@ -26,6 +23,7 @@ from penstock.sinks.base import DeadLetter, as_captured
 from penstock.spark import old_keys
 from penstock.spark.routes import Route, regrouped
 from penstock.spark.select import Item, Select
+from penstock.spark.unfit import unfit_reason
 from penstock.subject import SubjectTemplate
 from penstock.transforms import make
 from penstock.transforms.base import MessageTransform, TransformError
@@ -148,9 +146,9 @@ class Steps:
         """
         try:
             return self._with_deletes(self._prepared(block), block.messages)
-        except (TransformError, OSError, MemoryError):
-            raise  # another message would fare no better
-        except Exception as error:
+        except (TransformError, OSError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise  # another message would fare no better, or the process is ending
+        except BaseException as error:  # a panic of a native extension is no Exception
             count = block.messages.num_rows
             if count == 1:
                 dead = as_captured(block.messages, 0, STEPS_FAILED, _unexpected(error))
@@ -421,39 +419,8 @@ def _with_route(messages: pa.RecordBatch, routes: pa.Array) -> pa.RecordBatch:
 # Dead letters
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: BaseException) -> str:
     return (
         f"an unexpected {type(error).__name__}: {str(error)[:500]}; this is a defect of penstock, unless"
         " the sink's Python causes it"
     )
-
-
-def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) -> str:
-    """Return why an expression over `fields` has no value for a message."""
-    message = captured.slice(row, 1)
-    found = _extractor(tuple(fields))(message)
-    bad = [
-        field_.reference
-        for at, field_ in enumerate(fields)
-        if found.field(place(at)[0])[0].as_py() & place(at)[1]
-    ]
-    if not bad:
-        return "an overflow, a division by zero or a cast that fails"
-    left_out = members("unavailable")(message.column("metadata")[0].as_py())["unavailable"] or b"[]"
-    names = set(msgspec.json.decode(left_out, type=list[str]))
-    lacking = [str(r) for r in bad if r.root == "record" and r.column in names]
-    if lacking:
-        return (
-            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the WAL"
-            " (REPLICA IDENTITY FULL has it there)"
-        )
-    return (
-        f"{', '.join(map(str, bad))} can't be read as what the table's columns were when the query"
-        " began; if they were altered since, restart penstock run"
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _extractor(fields: tuple[Field, ...]) -> Extractor:
-    # Its classes take milliseconds to make, and every message of a batch may fail.
-    return Extractor(fields)

@@ -14,11 +14,13 @@ import inspect
 import math
 import os
 import re
+import signal
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -64,13 +66,15 @@ class PythonTransform:
 
     def __init__(self, spec: str) -> None:
         self._function, self._file = load(spec)
+        self._interrupts = Interrupts()
         self._values = Values()
         self._encode = msgspec.json.Encoder(decimal_format="string").encode
 
     def __call__(self, batch: pa.RecordBatch) -> Transformed:
         """Return what the messages of `batch` become; see `MessageTransform`."""
         columns = captured(batch)
-        return assemble(batch, columns, map(self._one, *columns))
+        with Interrupts() as self._interrupts:
+            return assemble(batch, columns, map(self._one, *columns))
 
     def close(self) -> None:
         """Do nothing: a module is never forgotten."""
@@ -93,29 +97,39 @@ class PythonTransform:
         exact = values.floats or "{" in record[1:] or "[" in record
         try:
             result = self._function(message)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a panic of a native extension is no Exception
+            if self._interrupts.seen:
+                raise
             return described(error, self._file)
-        if result is None:
-            return ()
         try:
-            if isinstance(result, dict):
-                return (self._output(result, "", record, changes, exact),)
-            if isinstance(result, list | tuple):
-                if len(result) > MOST_MESSAGES:
-                    raise _BadValueError(
-                        f"returned {len(result):,} messages: at most {MOST_MESSAGES:,} are taken"
-                    )
-                return [
-                    self._output(item, f"[{i}]", record, changes, exact)
-                    for i, item in enumerate(result)
-                ]
-            raise _BadValueError(
-                f"returned {_kind(result)}: expected a message (a dict), a list of them, or None"
-            )
+            return self._outputs(result, record, changes, exact)
         except _BadValueError as bad:
             return str(bad)
         except RecursionError:
             return f"returned a value that is nested more than {_DEPTH} levels deep"
+        except BaseException as error:  # of an object whose own methods fail
+            if self._interrupts.seen:
+                raise
+            return f"returned a value that can't be read: {described(error, self._file)}"
+
+    def _outputs(
+        self, result: Any, record: str, changes: str | None, exact: bool
+    ) -> Sequence[Output]:
+        if result is None:
+            return ()
+        if isinstance(result, dict):
+            return (self._output(result, "", record, changes, exact),)
+        if not isinstance(result, list | tuple):
+            raise _BadValueError(
+                f"returned {_kind(result)}: expected a message (a dict), a list of them, or None"
+            )
+        if len(result) > MOST_MESSAGES:
+            raise _BadValueError(
+                f"returned {len(result):,} messages: at most {MOST_MESSAGES:,} are taken"
+            )
+        return [
+            self._output(item, f"[{i}]", record, changes, exact) for i, item in enumerate(result)
+        ]
 
     def _output(
         self, message: Any, where: str, record: str, changes: str | None, exact: bool
@@ -174,12 +188,55 @@ class PythonTransform:
 _CAPTURED: Final = frozenset(RESERVED)
 
 
+class Interrupts:
+    """Notices Ctrl-C while the operator's code runs, which may raise KeyboardInterrupt by itself.
+
+    A context manager. Outside of the main thread, and where SIGINT is handled otherwise or ignored, as
+    in Spark's workers, no KeyboardInterrupt comes from a signal.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        """Whether the process was interrupted."""
+        self._installed = False
+
+    def __enter__(self) -> Self:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self._interrupted)
+            self._installed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _interrupted(self, *_: object) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
 def load(spec: str) -> tuple[Callable[[Any], Any], str]:
     """Return the function that `package.module:function` names, and the file of its module.
 
     Raises `TransformError`, with the reason, where there is none or it is of the wrong kind.
     """
     name, _, path = spec.partition(":")
+    with Interrupts() as interrupts:
+        try:
+            return _loaded(spec, name, path)
+        except TransformError:
+            raise
+        except BaseException as error:  # raised by the operator's own code, whatever its class
+            if interrupts.seen:
+                raise
+            reason = described(error, None)
+            raise TransformError(f"{spec}: module {name!r} cannot be imported: {reason}") from None
+
+
+def _loaded(spec: str, name: str, path: str) -> tuple[Callable[[Any], Any], str]:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -192,9 +249,6 @@ def load(spec: str) -> tuple[Callable[[Any], Any], str]:
         raise TransformError(
             f"{spec}: module {name!r} needs {missing!r}, which is not installed"
         ) from None
-    except (Exception, SystemExit) as error:
-        reason = described(error, None)
-        raise TransformError(f"{spec}: module {name!r} cannot be imported: {reason}") from None
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
@@ -233,7 +287,7 @@ def described(error: BaseException, file: str | None) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # of a class whose own __str__ fails
+    except BaseException:  # of a class whose own __str__ fails
         return ""
 
 

@@ -238,7 +238,7 @@ class _Writer:
                     b'","commit_idx":',
                     idx,
                     *keys,
-                    between[:-1] + b'],"unavailable":[]}',
+                    between[:-1] + b'],"unavailable":[%b]}' % self._table.unavailable,
                 )
             ),
             "idempotency_key": as_text(join(self._key_prefix, idx)),
