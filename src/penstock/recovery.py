@@ -100,18 +100,15 @@ def refuse_gap(config: Config, name: str, store: Store) -> None:
     """Raise `CaptureError` where a source must be recovered before it can run."""
     position = Positions(store).get(name)
     has_run = position is not None or config.checkpoint_folder(name).is_dir()
-    if position is not None and position.gap is not None:
-        found: CaptureError | None = noted_gap(name, position.gap)
-    elif has_run:
-        found = None
+    found: CaptureError | None = None
+    if has_run:
         # What else is wrong with the server, `setup.ensure` reports.
         with contextlib.suppress(CaptureError), open_catalog(config.sources[name]) as catalog:
             found = _fault(catalog, name, has_run)
-    else:
-        found = None
+    if found is None and position is not None and position.gap is not None:
+        found = noted_gap(name, position.gap)
     if found is not None:
-        command = config.recover_command(name) or f"penstock recover {name}"
-        raise found.recovered_by(command)
+        raise found.recovered_by(config.recover_command(name) or f"penstock recover {name}")
 
 
 # -- what is missed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator
@@ -51,7 +52,14 @@ def file(tmp_path: Path, origin: Database, database: Database) -> Path:
     path.write_text(
         json.dumps(
             {
-                "sources": {"rec": {"type": "postgres", "url": origin.url, "slot": SLOT}},
+                "sources": {
+                    "rec": {
+                        "type": "postgres",
+                        "url": origin.url,
+                        "slot": SLOT,
+                        "publication": "penstock",
+                    }
+                },
                 "sinks": {"orders": {"type": "stream", "source": "rec"}},
                 "store": database.url,
                 "spark": {"checkpoint": str(tmp_path / "checkpoints")},
@@ -193,7 +201,9 @@ def test_it_is_refused_while_a_run_has_the_source(
             assert "A penstock run has source rec now. Stop it first." in done.output
     BREAKS["publication_missing"](origin)
     setup.ensure(load(file, {}).sources["rec"])
-    with psycopg.connect(origin.url, autocommit=True, replication="database") as reader:  # type: ignore[arg-type]
+    with contextlib.closing(
+        psycopg.connect(origin.url, autocommit=True, replication="database")  # type: ignore[arg-type]
+    ) as reader:
         reader.pgconn.exec_(
             f"START_REPLICATION SLOT {SLOT} LOGICAL 0/0 "
             "(proto_version '1', publication_names 'penstock')".encode()
@@ -203,9 +213,7 @@ def test_it_is_refused_while_a_run_has_the_source(
         assert "is in use by the server process" in done.output
 
 
-def test_what_a_capture_saw_is_remembered(
-    file: Path, origin: Database, database: Database
-) -> None:
+def test_what_a_capture_saw_is_remembered(file: Path, origin: Database, database: Database) -> None:
     """A position that another reader confirmed shows nowhere but in the run's error."""
     config = load(file, {})
     before = confirmed(origin)
