@@ -91,6 +91,7 @@ def _findings(
     yield from _actions(what, catalog, publication, sinks)
     yield from _slot(what, catalog, recover, lost)
     yield from _tables(what, catalog, relations, wanted)
+    yield from _tables_of_sinks(catalog, relations, wanted, sinks)
     identities = catalog.identities(wanted)
     for table in wanted:
         subject = f"{what}: table {table}"
@@ -248,3 +249,27 @@ def _tables(
         if table.is_partition:
             message = f"{table} is a partition, whose changes come under the name {table.root}"
             yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
+
+
+def _tables_of_sinks(
+    catalog: Catalog,
+    relations: Sequence[Relation],
+    wanted: Sequence[Relation],
+    sinks: Mapping[str, SinkSettings],
+) -> Iterator[Finding]:
+    """Look for tables that a sink names itself and that are not there: it would get nothing of them."""
+    partitions = {(r.schema, r.name): r.root for r in relations if r.is_partition}
+    for name, sink in sinks.items():
+        what, fix = f"sink {name}", "correct `tables` of the sink"
+        # What the source names as well, the source has reported.
+        own = [p for p in sink.patterns or () if p not in catalog.source.patterns]
+        for message, hint in missing_tables(catalog, relations, own):
+            yield Finding("error", what, message + hint, fix)
+        for pattern in own:
+            if any(pattern.matches(table.schema, table.name) for table in wanted):
+                continue
+            if pattern.table is None:
+                yield Finding("warning", what, f"{pattern} matches no table yet")
+            elif root := partitions.get((pattern.schema, pattern.table)):
+                message = f"{pattern} is a partition, whose changes come under the name {root}"
+                yield Finding("error", what, message, f"put {root} into `tables` instead")

@@ -14,8 +14,10 @@ import orjson
 
 from penstock.finding import Finding
 from penstock.nats_config import NatsSinkConfig, Server
+from penstock.sinks import nats_permissions
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import connect_first
+from penstock.sinks.nats_permissions import covers
 
 REQUEST_TIMEOUT: Final = 5.0
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
@@ -178,6 +180,11 @@ def inspect(
             found.append(Finding("warning", what, message, fix))
         else:
             found.append(Finding("error", what, error.message, error.remedy))
+    try:
+        wildcard = config.template.wildcard(source)
+        found.append(api.permission(wildcard, samples))
+    except SinkError as error:
+        found.append(Finding("error", what, error.message, error.remedy))
     finally:
         api.close()
     return found
@@ -255,17 +262,6 @@ def _settings(what: str, name: str, reply: dict[str, Any]) -> Iterable[Finding]:
         yield Finding("error", what, message, f"nats stream edit {name} --ack")
 
 
-def covers(pattern: str, subject: str) -> bool:
-    """Tell whether a stream's subject takes all that `subject` (wildcards allowed) stands for."""
-    have, want = pattern.split("."), subject.split(".")
-    for i, part in enumerate(have):
-        if part == ">":
-            return len(want) > i
-        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
-            return False
-    return len(have) == len(want)
-
-
 class _Api:
     """JetStream's API over a connection of its own."""
 
@@ -288,6 +284,10 @@ class _Api:
         if answer is None or "error" in answer:
             raise jetstream_not_enabled(self.connection.server)
         return list(answer.get("streams") or [])
+
+    def permission(self, wildcard: str, samples: Sequence[str]) -> Finding:
+        """Look whether the user may publish to what a template gives."""
+        return nats_permissions.inspect(self.connection, self._inbox, wildcard, samples)
 
     def close(self) -> None:
         """Close the connection."""
