@@ -172,7 +172,7 @@ def test_killed_in_the_middle_it_ends_right_when_it_is_run_again(
     config = load(file, {})
     before = confirmed(origin)
     BREAKS["slot_invalidated"](origin)
-    place: Any = {"renew": recovery.setup, "close_gap": recovery}.get(step, recovery.Recovery)
+    place: Any = {"renew": setup, "close_gap": recovery}.get(step, recovery.Recovery)
     with monkeypatch.context() as patch, Store.open(database.url) as store:
         patch.setattr(place, step, kill)
         with recovery.Recovery(config, "rec", store) as begun, pytest.raises(Killed):
@@ -202,7 +202,7 @@ def test_it_is_refused_while_a_run_has_the_source(
     BREAKS["publication_missing"](origin)
     setup.ensure(load(file, {}).sources["rec"])
     with contextlib.closing(
-        psycopg.connect(origin.url, autocommit=True, replication="database")  # type: ignore[arg-type]
+        psycopg.connect(origin.url, autocommit=True, replication="database")
     ) as reader:
         reader.pgconn.exec_(
             f"START_REPLICATION SLOT {SLOT} LOGICAL 0/0 "

@@ -129,8 +129,8 @@ def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
     deadline = time.monotonic() + _TIMEOUT
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.step(left)[1]:
-            if isinstance(event, Problem) and (subject := event.denied_subject) is not None:
-                denied.add(subject)
+            if isinstance(event, Problem) and event.denied_subject is not None:
+                denied.add(event.denied_subject)
             if isinstance(event, Pong):
                 return [subject for subject in tried if subject in denied]
     raise SinkError("timeout", f"{connection.server} did not answer within {_TIMEOUT:g} s.")
