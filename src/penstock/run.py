@@ -273,9 +273,7 @@ class Run:
         """Note that a source can't go on by itself, for this run and for later ones."""
         code = failure.code
         if self._holding is None and code in recovery.GAP_CODES and name not in self._gaps:
-            self._gaps[name] = CaptureError(
-                code, failure.cause, remedy=failure.remedy, is_gap=True
-            )
+            self._gaps[name] = CaptureError(code, failure.cause, remedy=failure.remedy, is_gap=True)
             with contextlib.suppress(StoreError), Store(self._store.url) as store:
                 Positions(store).note_gap(name, self._store.source(name).tag, code)
 
