@@ -22,7 +22,7 @@ from penstock.message import parse_lsn
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import identify
-from penstock.streams.backfills import Backfills
+from penstock.streams.backfills import Backfills, Request
 from penstock.streams.positions import Positions, Recorder
 from penstock.streams.store import Store
 
@@ -125,6 +125,8 @@ def test_the_printed_command_recovers(
     assert found.fix == error.remedy
     assert status.collect(config, "127.0.0.1:9")["slots"]["rec"]["error"] == str(error)
     # Nothing is changed without a yes.
+    with Store.open(database.url) as store:  # one is under way, and has read rows before the gap
+        Backfills(store).create([Request("rec", "orders", "public", "orders")])
     asked = follow(str(error), answer="n\n")
     assert asked.exit_code == 1, asked.output
     assert refused(config, database).code == code
@@ -135,10 +137,9 @@ def test_the_printed_command_recovers(
     assert not (file.parent / "checkpoints" / "rec").exists()
     with Store.open(database.url) as store:
         recovery.refuse_gap(config, "rec", store)
-        (backfill,) = Backfills(store).find()
-        assert (backfill.sink, backfill.table, backfill.state) == (
-            "orders", "public.orders", "waiting"
-        )  # fmt: skip
+        backfills = Backfills(store).find()
+        assert {(found.sink, found.table) for found in backfills} == {("orders", "public.orders")}
+        assert [found.state for found in backfills] == ["cancelled", "waiting"]
     setup.ensure(config.sources["rec"])
     assert confirmed(origin) > before
     # The second time there is nothing to do.
