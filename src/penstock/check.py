@@ -83,7 +83,10 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
 
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
-        yield from inspection.inspect(name, source, sinks)
+        yield from inspection.inspect(
+            name, source, sinks,
+            recover=config.recover_command(name), has_run=config.checkpoint_folder(name).is_dir(),
+        )  # fmt: skip
         if not sinks:
             message = "no sink takes from it, so `penstock run` leaves it alone"
             yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")

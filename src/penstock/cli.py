@@ -14,6 +14,7 @@ from penstock import (
     cli_backfill,
     cli_dead_letters,
     cli_outbox,
+    cli_recover,
     cli_relay,
     cli_store,
     cli_try,
@@ -32,6 +33,7 @@ app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.command("try")(cli_try.try_sink)
 app.command()(cli_relay.relay)
+app.command()(cli_recover.recover)
 
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
 

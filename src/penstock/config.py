@@ -92,7 +92,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) 
     config = reader.config()
     reader.check()
     assert config is not None  # noqa: S101 - for the type checker
-    return config
+    return config.read_from(os.fspath(path))
 
 
 def load_store(

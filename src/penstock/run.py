@@ -17,6 +17,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock import recovery
 from penstock.backfills.backfilling import Backfilling, tell_left_out
 from penstock.backoff import Backoff
 from penstock.check import shared_streams
@@ -29,13 +30,15 @@ from penstock.postgres.errors import CaptureError
 from penstock.settings import PostgresSource
 from penstock.sinks.base import SinkError
 from penstock.spark import planning
-from penstock.spark.pipeline import Pipeline, checkpoint_folder
+from penstock.spark.pipeline import Pipeline
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code, last_errors
 from penstock.startup import Step, step
 from penstock.state import State
 from penstock.store_session import StoreSession
 from penstock.streams.errors import EMBEDDED_DOWN, StoreError
+from penstock.streams.positions import Positions, Recorder
+from penstock.streams.store import Store
 
 _DRAIN_SECONDS: Final = 15.0
 _HELD_SECONDS: Final = 3.0  # of these, where the store is down and the batch can't be finished
@@ -105,6 +108,7 @@ class Run:
         self._held: dict[str, set[str]] = {}
         self._ended: dict[str, tuple[float, str]] = {}  # queries: since when, and why last
         self._ask_streams = False
+        self._gaps: dict[str, CaptureError] = {}
         self._store = StoreSession(
             config, store_url, self._handle,
             {} if holding is None else holding.sinks, () if holding is None else holding.starting,
@@ -118,6 +122,7 @@ class Run:
             name: planning.Planner(config.sources[name], config.sinks_of(name))
             for name in self._sources
         }
+        self._recorder = Recorder(store_url) if holding is None else None
 
     # -- reports
 
@@ -140,6 +145,12 @@ class Run:
             planner.altered = tuple(report["altered"])
         self._narrate(report)
         self.state.update(report)
+        if self._recorder is not None and "confirmed_lsn" in report:
+            source = report["capture"]
+            self._recorder.note(
+                source, self._store.source(source).tag, report["confirmed_lsn"],
+                report.get("confirmed_time", 0),
+            )  # fmt: skip
         if self._backfilling is not None:
             self._backfilling.handle(report)
         self._wake.set()
@@ -201,6 +212,8 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
         self._store.__exit__(*_)
 
     def stop(self) -> None:
@@ -240,15 +253,15 @@ class Run:
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
         deadline, told = time.monotonic() + _SLOT_PATIENCE, False
-        if self._holding is None:
-            self._refuse_lost_slot(name, source)
+        self._refuse_gap(name)
         while not self._stopping.is_set():
             try:
                 setup.ensure(source)
                 return
-            except CaptureError as error:
+            except CaptureError as found:
+                error = found.recovered_by(self._config.recover_command(name))
                 if error.code != "slot_in_use" or time.monotonic() > deadline:
-                    raise
+                    raise error from None
                 if not told:
                     told = True
                     log.warning(
@@ -274,23 +287,19 @@ class Run:
                     f"{finding.subject}: {finding.message}; {finding.fix}.", code="shared_stream"
                 )
 
-    def _refuse_lost_slot(self, name: str, source: PostgresSource) -> None:
-        """Raise where a source that has run before has lost its slot: a new one would hide a gap."""
-        folder = checkpoint_folder(self._config, name)
-        if not folder.is_dir():
-            return
-        try:
-            setup.slot_status(source)
-        except CaptureError as error:
-            if error.code != "slot_missing":
-                return  # `ensure` tells
-            raise CaptureError(
-                "slot_missing",
-                f"Source {name} has run before, but its slot {source.slot} is gone: what was"
-                " committed since then can't be read.",
-                remedy=f"To start anew from now on, delete {folder} and run again; then backfill"
-                " what is missing.",
-            ) from None
+    def _refuse_gap(self, name: str) -> None:
+        """Raise where a source must be recovered before it runs: a new slot would hide a gap."""
+        if self._holding is None:
+            with Store(self._store.url) as store:
+                recovery.refuse_gap(self._config, name, store)
+
+    def _note_gap(self, name: str, failure: Failure) -> None:
+        """Note that a source can't go on by itself, for this run and for later ones."""
+        code = failure.code
+        if self._holding is None and code in recovery.GAP_CODES and name not in self._gaps:
+            self._gaps[name] = CaptureError(code, failure.cause, remedy=failure.remedy, is_gap=True)
+            with contextlib.suppress(StoreError), Store(self._store.url) as store:
+                Positions(store).note_gap(name, self._store.source(name).tag, code)
 
     def _fail(self, reason: str, **fields: str) -> None:
         """Note why the run can't go on, and ask for its end."""
@@ -415,6 +424,8 @@ class Run:
             )  # fmt: skip
             self.state.sources[source].capture_failure = None
             try:
+                if source in self._gaps:  # what is missed does not come back with a publication
+                    raise self._gaps[source]
                 query = pipeline.start(once=self._once)
                 for name in self._config.sinks_of(source):
                     self.state.sinks[name].refused = planner.refused.get(name)
@@ -431,6 +442,7 @@ class Run:
                     return
                 state = self.state.sources[source]
                 failure = self._why(source, error)
+                self._note_gap(source, failure)
                 if failure.code in _FATAL or self._once:
                     self.state.query_failed(source, failure)
                     self._fail(failure.text, source=source, code=failure.code)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import pathlib
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
@@ -14,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -30,6 +33,9 @@ from penstock.transform_settings import Filter, RouteSettings, TransformSettings
 
 Action = Literal["insert", "update", "delete", "truncate"]
 Path = tuple[str | int, ...]
+
+CONFIG_FILE: Final = "penstock.yaml"
+"""Where commands look for the configuration by themselves."""
 
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
 _GROUP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,55}\Z")
@@ -276,6 +282,7 @@ class Config(StoreSettings):
     outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
     consumers: dict[str, Consumer] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    _file: str | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
@@ -292,6 +299,24 @@ class Config(StoreSettings):
     def streams(self) -> dict[str, StreamSinkSettings]:
         """The sinks that are streams, by name."""
         return {n: sink for n, sink in self.sinks.items() if isinstance(sink, StreamSinkSettings)}
+
+    def checkpoint_folder(self, source: str) -> pathlib.Path:
+        """Return the local folder of a source's checkpoints; it is there once the source has run."""
+        return pathlib.Path(self.spark.checkpoint).absolute() / source
+
+    def read_from(self, file: str) -> Self:
+        """Note which file has this configuration, for the commands that errors print."""
+        self._file = file
+        return self
+
+    def command(self, *words: str) -> str:
+        """Return a command of `penstock` on this configuration, as a user would type it."""
+        file = () if self._file in (None, CONFIG_FILE) else ("-c", self._file)
+        return shlex.join(("penstock", *words, *file))
+
+    def recover_command(self, source: str) -> str | None:
+        """Return the command that recovers a source, None where no file has the configuration."""
+        return None if self._file is None else self.command("recover", source)
 
     def sinks_of(self, source: str) -> dict[str, Sink]:
         """Return the sinks that take from a source, by name."""

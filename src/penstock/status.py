@@ -25,6 +25,7 @@ def collect(config: Config, listen: str) -> Status:
     `running` is None where nothing answers; a slot, or an outbox's source, that cannot be read has an
     `error` in its place.
     """
+    from penstock import recovery  # noqa: PLC0415
     from penstock.postgres.errors import CaptureError  # noqa: PLC0415 - psycopg takes a while
     from penstock.postgres.setup import slot_status  # noqa: PLC0415
 
@@ -37,6 +38,8 @@ def collect(config: Config, listen: str) -> Status:
                 "slot": source.slot, "error": str(error), "code": error.code,
                 "remedy": error.remedy,
             }  # fmt: skip
+        if (gap := recovery.fault(config, name)) is not None:
+            slots[name] |= {"error": str(gap), "code": gap.code, "remedy": gap.remedy}
     running, problem = _ask(listen)
     outboxes = {name: _outbox(source) for name, source in config.outboxes.items()}
     health = assess(slots, outboxes, running, problem, expected=bool(config.sources))

@@ -139,11 +139,22 @@ def test_a_source_that_has_run_before_and_lost_its_slot(tmp_path: Path, database
     write(tmp_path)
     folder = tmp_path / ".penstock" / "checkpoints" / "shop"
     folder.mkdir(parents=True)
-    said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    url = with_password(database.url)
+    said = fails(tmp_path, 1, "--once", DATABASE_URL=url)
     assert "slot penstock_shop is gone" in said
-    assert str(folder) in said  # what to delete to start anew
-    assert database.execute("SELECT slot_name FROM pg_replication_slots"
-                            " WHERE database = current_database()") == []  # fmt: skip
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    assert database.execute(slots) == []
+    # What it prints, to the letter; without an answer nothing is done.
+    words = said[said.index("Run: penstock ") + 14 :].split()
+    done = penstock(*words, cwd=tmp_path, environment={"DATABASE_URL": url})
+    assert done.returncode == 1
+    assert "Missed by all sinks of source shop" in done.stdout
+    assert database.execute(slots) == []
+    done = penstock(*words, "--yes", cwd=tmp_path, environment={"DATABASE_URL": url})
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert database.execute(slots) == [("penstock_shop",)]
+    assert not folder.exists()
 
 
 def test_two_sinks_that_would_be_each_others_duplicates(

@@ -7,6 +7,7 @@ Most tests share one running pipeline, as Spark takes a while to start; the last
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections import defaultdict
@@ -578,6 +579,46 @@ def test_no_password_was_shown_anywhere(shop: Shop) -> None:
 
 def test_the_log_is_one_json_object_a_line(shop: Shop) -> None:
     assert shop.pipeline.stray() == []
+
+
+def test_what_was_printed_followed_to_the_letter_delivers_again(shop: Shop) -> None:
+    """The dropped slot's and the dropped publication's command, and then a run: all rows are there."""
+    for at in (400, 401):
+        shop.shop.execute("INSERT INTO orders VALUES (%s, 1, 'missed')", [at])
+        shop.stock.execute("INSERT INTO items VALUES (%s, 'missed')", [at])
+    printed = {e["source"]: e["error"] for e in shop.pipeline.events() if "Run: " in e.get("error", "")
+               and "source" in e}  # fmt: skip
+    assert set(printed) == {"shop", "stock"}
+    for text in printed.values():
+        program, *words = shlex.split(text[text.rindex("Run: ") + 5 :])
+        assert program == "penstock"
+        done = penstock(*words, "--yes", "--backfill", cwd=shop.pipeline.folder,
+                        environment=shop.environment)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    shop.pipeline.start().wait_ready()
+    shop.stock.execute("INSERT INTO items VALUES (402, 'live')")
+
+    def are_all_there() -> bool:
+        orders = shop.shop.execute("SELECT id, note FROM orders WHERE length(note) < 1000")
+        items = shop.stock.execute("SELECT id, name FROM items")
+        return (folded(shop, "ORDERS", "note"), folded(shop, "STOCK", "name")) == (
+            dict(orders), dict(items)
+        )  # fmt: skip
+
+    shop.wait_for(are_all_there, "folded to what the tables have")
+    assert shop.pipeline.stop() == 0
+
+
+def folded(shop: Shop, stream: str, column: str) -> dict[int, str]:
+    """Return what a consumer of a stream has of a table, after all messages in their order."""
+    rows: dict[int, str] = {}
+    for message in map(body, shop.streams.messages(stream)):
+        record = message["record"]
+        if message["action"] == "delete":
+            rows.pop(record["id"], None)
+        else:
+            rows[record["id"]] = record[column]
+    return rows
 
 
 def drop_slot(postgres: EmbeddedPostgres, slot: str) -> None:

@@ -329,7 +329,9 @@ def test_publication_missing_at_the_start(database: Database) -> None:
     with Reader(database.url) as reader:
         error = code_of(reader)
     assert error.code == "publication_missing"
-    assert "CREATE PUBLICATION" in error.remedy
+    assert "pg_drop_replication_slot('s')" in error.remedy
+    command = "penstock recover shop"
+    assert error.recovered_by(command).remedy.endswith(f"Run: {command}")
 
 
 def test_publication_dropped_while_it_runs(database: Database) -> None:

@@ -179,6 +179,26 @@ def test_unknown_tables_schemas_and_columns(
     assert column.message.endswith("did you mean customer_id?")
 
 
+def test_tables_of_sinks_that_are_not_there(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    stream(nats, database)
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY);"
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (10);"
+        "CREATE SCHEMA later"
+    )
+    tables = ["public.order", "public.part1", "later.*", "public.*"]
+    path = write({"tables": ["public.*", "later.*", "public.orders"]}, {"out": {"tables": tables}})
+    found = [f for f in findings(path) if f.subject == "sink out"]
+    assert [(f.level, f.message) for f in found] == [
+        ("error", "there is no table public.order; did you mean public.orders?"),
+        ("error", "public.part1 is a partition, whose changes come under the name parts"),
+    ]
+    assert invoke("check", "-c", path).exit_code == 1
+
+
 def test_group_by_outside_the_replica_identity(
     database: Database, nats: JetStream, write: Write
 ) -> None:

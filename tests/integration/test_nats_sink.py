@@ -518,8 +518,9 @@ def test_inspect_may_not_ask(server_dir: Path) -> None:
     """
     with EmbeddedNats(server_dir / "ask", config) as server:
         findings = inspect(NatsSinkConfig(url=server.url, user="a", password="a"))
-        assert [f.level for f in findings] == ["ok", "warning"]
+        assert [f.level for f in findings] == ["ok", "warning", "warning"]
         assert "$JS.API.>" in findings[1].fix
+        assert "may publish to a part of it at most" in findings[2].message
 
 
 def test_inspect_when_nothing_listens() -> None:

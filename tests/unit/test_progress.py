@@ -84,3 +84,19 @@ def test_never_past_what_is_not_durable(counts: list[int], data: st.DataObject) 
     server.step()
     server.progress.confirm(server.read)
     assert server.progress.flush_lsn == 10 * (len(counts) + 1)
+
+
+def test_the_time_of_what_is_confirmed() -> None:
+    """It is that of a transaction that is durable as a whole, also where the clock went back."""
+    progress = Progress(Position(0, -1))
+    for lsn, time in ((10, 500), (20, 400), (30, 900)):
+        progress.begin(lsn)
+        progress.commit(Position(lsn, 0), lsn + 4, time)
+    assert progress.flush_time == 0
+    progress.confirm(Position(20, 0))
+    assert (progress.flush_lsn, progress.flush_time) == (24, 500)
+    progress.confirm(Position(30, 0))
+    assert (progress.flush_lsn, progress.flush_time) == (34, 900)
+    progress.begin(40)  # a transaction without messages of ours
+    progress.commit(Position(30, 0), 44, 950)
+    assert (progress.flush_lsn, progress.flush_time) == (44, 950)

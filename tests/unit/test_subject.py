@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.message import WIRE_SCHEMA
-from penstock.sinks.nats_check import covers
+from penstock.sinks.nats_permissions import covers
 from penstock.subject import DEFAULT_SUBJECT, EMPTY, NULL, SubjectTemplate, escape
 
 

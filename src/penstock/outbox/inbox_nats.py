@@ -35,6 +35,7 @@ from penstock.settings import dotted
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
 from penstock.sinks.nats_client import connect_first
+from penstock.sinks.nats_leader import UNAVAILABLE, no_quorum
 
 log = structlog.get_logger("penstock")
 
@@ -337,6 +338,8 @@ class Puller:
             "$JS.API.STREAM.NAMES", json.dumps({"subject": subject}).encode(), timeout=_API_SECONDS
         )
         answer = json.loads((await self._ask(asked)).data)
+        if "error" in answer and answer["error"].get("err_code") in UNAVAILABLE:
+            raise no_quorum(self._server)
         if "error" in answer:
             raise self._refused(answer["error"].get("err_code"), answer["error"].get("description"))
         names = answer.get("streams") or []
@@ -360,9 +363,13 @@ class Puller:
             return await asking
         except NotFoundError:
             raise
-        except (ServiceUnavailableError, nats.errors.NoRespondersError):
+        except nats.errors.NoRespondersError:
             raise jetstream_not_enabled(self._server) from None
         except APIError as error:
+            if error.err_code in UNAVAILABLE:
+                raise no_quorum(self._server) from None
+            if isinstance(error, ServiceUnavailableError) and error.err_code is None:
+                raise jetstream_not_enabled(self._server) from None
             if error.err_code in (10039, 10076):
                 raise jetstream_not_enabled(self._server) from None
             raise self._refused(error.err_code, error.description) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -212,6 +213,16 @@ class Catalog:
     def create_slot(self) -> None:
         """Make the source's slot."""
         self.connection.execute(_SQL["create_slot"], {"name": self.source.slot})
+
+    def drop_slot(self) -> None:
+        """Drop the source's slot."""
+        self.connection.execute(_SQL["drop_slot"], {"name": self.source.slot})
+
+    def position(self) -> tuple[str, datetime]:
+        """Return up to where the server's WAL is on disk, and its clock."""
+        row = self.connection.execute(_SQL["position"]).fetchone()
+        assert row is not None  # noqa: S101 - the statement always returns one
+        return row[0], row[1]
 
     def text(self, statement: sql.Composable) -> str:
         """Return a statement as a user would paste it."""

@@ -63,6 +63,8 @@ class CaptureOptions:
     grouping: Grouping
     truncates: bool = True
     watch: Watch = field(default_factory=Watch)
+    recover: str | None = None
+    """The command that recovers the source, for errors that name a gap."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class CaptureStats:
     reconnects: int = 0
     received_lsn: int = 0
     confirmed_lsn: int = 0
+    confirmed_time: int = 0
+    """When the newest transaction that is confirmed was committed, as `Begin.timestamp`."""
     unread_bytes: int = 0
     state: str = "connecting"
     error: CaptureError | None = field(default=None, repr=False)
@@ -340,7 +344,7 @@ class Capture:
                 finally:
                     stream.close()
             except Exception as error:
-                known = _known_error(error)
+                known = _known_error(error).recovered_by(self._options.recover)
                 self._set_state("error", known)
                 if not known.transient:
                     log.error("capture ended", code=known.code, error=str(known))
@@ -467,6 +471,7 @@ class Capture:
     def _count(self) -> None:
         stats, progress = self.stats, self._progress
         stats.received_lsn, stats.confirmed_lsn = progress.received_lsn, progress.flush_lsn
+        stats.confirmed_time = progress.flush_time
         stats.unread_bytes = self._sealed + self._decoder.unsealed
         if self._unsealed_since is None and self._decoder.unsealed_rows:
             self._unsealed_since = time.monotonic()

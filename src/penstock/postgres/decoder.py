@@ -139,7 +139,7 @@ class Decoder:
             if self._transaction is None:
                 raise ProtocolError("Commit without Begin")
             self._transaction = None
-            self.progress.commit(self.read, event.end_lsn)
+            self.progress.commit(self.read, event.end_lsn, event.timestamp)
         elif isinstance(event, pgoutput.Relation):
             if self._wants(event.schema, event.name):
                 return event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from psycopg import sql
 
@@ -17,7 +18,13 @@ from penstock.postgres.publication import (
     partition_fault,
     set_via_root,
 )
-from penstock.postgres.setup import publication_gone, server_fault, slot_fault, slots_exhausted
+from penstock.postgres.setup import (
+    lost_slot,
+    publication_gone,
+    server_fault,
+    slot_fault,
+    slots_exhausted,
+)
 from penstock.postgres.table_inspection import inspect_table
 from penstock.settings import PostgresSource, SinkSettings, nearest
 from penstock.tables import TablePattern
@@ -26,13 +33,23 @@ _MUCH_WAL = 1 << 30
 
 
 def inspect(
-    source_name: str, source: PostgresSource, sinks: Mapping[str, SinkSettings]
+    source_name: str,
+    source: PostgresSource,
+    sinks: Mapping[str, SinkSettings],
+    *,
+    recover: str | None = None,
+    has_run: bool = False,
 ) -> list[Finding]:
-    """Look at a source's server, role, publication, slot and tables; `sinks` are the source's."""
+    """Look at a source's server, role, publication, slot and tables; `sinks` are the source's.
+
+    `recover` is the command that recovers the source; a slot that is missing needs it if the source
+    `has_run`.
+    """
     what = f"source {source_name}"
     try:
         with open_catalog(source) as catalog:
-            return list(_findings(what, catalog, sinks))
+            lost = lost_slot(source_name, source.slot) if has_run else None
+            return list(_findings(what, catalog, sinks, recover, lost))
     except CaptureError as error:
         return [Finding("error", what, error.message, error.remedy)]
 
@@ -46,7 +63,13 @@ def table_names(source: PostgresSource) -> list[tuple[str, str]]:
         return []
 
 
-def _findings(what: str, catalog: Catalog, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
+def _findings(
+    what: str,
+    catalog: Catalog,
+    sinks: Mapping[str, SinkSettings],
+    recover: str | None,
+    lost: SetupError | None,
+) -> Iterator[Finding]:
     server = catalog.server
     where = address(catalog.source.url.get_secret_value())
     if fault := server_fault(catalog):
@@ -64,10 +87,11 @@ def _findings(what: str, catalog: Catalog, sinks: Mapping[str, SinkSettings]) ->
     relations = catalog.relations()
     wanted = catalog.wanted(relations)
     publication = catalog.publication()
-    yield from _publication(what, catalog, publication, wanted)
+    yield from _publication(what, catalog, publication, wanted, recover)
     yield from _actions(what, catalog, publication, sinks)
-    yield from _slot(what, catalog)
+    yield from _slot(what, catalog, recover, lost)
     yield from _tables(what, catalog, relations, wanted)
+    yield from _tables_of_sinks(catalog, relations, wanted, sinks)
     identities = catalog.identities(wanted)
     for table in wanted:
         subject = f"{what}: table {table}"
@@ -77,17 +101,21 @@ def _findings(what: str, catalog: Catalog, sinks: Mapping[str, SinkSettings]) ->
         )
 
 
-def _error(what: str, error: SetupError) -> Finding:
+def _error(what: str, error: CaptureError) -> Finding:
     return Finding("error", what, error.message, error.remedy)
 
 
 def _publication(
-    what: str, catalog: Catalog, publication: Publication | None, wanted: Sequence[Relation]
+    what: str,
+    catalog: Catalog,
+    publication: Publication | None,
+    wanted: Sequence[Relation],
+    recover: str | None,
 ) -> Iterator[Finding]:
     server, source = catalog.server, catalog.source
     what = f"{what}: publication {source.publication}"
     if publication is None:
-        yield _missing_publication(what, catalog, wanted)
+        yield _missing_publication(what, catalog, wanted, recover)
         return
     if fault := partition_fault(catalog, publication, wanted):
         yield _error(what, fault)
@@ -127,11 +155,12 @@ def _publication(
             yield Finding("warning", what, message)
 
 
-def _missing_publication(what: str, catalog: Catalog, wanted: Sequence[Relation]) -> Finding:
+def _missing_publication(
+    what: str, catalog: Catalog, wanted: Sequence[Relation], recover: str | None
+) -> Finding:
     server, source = catalog.server, catalog.source
     if catalog.slot() is not None:
-        fault = publication_gone(catalog)
-        return Finding("error", what, fault.message, fault.remedy)
+        return _error(what, publication_gone(catalog).recovered_by(recover))
     fix = catalog.text(create_publication(catalog, source.patterns))
     if server.is_superuser:
         return Finding("ok", what, "not there yet; `penstock run` makes it")
@@ -171,18 +200,21 @@ def _actions(
             yield Finding("error", f"{what}: publication {name}", message, catalog.text(statement))
 
 
-def _slot(what: str, catalog: Catalog) -> Iterator[Finding]:
+def _slot(
+    what: str, catalog: Catalog, recover: str | None, lost: SetupError | None
+) -> Iterator[Finding]:
     server, slot = catalog.server, catalog.slot()
     what = f"{what}: slot {catalog.source.slot}"
     if slot is None and server.slots >= server.max_slots:
         yield _error(what, slots_exhausted(catalog))
+    elif slot is None and lost is not None:
+        yield _error(what, lost.recovered_by(recover))
     elif slot is None:
         yield Finding("ok", what, "not there yet; `penstock run` makes it")
     elif (fault := slot_fault(catalog, slot)) is not None:
         # A pipeline that is running is the likeliest reader, and no fault.
-        yield Finding(
-            "warning" if fault.code == "slot_in_use" else "error", what, fault.message, fault.remedy
-        )
+        level: Literal["warning", "error"] = "warning" if fault.code == "slot_in_use" else "error"
+        yield Finding(level, what, fault.message, fault.recovered_by(recover).remedy)
     else:
         held = slot.retained_bytes or 0
         message = f"confirmed up to {slot.confirmed_flush_lsn}, holds {held:,} bytes of WAL"
@@ -217,3 +249,27 @@ def _tables(
         if table.is_partition:
             message = f"{table} is a partition, whose changes come under the name {table.root}"
             yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
+
+
+def _tables_of_sinks(
+    catalog: Catalog,
+    relations: Sequence[Relation],
+    wanted: Sequence[Relation],
+    sinks: Mapping[str, SinkSettings],
+) -> Iterator[Finding]:
+    """Look for tables that a sink names itself and that are not there: it would get nothing of them."""
+    partitions = {(r.schema, r.name): r.root for r in relations if r.is_partition}
+    for name, sink in sinks.items():
+        what, fix = f"sink {name}", "correct `tables` of the sink"
+        # What the source names as well, the source has reported.
+        own = [p for p in sink.patterns or () if p not in catalog.source.patterns]
+        for message, hint in missing_tables(catalog, relations, own):
+            yield Finding("error", what, message + hint, fix)
+        for pattern in own:
+            if any(pattern.matches(table.schema, table.name) for table in wanted):
+                continue
+            if pattern.table is None:
+                yield Finding("warning", what, f"{pattern} matches no table yet")
+            elif root := partitions.get((pattern.schema, pattern.table)):
+                message = f"{pattern} is a partition, whose changes come under the name {root}"
+                yield Finding("error", what, message, f"put {root} into `tables` instead")

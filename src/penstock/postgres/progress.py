@@ -26,20 +26,27 @@ class Progress:
         """All that was committed before this LSN has been read."""
         self.flush_lsn = 0
         """The server may forget the WAL before this LSN."""
+        self.flush_time = 0
+        """When the newest transaction before that was committed, 0 where none is known."""
         # The last message of each transaction, and what may be confirmed when it is durable.
-        self._ends: deque[tuple[Position, int]] = deque()
+        self._ends: deque[tuple[Position, int, int]] = deque()
+        self._time = 0
         self._open: int | None = None
 
     def begin(self, lsn: int) -> None:
         """Note that the transaction with this commit LSN starts."""
         self._open = lsn
 
-    def commit(self, read: Position, end_lsn: int) -> None:
-        """Note the transaction's end; `read` is the newest message read, its own or an earlier."""
+    def commit(self, read: Position, end_lsn: int, time: int = 0) -> None:
+        """Note the transaction's end, and when it was committed.
+
+        `read` is the newest message read, the transaction's own or an earlier.
+        """
+        self._time = max(self._time, time)
         own = read.lsn == self._open and read > self.confirmed
         # After a reconnect the server sends again what it does not know to be durable.
         if own and not (self._ends and self._ends[-1][0] >= read):
-            self._ends.append((read, end_lsn))
+            self._ends.append((read, end_lsn, self._time))
         self._open = None
         self.received(end_lsn)
 
@@ -59,10 +66,12 @@ class Progress:
             return
         self.confirmed = position
         while self._ends and self._ends[0][0] <= position:
-            self.flush_lsn = max(self.flush_lsn, self._ends.popleft()[1])
+            _, end_lsn, self.flush_time = self._ends.popleft()
+            self.flush_lsn = max(self.flush_lsn, end_lsn)
         self._advance()
 
     def _advance(self) -> None:
         # What was read of a transaction without its end commits behind `received_lsn`.
         if self._open is None and not self._ends:
             self.flush_lsn = max(self.flush_lsn, self.received_lsn)
+            self.flush_time = self._time

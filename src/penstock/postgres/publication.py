@@ -13,12 +13,19 @@ from penstock.settings import nearest
 from penstock.tables import TablePattern
 
 
-def missing_tables(catalog: Catalog, relations: Sequence[Relation]) -> list[tuple[str, str]]:
-    """Return a message and a hint for each table named in the configuration that is not there."""
+def missing_tables(
+    catalog: Catalog,
+    relations: Sequence[Relation],
+    patterns: Sequence[TablePattern] | None = None,
+) -> list[tuple[str, str]]:
+    """Return a message and a hint for each table that `patterns` name and that is not there.
+
+    Without `patterns` they are the source's.
+    """
     faults = []
     known = [str(relation) for relation in relations if relation.can_be_published]
     by_name = {(relation.schema, relation.name): relation for relation in relations}
-    for pattern in catalog.source.patterns:
+    for pattern in catalog.source.patterns if patterns is None else patterns:
         if pattern.table is None:
             continue
         relation = by_name.get((pattern.schema, pattern.table))

@@ -127,7 +127,9 @@ class ReplicationStream:
                 "other_server",
                 "The server behind the source's url is another cluster now (system identifier"
                 f" {self.system_identifier}, before {known.system_identifier}).",
-                remedy="Its positions mean nothing here. Point the url back, or start anew.",
+                remedy="Its positions mean nothing here. Point the url back; or delete the query's"
+                " checkpoint folder, start again, and backfill what is missing.",
+                is_gap=True,
             )
         if slot_type is None:
             raise slot_missing(slot)
@@ -306,6 +308,7 @@ def _check_positions(slot: str, known: Known, confirmed: int, written: int) -> N
             f" else; this capture had confirmed {format_lsn(known.flush_lsn)}, and what lies between"
             " can't be read.",
             remedy="Give each reader a slot of its own, and backfill what is missing.",
+            is_gap=True,
         )
     if written < max(known.read_lsn, known.flush_lsn):
         raise CaptureError(
@@ -313,7 +316,9 @@ def _check_positions(slot: str, known: Known, confirmed: int, written: int) -> N
             f"The server's WAL ends at {format_lsn(written)}, but changes up to"
             f" {format_lsn(max(known.read_lsn, known.flush_lsn))} were read: it was restored from"
             " a backup, or lost what it had written.",
-            remedy="Start penstock anew, so that it goes on from the slot, and backfill.",
+            remedy="Delete the query's checkpoint folder and start again, so that it goes on from"
+            " the slot, and backfill.",
+            is_gap=True,
         )
 
 
@@ -333,10 +338,10 @@ def publication_missing(slot: str, publication: str) -> CaptureError:
     return CaptureError(
         "publication_missing",
         f"Publication {publication} does not exist, so slot {slot} gives no changes.",
-        remedy=f"What was committed without it can't be read. Create it (CREATE PUBLICATION"
-        f" {_quoted(publication)} FOR TABLES IN SCHEMA public WITH (publish_via_partition_root ="
-        f" true)), drop the slot (SELECT pg_drop_replication_slot('{literal}')), start again, and"
-        " backfill what is missing.",
+        remedy="What was committed without it can't be read. Drop the slot (SELECT"
+        f" pg_drop_replication_slot('{literal}')), delete the query's checkpoint folder, start"
+        " again, which makes both anew, and backfill what is missing.",
+        is_gap=True,
     )
 
 
@@ -345,8 +350,9 @@ def slot_missing(slot: str) -> CaptureError:
     return CaptureError(
         "slot_missing",
         f"Logical replication slot {slot} does not exist.",
-        remedy="It was dropped, and what it had not delivered is gone with it. Start penstock again"
-        " to make a new one, and backfill what is missing.",
+        remedy="It was dropped, and what it had not delivered is gone with it. Delete the query's"
+        " checkpoint folder, start again, which makes a new slot, and backfill what is missing.",
+        is_gap=True,
     )
 
 
@@ -357,8 +363,9 @@ def slot_invalidated(slot: str) -> CaptureError:
         "slot_invalidated",
         f"Replication slot {slot} was invalidated: the server has dropped WAL that it still needed"
         " (max_slot_wal_keep_size, idle_replication_slot_timeout).",
-        remedy=f"Drop it: SELECT pg_drop_replication_slot('{literal}'), start again, and backfill"
-        " what is missing.",
+        remedy=f"Drop it (SELECT pg_drop_replication_slot('{literal}')), delete the query's"
+        " checkpoint folder, start again, which makes a new slot, and backfill what is missing.",
+        is_gap=True,
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import psycopg
 import structlog
 from psycopg import sql
 
+from penstock.message import parse_lsn
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
 from penstock.postgres.errors import SetupError
 from penstock.postgres.publication import (
@@ -63,6 +65,27 @@ def ensure(source: PostgresSource) -> None:
         _ensure_publication(catalog, slot)
         if slot is None:
             _create_slot(catalog)
+
+
+def renew(source: PostgresSource) -> str:
+    """Make the publication where it is missing, and the slot anew; return where that begins.
+
+    What the old slot had not delivered is given up. Raises `SetupError` before anything is dropped
+    where the publication can't be made.
+    """
+    with open_catalog(source) as catalog:
+        _ensure_publication(catalog, None)
+        if catalog.slot() is not None:
+            catalog.drop_slot()
+        _create_slot(catalog)
+        slot = catalog.slot()
+        return "" if slot is None else slot.confirmed_flush_lsn or ""
+
+
+def position_now(catalog: Catalog) -> tuple[int, datetime]:
+    """Return up to where the server's WAL is on disk, and its clock."""
+    lsn, at = catalog.position()
+    return parse_lsn(lsn), at
 
 
 def slot_status(source: PostgresSource) -> SlotStatus:
@@ -137,8 +160,9 @@ def slot_fault(catalog: Catalog, slot: Slot) -> SetupError | None:
             "slot_invalidated",
             f"Slot {name} is invalidated{reason}: Postgres has removed WAL that it needed, "
             f"and changes after {slot.confirmed_flush_lsn} are lost to it.",
-            remedy=f"{drop} Then start again: a new slot is made, and goes on from that moment. "
-            "Raise max_slot_wal_keep_size so that it does not happen again.",
+            remedy=f"{drop} Delete the query's checkpoint folder and start again: a new slot is "
+            "made, and goes on from that moment. Backfill what is missing.",
+            is_gap=True,
         )
     if slot.active:
         return SetupError(
@@ -161,6 +185,16 @@ def slot_missing(catalog: Catalog) -> SetupError:
     )
 
 
+def lost_slot(name: str, slot: str) -> SetupError:
+    """Return the error of a source that has run before and has no slot any more."""
+    return SetupError(
+        "slot_missing",
+        f"Source {name} has run before, but its slot {slot} is gone: what was committed since then"
+        " can't be read.",
+        is_gap=True,
+    )
+
+
 def publication_gone(catalog: Catalog) -> SetupError:
     """Return the error for a publication that is missing although its slot is there.
 
@@ -169,13 +203,13 @@ def publication_gone(catalog: Catalog) -> SetupError:
     """
     source = catalog.source
     drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(source.slot))
-    create = create_publication(catalog, source.patterns)
     return SetupError(
         "publication_missing",
         f"There is no publication {source.publication}, though slot {source.slot} is there: what "
         "is written without the publication can never be captured through that slot.",
-        remedy=f"Drop the slot, and `penstock run` makes both anew: {catalog.text(drop)} Or, if "
-        f"nothing was written since it was dropped, make it again: {catalog.text(create)}",
+        remedy=f"Drop the slot ({catalog.text(drop)}), delete the query's checkpoint folder and "
+        "start again: both are made anew. Backfill what is missing.",
+        is_gap=True,
     )
 
 

@@ -143,6 +143,16 @@ CROSS JOIN LATERAL (
                 ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
 WHERE s.slot_name = %(name)s
 
+-- name: drop_slot
+-- %(name)s: its name.
+SELECT pg_catalog.pg_drop_replication_slot(%(name)s)
+
+-- name: position
+-- Up to where the WAL is on disk, or replayed on a standby, and the server's clock.
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+            ELSE pg_catalog.pg_current_wal_flush_lsn() END::pg_catalog.text,
+       pg_catalog.clock_timestamp()
+
 -- name: create_slot
 -- Makes a logical slot; waits for the transactions that are open now. %(name)s: its name.
 SELECT pg_catalog.pg_create_logical_replication_slot(%(name)s, 'pgoutput')

@@ -43,6 +43,7 @@ from penstock.sinks.nats_check import (
     no_stream,
     publish_denied,
     refused_by_stream,
+    unanswered,
 )
 from penstock.sinks.nats_client import (
     CONNECT_TIMEOUT,
@@ -53,6 +54,7 @@ from penstock.sinks.nats_client import (
     connect_first,
 )
 from penstock.sinks.nats_frames import Encoder
+from penstock.sinks.nats_leader import Silence
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
 
 WINDOW: Final = 4096
@@ -64,6 +66,7 @@ ATOMIC_RETRY: Final = 60.0
 """Seconds after which a stream that takes no atomic batches is asked again."""
 LINK_PAUSE: Final = (0.1, 60.0)
 """Seconds for which messages are not linked once somebody else has published between two of them."""
+STREAM_NAMES: Final = b"PUB $JS.API.STREAM.NAMES "
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
 
@@ -124,6 +127,7 @@ class NatsSink:
         self._window = WINDOW
         self._jetstream: bool | None = None
         self._asked = False
+        self._silence = Silence()
         self._knows_batches = False
         self._patience = _Patience(None, 0)
         self._atomic_from = float("-inf")  # until then no stream is asked for an atomic batch
@@ -270,7 +274,12 @@ class NatsSink:
         failed: dict[str, tuple[SinkError, list[int]]] = {}
         for event in events:
             if isinstance(event, Problem) and (subject := event.denied_subject) is not None:
-                denied[subject] = event.text
+                if subject == "$JS.API.STREAM.NAMES":
+                    self._silence.forbidden()
+                else:
+                    denied[subject] = event.text
+            elif isinstance(event, Reply) and event.number == 0 and connection.info.get("cluster"):
+                self._silence.answered(event.status, event.body, now)
             elif isinstance(event, Reply) and event.number == 0:
                 self._jetstream = event.status != 503 and b'"error"' not in event.body
             elif isinstance(event, Reply) and (row := task.flies(event.number)) is not None:
@@ -320,6 +329,8 @@ class NatsSink:
         self, connection: Connection, task: Task, reply: Reply, row: int
     ) -> SinkError | None:
         """Return what is wrong by a reply that is no plain ack, or None if nothing is."""
+        if reply.status == 503 and connection.info.get("cluster"):
+            return self._silence_of(connection, task.subject(row))
         if reply.status == 503:
             if not self._asked:
                 # The account may lack JetStream though the server has it: only the API knows.
@@ -341,6 +352,16 @@ class NatsSink:
             task.acked([str(reply.number).encode()])
             task.written.duplicates += bool(body.get("duplicate"))
         return None
+
+    def _silence_of(self, connection: Connection, subject: str) -> SinkError:
+        """Return why a cluster does not answer for a subject, as far as that is known."""
+        verdict, question = self._silence.seen(subject, time.monotonic())
+        if question is not None:
+            size = str(len(question)).encode()
+            connection.send(
+                STREAM_NAMES + self._inbox + b"0 " + size + b"\r\n" + question + b"\r\n"
+            )
+        return unanswered(verdict, self._config, self._source, subject, connection.server)
 
     def _connected(self) -> Connection:
         attempt = 0
@@ -365,6 +386,7 @@ class NatsSink:
         self._next_server = self._config.servers.index(connection.server)
         self._was_connected = True
         self._jetstream, self._asked = None, False
+        self._silence = Silence()
         self._knows_batches = knows_batches(connection.info)
         return connection
 

@@ -5,8 +5,10 @@ The sink uses the errors while it runs; `inspect` looks for the same troubles be
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -14,10 +16,15 @@ import orjson
 
 from penstock.finding import Finding
 from penstock.nats_config import NatsSinkConfig, Server
+from penstock.sinks import nats_permissions
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import connect_first
+from penstock.sinks.nats_leader import UNAVAILABLE, Verdict, no_leader, no_quorum
+from penstock.sinks.nats_permissions import covers
 
 REQUEST_TIMEOUT: Final = 5.0
+CLUSTER_SECONDS: Final = 10.0
+"""Seconds for which a cluster without a leader is asked again; an election takes less."""
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
 ATOMIC_DISABLED: Final = 10174
 """The error of a stream without `allow_atomic` to which an atomic batch is sent."""
@@ -60,6 +67,34 @@ def jetstream_not_enabled(server: Server) -> SinkError:
         remedy="Start nats-server with -js (or a `jetstream {}` block), and enable JetStream in "
         "the account.",
     )
+
+
+def unanswered(
+    verdict: Verdict, config: NatsSinkConfig, source: str | None, subject: str, server: Server
+) -> SinkError:
+    """Return the error for a subject that nothing in a cluster answers for."""
+    if verdict == "no_stream":
+        return no_stream(config, source, subject)
+    if verdict == "not_enabled":
+        return jetstream_not_enabled(server)
+    if verdict == "no_leader":
+        return no_leader(subject, server)
+    return no_quorum(server, subject if verdict == "stream_leaderless" else None)
+
+
+def why_unanswered(config: NatsSinkConfig, source: str, subject: str) -> SinkError:
+    """Ask JetStream why nothing answers for a subject; in a cluster that may take some seconds."""
+    try:
+        api = _Api(config, CLUSTER_SECONDS)
+        try:
+            found = api.streams(subject)
+        finally:
+            api.close()
+    except SinkError as error:
+        return error
+    if found:
+        return no_quorum(api.connection.server, subject)
+    return no_stream(config, source, subject)
 
 
 def publish_denied(subject: str, server: Server) -> SinkError:
@@ -115,6 +150,13 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
             remedy=f"Run: nats stream purge {stream} --keep <n>, or raise its limits: "
             f"nats stream edit {stream} --max-msgs=-1 --max-bytes=-1",
         )
+    if code in UNAVAILABLE:
+        return SinkError(
+            "no_quorum",
+            f"Stream {stream!r} can't take the message to {subject!r} now: {text} ({code}).",
+            remedy="Start the servers that are down: more than half of those that have a replica of "
+            "the stream must run. See: nats stream report",
+        )
     if code in (10039, 10076):
         return SinkError(
             "jetstream_not_enabled",
@@ -165,7 +207,7 @@ def inspect(
     """
     what = f"nats {config.safe_url}"
     try:
-        api = _Api(config)
+        api = _Api(config, CLUSTER_SECONDS)
     except SinkError as error:
         return [Finding("error", what, error.message, error.remedy)]
     found = [Finding("ok", what, f"reachable and logged in: {api.connection.server}")]
@@ -178,6 +220,11 @@ def inspect(
             found.append(Finding("warning", what, message, fix))
         else:
             found.append(Finding("error", what, error.message, error.remedy))
+    try:
+        wildcard = config.template.wildcard(source)
+        found.append(api.permission(wildcard, samples))
+    except SinkError as error:
+        found.append(Finding("error", what, error.message, error.remedy))
     finally:
         api.close()
     return found
@@ -255,39 +302,68 @@ def _settings(what: str, name: str, reply: dict[str, Any]) -> Iterable[Finding]:
         yield Finding("error", what, message, f"nats stream edit {name} --ack")
 
 
-def covers(pattern: str, subject: str) -> bool:
-    """Tell whether a stream's subject takes all that `subject` (wildcards allowed) stands for."""
-    have, want = pattern.split("."), subject.split(".")
-    for i, part in enumerate(have):
-        if part == ">":
-            return len(want) > i
-        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
-            return False
-    return len(have) == len(want)
-
-
 class _Api:
-    """JetStream's API over a connection of its own."""
+    """JetStream's API over a connection of its own.
 
-    def __init__(self, config: NatsSinkConfig):
+    A cluster is asked again for up to `patience` seconds where it has no leader, or says that there is
+    no stream: both may be so while it chooses one.
+    """
+
+    def __init__(self, config: NatsSinkConfig, patience: float = 0.0):
         self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
         self.connection = connect_first(config, self._inbox, "penstock check")
+        self._is_cluster = bool(self.connection.info.get("cluster"))
+        self._patience = patience if self._is_cluster else 0.0
+        self._until = time.monotonic() + self._patience
 
     def ask(self, call: str, **payload: Any) -> dict[str, Any] | None:
-        """Return the reply of an API call, None if nobody answers for JetStream."""
+        """Return the reply of an API call, None if nobody answers for JetStream.
+
+        Raises `SinkError` (`no_quorum`) where a cluster has no leader.
+        """
         body = orjson.dumps(payload) if payload else b""
-        reply = self.connection.request(f"$JS.API.{call}", body, self._inbox, REQUEST_TIMEOUT)
+        for attempt in itertools.count():
+            answer = self._ask(call, body)
+            if not isinstance(answer, SinkError):
+                return answer
+            if time.monotonic() >= self._until:
+                raise answer
+            time.sleep(min(2.0, 0.25 * 2**attempt))
+        raise AssertionError
+
+    def _ask(self, call: str, body: bytes) -> dict[str, Any] | SinkError | None:
+        timeout = 2.0 if self._patience else REQUEST_TIMEOUT
+        try:
+            reply = self.connection.request(f"$JS.API.{call}", body, self._inbox, timeout)
+        except SinkError as error:
+            if error.code == "timeout" and self._is_cluster:
+                return no_quorum(self.connection.server)
+            raise
         if reply.status:
             return None
         answer = orjson.loads(reply.body)
-        return answer if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            return None
+        refusal = answer.get("error")
+        if isinstance(refusal, dict) and refusal.get("err_code") in UNAVAILABLE:
+            return no_quorum(self.connection.server)
+        return answer
 
     def streams(self, subject: str) -> list[str]:
         """Return the names of the streams whose subjects overlap `subject`."""
-        answer = self.ask("STREAM.NAMES", subject=subject)
-        if answer is None or "error" in answer:
-            raise jetstream_not_enabled(self.connection.server)
-        return list(answer.get("streams") or [])
+        for attempt in itertools.count():
+            answer = self.ask("STREAM.NAMES", subject=subject)
+            if answer is None or "error" in answer:
+                raise jetstream_not_enabled(self.connection.server)
+            found = list(answer.get("streams") or [])
+            if found or time.monotonic() >= self._until:
+                return found
+            time.sleep(min(2.0, 0.25 * 2**attempt))
+        raise AssertionError
+
+    def permission(self, wildcard: str, samples: Sequence[str]) -> Finding:
+        """Look whether the user may publish to what a template gives."""
+        return nats_permissions.inspect(self.connection, self._inbox, wildcard, samples)
 
     def close(self) -> None:
         """Close the connection."""

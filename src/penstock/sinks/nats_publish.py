@@ -10,7 +10,13 @@ import orjson
 
 from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
+from penstock.sinks.nats_check import (
+    ack_overdue,
+    no_stream,
+    publish_denied,
+    refused_by_stream,
+    why_unanswered,
+)
 from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
 from penstock.subject import MAX_SUBJECT_BYTES
 
@@ -83,6 +89,8 @@ class Publisher:
             raise publish_denied(subject, self._connection.server)
         if not isinstance(event, Reply) or event.number != self._number:
             return False
+        if event.status == 503 and self._connection.info.get("cluster"):
+            raise why_unanswered(self._config, self._source, subject)
         if event.status == 503:
             raise no_stream(self._config, self._source, subject)
         try:

@@ -48,6 +48,7 @@ class SourceOptions(BaseModel):
     groupings: list[Grouping] = Default(default_factory=list)
     monitor: str | None = None
     name: str = ""
+    recover: str | None = None
     fields: tuple[Field, ...] = ()
     shapes: dict[tuple[str, str], Any] = Default(default_factory=dict)
     planned: int = 0
@@ -138,6 +139,6 @@ class SourceOptions(BaseModel):
 
 
 _INTERNAL = {
-    "blocks", "truncates", "groupings", "monitor", "name", "fields", "shapes", "planned",
+    "blocks", "truncates", "groupings", "monitor", "name", "recover", "fields", "shapes", "planned",
     "after",
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -120,6 +119,7 @@ class Pipeline:
             for group_by in _groupings(sink)
         ]
         conf = self._spark.sparkContext.getConf()
+        recover = self._config.recover_command(self._source)
         return {
             "url": source.url.get_secret_value(),
             "tables": orjson.dumps(sorted({t for tables in wanted for t in tables})).decode(),
@@ -132,13 +132,14 @@ class Pipeline:
             "groupings": orjson.dumps(groupings).decode(),
             "monitor": self._monitor,
             "name": self._source,
+            **({} if recover is None else {"recover": recover}),
         }
 
     def _checkpoint(self) -> str:
         base = self._config.spark.checkpoint
         if "://" in base:
             return f"{base.rstrip('/')}/{self._source}/{time.time_ns()}"
-        folder = checkpoint_folder(self._config, self._source)
+        folder = self._config.checkpoint_folder(self._source)
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             # Only what an earlier start made: a number for a name, with Spark's own file in it.
@@ -156,11 +157,6 @@ def _groupings(sink: Sink) -> list[list[str] | None]:
         return [[]]  # the whole outbox is one group
     # Rows that share a value, which the sink reads, are to be in one split, whichever that is.
     return [None] if form.group_by == "none" else [None, []]
-
-
-def checkpoint_folder(config: Config, source: str) -> Path:
-    """Return the local folder of a source's checkpoints; it is there once the source has run."""
-    return Path(config.spark.checkpoint).absolute() / source
 
 
 def map_in_arrow(frame: DataFrame, function: Any, ddl: str) -> DataFrame:

@@ -286,6 +286,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 f"The checkpoint stands at {format_lsn(start.lsn)}, but the server's WAL ends at"
                 f" {format_lsn(written)}: this is another server, or one restored from a backup.",
                 remedy="Delete the checkpoint folder to start from the slot, and backfill.",
+                is_gap=True,
             )
         # A batch is confirmed only when it is done, so one that is not can't lie before the slot.
         if end is not None and end.lsn < confirmed:
@@ -296,6 +297,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 remedy="If this query itself delivered it (the checkpoint is an older copy, or lost"
                 " its end in a power cut), delete the checkpoint's folder and start from the slot."
                 " If something else reads the slot, give it one of its own, and backfill.",
+                is_gap=True,
             )
         # Spark's calls must not wait for the capture's thread for the 5 ms that are Python's default.
         sys.setswitchinterval(0.0005)
@@ -309,6 +311,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 grouping=options.grouping,
                 truncates=options.truncates,
                 watch=Watch(options.shapes, options.planned),
+                recover=options.recover,
             ),
             start,
             self._report,
@@ -337,11 +340,12 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._reporter.listen(self._command)
         try:
             yield
-        except CaptureError as error:
+        except CaptureError as found:
+            error = found.recovered_by(self._options.recover)
             self._send(
                 {"state": "error", "error": str(error), "code": error.code, "remedy": error.remedy}
             )
-            raise
+            raise error from None
 
     def _send(self, report: Report) -> None:
         if self._reporter is not None:
@@ -370,6 +374,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "reconnects": stats.reconnects,
                 "received_lsn": stats.received_lsn,
                 "confirmed_lsn": stats.confirmed_lsn,
+                "confirmed_time": stats.confirmed_time,
                 "unread_bytes": stats.unread_bytes,
                 "warm": self._warm,
                 "done": None if self._done is None else [*self._done],

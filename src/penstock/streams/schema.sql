@@ -17,6 +17,19 @@ CREATE TABLE penstock.sources (
 );
 -- For each source there is a table penstock.batches_<id>: what was written, see `source_table`.
 
+-- Up to where a source's slot was confirmed, as its run records it every few seconds: what is left of
+-- that where the slot is lost. `lsn` is the source's own, of the cluster and slot that `tag` stands for;
+-- `committed_at` is when the newest transaction before it was committed. With a `gap`, the code of an
+-- error, the source can't go on before `penstock recover`, and the position stays as it is.
+CREATE TABLE penstock.positions (
+    source text PRIMARY KEY,
+    tag text NOT NULL,
+    lsn bigint NOT NULL,
+    committed_at timestamptz,
+    at timestamptz NOT NULL DEFAULT now(),
+    gap text
+);
+
 CREATE TABLE penstock.streams (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,

@@ -1,0 +1,93 @@
+"""A real cluster of three: what sink and check name when a leader changes, and without a quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.nats_cluster import Cluster, answered
+
+from penstock.embedded.handles import JetStream
+from penstock.nats_config import NatsSinkConfig
+from penstock.sinks import nats_check
+from penstock.sinks.base import SinkError
+from penstock.sinks.nats_publish import Publisher
+
+from .nats_servers import Writer, batch
+
+FALSE = {"jetstream_not_enabled", "no_stream"}
+
+
+@pytest.fixture(scope="module")
+def cluster(server_dir: Path) -> Iterator[Cluster]:
+    with Cluster(server_dir / "quorum") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def streams(cluster: Cluster) -> Iterator[JetStream]:
+    with JetStream(cluster.url.split(",")[0], error_cb=say_nothing) as handle:
+        yield handle
+
+
+def config(cluster: Cluster, subject: str = "orders") -> NatsSinkConfig:
+    return NatsSinkConfig(url=cluster.url, subject=subject, ack_timeout=2)
+
+
+async def say_nothing(_: Exception) -> None:
+    """Stand in for nats-py's logging of every try to connect to a server that we killed."""
+
+
+def test_what_a_cluster_is_short_of(cluster: Cluster, streams: JetStream) -> None:
+    answered(partial(streams.add_stream, "ORDERS", "orders", num_replicas=3), "the stream")
+    leader = cluster.leader(streams, "ORDERS")
+    writer = Writer(config(cluster))
+    assert writer.sink.write(batch([1])).delivered == 1
+
+    # A subject that no stream captures is one in a cluster, too.
+    stop: list[bool] = []
+    missing = Writer(config(cluster, "missing"), should_stop=lambda: bool(stop))
+    missing.start(batch([1]))
+    missing.until_retry("no_stream")
+    stop.append(True)
+    assert missing.codes == {"no_leader", "no_stream"}
+    with pytest.raises(SinkError):
+        missing.result()
+    (error,) = [f for f in nats_check.inspect(config(cluster, "missing")) if f.level == "error"]
+    assert "No JetStream stream captures the subject 'missing'" in error.message
+
+    # A leader change: it is awaited.
+    cluster.kill(leader)
+    writer.start(batch([2], first=2))
+    (quiet,) = [f for f in nats_check.inspect(config(cluster)) if f.subject == "subject orders"
+                and "captured" in f.message]  # fmt: skip
+    assert quiet.level == "ok"
+    assert writer.result().delivered == 1
+    assert not writer.codes & FALSE
+
+    # No quorum: neither the sink nor `check` asks for -js or for a stream.
+    second = next(name for name in cluster.servers if name != leader)
+    cluster.kill(second)
+    stop.clear()
+    alone = Writer(config(cluster), should_stop=lambda: bool(stop))
+    alone.start(batch([3], first=3))
+    alone.until_retry("no_quorum")
+    assert not alone.codes & FALSE
+    text = str(next(error for error in alone.errors if error.code == "no_quorum"))
+    assert "no quorum" in text
+    assert "must run" in text
+    found = [f for f in nats_check.inspect(config(cluster)) if f.level == "error"]
+    assert [("quorum" in f.message, "must run" in f.fix) for f in found] == [(True, True)]
+    with (
+        Publisher(config(cluster), name="orders", source="shop") as publisher,
+        pytest.raises(SinkError) as caught,
+    ):
+        publisher.publish("orders", "key", b"{}")
+    assert caught.value.code == "no_quorum"
+
+    # Its servers are back, and so is everything.
+    cluster.servers[second].start()
+    cluster.servers[leader].start()
+    assert alone.result().delivered == 1
