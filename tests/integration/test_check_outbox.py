@@ -20,7 +20,7 @@ from penstock.outbox.wanted import Planner, find, source_name
 from penstock.settings import SparkSettings
 
 from ..cli import fails, run
-from .outbox_sql import delivered, installed
+from .outbox_sql import delivered, installed, lease
 
 NOBODY = "127.0.0.1:9"
 
@@ -205,6 +205,7 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     assert f" {first_at.astimezone():%Y-%m-%d %H:%M:%S} " in result.output
 
     delivered(tide, "notify")
+    lease(tide)
     tide.execute("SELECT tide.outbox_publish('orders', '2')")
     report = json.loads(invoke(*arguments, "--json").output)["outboxes"]["app"]
     assert report["error"] is None

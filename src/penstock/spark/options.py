@@ -47,6 +47,7 @@ class SourceOptions(BaseModel):
     groupings: list[Grouping] = Default(default_factory=list)
     monitor: str | None = None
     name: str = ""
+    waits: bool = False
     fields: tuple[Field, ...] = ()
 
     @field_validator("tables", mode="before")
@@ -121,4 +122,4 @@ class SourceOptions(BaseModel):
         return None, sorted(shared)
 
 
-_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name", "fields"}
+_INTERNAL = {"blocks", "truncates", "groupings", "monitor", "name", "waits", "fields"}
