@@ -82,7 +82,7 @@ def _checked(url: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from penstock.status import pipeline_state, trouble  # noqa: PLC0415
+    from penstock.status import dead_letters, pipeline_state, trouble  # noqa: PLC0415
 
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),
@@ -114,7 +114,7 @@ def _show(found: dict[str, Any]) -> None:
             ],
         )
     print_table(
-        ("pipeline", "for", "group", "state", "delivered"),
+        ("pipeline", "for", "group", "state", "delivered", "dead letters"),
         [
             (
                 pipeline["pipeline"],
@@ -122,13 +122,37 @@ def _show(found: dict[str, Any]) -> None:
                 pipeline["relay_group"],
                 pipeline_state(pipeline),
                 f"{pipeline['delivered']:,}",
+                f"{pipeline['dead_letters']:,}",
             )
             for pipeline in found["pipelines"]
         ],
     )
+    if found["relays"]:
+        print_table(
+            ("group", "relay", "state", "since", "last heartbeat"),
+            [
+                (
+                    relay["relay_group"],
+                    f"process {relay['pid']} on {relay['host']}",
+                    relay_state(relay),
+                    local_time(relay["since"]),
+                    f"{relay['heartbeat_age']} s ago",
+                )
+                for relay in found["relays"]
+            ],
+        )
     for pipeline in found["pipelines"]:
+        if counted := dead_letters(pipeline):
+            typer.echo(f"! pipeline {pipeline['pipeline']}: {counted}")
         if told := trouble(pipeline):
             typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
+
+
+def relay_state(relay: dict[str, Any]) -> str:
+    """Return how a relay's process is, of a standby also whether it is warm."""
+    if relay["state"] == "standby":
+        return "standby, warm" if relay["warm"] else "standby, cold"
+    return str(relay["state"])
 
 
 def _yes(value: bool) -> str:

@@ -22,6 +22,7 @@ from penstock.backfills.backfilling import Backfilling, tell_left_out
 from penstock.backoff import Backoff
 from penstock.check import shared_streams
 from penstock.config import Config
+from penstock.handover import NextQuery
 from penstock.health import Failure, Part, run_part
 from penstock.message import Position
 from penstock.monitor import Monitor, Report
@@ -123,6 +124,7 @@ class Run:
             for name in self._sources
         }
         self._recorder = Recorder(store_url) if holding is None else None
+        self._queries: set[str] = set()  # names of all that it had in the session
 
     # -- reports
 
@@ -309,14 +311,23 @@ class Run:
             log.error("run failed", **told, error=reason)
         self.stop()
 
-    def stream(self, spark: SparkSession, on_ready: Callable[[], None]) -> None:
+    def stream(
+        self, spark: SparkSession, on_ready: Callable[[], None], prepared: NextQuery | None = None
+    ) -> None:
         """Run a query for each source until the end, and take down all but the session.
 
-        `on_ready` is called once, when every query has run a batch.
+        `on_ready` is called once, when every query has run a batch. A query that was `prepared` for
+        the one source is taken where it is what would be started.
         """
+        if prepared is not None and not prepared.fits(self._config, self._store):
+            prepared.close()
+            prepared = None
         local = self._config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-        monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        if prepared is not None:
+            monitor = prepared.monitor
+        else:
+            monitor = Monitor(self._handle, "127.0.0.1" if local else host)
         if self._once:  # a backfill may take longer than what is there now
             with contextlib.suppress(StoreError):  # its trouble is told when something is written
                 tell_left_out(self._config, self._store.url, self._sources)
@@ -328,10 +339,11 @@ class Run:
             self._backfilling.start()
         threads = {
             name: threading.Thread(
-                target=self._supervise, args=(spark, name, monitor), name=name, daemon=True
+                target=self._supervise, args=(spark, name, monitor, prepared), name=name,
+                daemon=True,
             )
             for name in self._sources
-        }
+        }  # fmt: skip
         # The first batch of a query is empty, and connects to its sinks.
         starting = {
             name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])
@@ -386,7 +398,7 @@ class Run:
         """See to it that nothing of this run is left in the session, whatever it was at."""
         with contextlib.suppress(Exception):  # the JVM may be gone
             for query in spark.streams.active:
-                if (query.name or "").rpartition(" ")[0] in self._sources:
+                if query.name in self._queries:
                     query.stop()
 
     def _await_backlogs(self) -> None:
@@ -413,7 +425,9 @@ class Run:
             log.warning("stopped before the last batch was delivered; it stays in the slot",
                         store=self.state.store_error)  # fmt: skip
 
-    def _supervise(self, spark: SparkSession, source: str, monitor: Monitor) -> None:
+    def _supervise(
+        self, spark: SparkSession, source: str, monitor: Monitor, prepared: NextQuery | None
+    ) -> None:
         """Keep a source's query running until the end is asked for."""
         backoff = Backoff(*_BACKOFF_SECONDS)
         planner = self._planners[source]
@@ -421,14 +435,19 @@ class Run:
             pipeline = Pipeline(
                 spark, self._config, source, self._store.routes(source),
                 self._store.target(source), monitor.address, planner,
-            )  # fmt: skip
+            ) if prepared is None else prepared.pipeline  # fmt: skip
+            self._queries.add(pipeline.name)
             self.state.sources[source].capture_failure = None
             try:
                 if source in self._gaps:  # what is missed does not come back with a publication
                     raise self._gaps[source]
-                query = pipeline.start(once=self._once)
-                for name in self._config.sinks_of(source):
-                    self.state.sinks[name].refused = planner.refused.get(name)
+                if prepared is None:
+                    query = pipeline.start(once=self._once)
+                    for name in self._config.sinks_of(source):
+                        self.state.sinks[name].refused = planner.refused.get(name)
+                else:
+                    query = prepared.go(self._handle)
+                    prepared = None
                 self._await(query, source)
                 pipeline.stop()
                 if planner.altered is None or self._stopping.is_set():
@@ -485,7 +504,7 @@ class Run:
         """Return when the query has ended, or the end was asked for and it is drained or overdue."""
         state = self.state.sources[source]
         # Not `isActive`: a failure under asynchronous progress tracking can leave that true for ever.
-        while not query.awaitTermination(0.05 if self._stopping.is_set() else 0.5):  # type: ignore[arg-type]
+        while not query.awaitTermination(0.05 if self._stopping.is_set() else 0.1):  # type: ignore[arg-type]
             if self._planners[source].altered is not None and not self._stopping.is_set():
                 return
             if self._stopping.is_set() and (state.drained or self._expired.is_set()):

@@ -141,23 +141,14 @@ def _reading_failure(source: str, slot: Status, live: Health) -> tuple[Level, Fa
 
 def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
     """Return what is wrong with an enabled pipeline of an outbox, by `tide.relay_status`."""
-    if not pipeline["enabled"]:
+    if not pipeline["enabled"] or not pipeline["error"]:
         return None
-    if pipeline["error"]:
-        failure = Failure(pipeline["code"] or "error", pipeline["error"], pipeline["remedy"] or "")
-        return Level.DEGRADED, failure
-    state = str(pipeline["state"] or "")
-    # A pipeline that no relay serves is well as long as nothing waits for it.
-    gone = not state or state.startswith(("dead", "stopped"))
-    if not gone or not pipeline["pending"]:
-        return None
-    seen = f" It was last seen {pipeline['at']}." if pipeline["at"] else ""
-    return Level.FAILED, Failure(
-        "no_relay",
-        f"{pipeline['pending']} messages wait and no relay runs group {pipeline['relay_group']}"
-        f" ({state or 'none has run it yet'}).{seen}",
-        f"Start one: penstock relay --url … --group {pipeline['relay_group']}",
-    )
+    code = str(pipeline["code"])
+    if code == "no_relay" and not pipeline["pending"]:
+        return None  # it is set up, and nothing waits for it
+    moves = not code.startswith(("relay_", "no_relay")) or not pipeline["pending"]
+    failure = Failure(code, pipeline["error"], pipeline["remedy"] or "")
+    return Level.DEGRADED if moves else Level.FAILED, failure
 
 
 def _outbox(source: OutboxSource) -> Status:
@@ -217,7 +208,7 @@ def show(status: Status) -> None:
             console.print(sinks)
         _show_consumers(console, running.get("consumers", {}))
         _show_backfills(console, running.get("backfills", []))
-    for title, warning in _warnings(running):
+    for title, warning in _warnings(status):
         console.print(Text(f"! {title}: {warning}"), soft_wrap=True)
     for problem in status["problems"]:
         mark = "✗" if problem["level"] == "failed" else "!"
@@ -233,7 +224,8 @@ def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(
-        "source", "pipeline", "for", "group", "state", "delivered", "waiting", "since", "seen"
+        "source", "pipeline", "for", "group", "state", "delivered", "waiting", "since", "seen",
+        "dead letters",
     )  # fmt: skip
     for name, outbox in outboxes.items():
         for each in outbox["pipelines"]:
@@ -241,6 +233,7 @@ def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
             waiting = "-" if each["pending"] is None else str(each["pending"])
             cells = [name, each["pipeline"], each["outbox"] or each["inbox"], each["relay_group"]]
             cells += [pipeline_state(each), str(each["delivered"]), waiting, since, seen]
+            cells.append(f"{each['dead_letters']:,}")
             table.add_row(*map(Text, cells))
         if not outbox["pipelines"]:
             table.add_row(name, Text("error" if outbox["error"] else "none"))
@@ -249,9 +242,9 @@ def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
 
 def pipeline_state(pipeline: Status) -> str:
     """Return how a pipeline of `tide.relay_status` is, in a word or two."""
-    if not pipeline["enabled"]:
-        return "disabled"
-    return str(pipeline["state"] or "no relay yet")
+    if pipeline["state"] == "dead":
+        return f"dead since {local_time(pipeline['relay']['heartbeat_at'])}"
+    return str(pipeline["state"])
 
 
 def _show_consumers(console: Console, consumers: dict[str, Status]) -> None:
@@ -287,9 +280,13 @@ def _show_backfills(console: Console, backfills: list[Status]) -> None:
     console.print(table)
 
 
-def _warnings(running: Status) -> Iterator[tuple[str, str]]:
-    """Yield what may be wrong with pipelines that run, each under its title."""
-    for groups in running.get("relays", {}).values():
+def _warnings(status: Status) -> Iterator[tuple[str, str]]:
+    """Yield what may be wrong with pipelines, each under its title."""
+    for outbox in status["outboxes"].values():
+        for pipeline in outbox["pipelines"]:
+            if (waiting := dead_letters(pipeline)) is not None:
+                yield f"pipeline {pipeline['pipeline']}", waiting
+    for groups in (status["running"] or {}).get("relays", {}).values():
         for group in groups.values():
             for name, pipeline in group.get("pipelines", {}).items():
                 if pipeline.get("warning"):
@@ -297,10 +294,21 @@ def _warnings(running: Status) -> Iterator[tuple[str, str]]:
 
 
 def trouble(pipeline: Status) -> str | None:
-    """Return what an enabled pipeline stands at, with the remedy."""
-    if not pipeline["enabled"] or not pipeline["error"]:
+    """Return what keeps an enabled pipeline from moving, with the remedy."""
+    found = _pipeline_failure(pipeline)
+    return None if found is None else found[1].text
+
+
+def dead_letters(pipeline: Status) -> str | None:
+    """Return how many dead letters of a pipeline wait, and the cause of the newest."""
+    count = pipeline["dead_letters"]
+    if not count:
         return None
-    return f"{pipeline['error']} {pipeline['remedy'] or ''}".strip()
+    since = local_time(pipeline["dead_letter_at"])
+    return (
+        f"{count:,} dead letter{'s' * (count > 1)}, the newest of {since}: {pipeline['dead_letter']};"
+        f" penstock dead-letters list --url … --sink {pipeline['pipeline']}"
+    )
 
 
 def _state(sink: Status) -> str:

@@ -150,6 +150,14 @@ class StoreSession:
             self._drain(name, sink)
             del self._held[name]
 
+    def end_drainers(self) -> None:
+        """End all drainers at once; what waits stays in the backlogs until the next run."""
+        drainers = list(self._drainers.values())
+        for drainer in drainers:
+            drainer.ask_to_end()
+        for drainer in drainers:
+            drainer.stop()
+
     def _check_backlogs(self) -> None:
         with self._store.connection() as connection:
             behind = backlog.all_behind(connection)
@@ -178,18 +186,8 @@ class StoreSession:
         return StoreTarget(self.url, record.id, record.base)
 
     def routes(self, source: str) -> list[Route]:
-        """Return the routes of a source; where its sinks agree on the groups, the source has them."""
-        sinks = self._config.sinks_of(source)
-        agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
-        return [
-            Route(
-                name,
-                sink.model_copy(update={"group_by": None}) if agree else sink,
-                self._streams.get(name),
-                name in self._starting,
-            )
-            for name, sink in sinks.items()
-        ]
+        """Return the routes of a source."""
+        return routes_of(self._config, source, self._streams, self._starting)
 
     # What the processes of the run report
 
@@ -218,3 +216,23 @@ class StoreSession:
     def is_drained(self) -> bool:
         """Whether no sink has a backlog."""
         return all(drainer.is_attached() for drainer in self._drainers.values())
+
+
+def routes_of(
+    config: Config, source: str, streams: Mapping[str, int], starting: Collection[str]
+) -> list[Route]:
+    """Return the routes of a source; where its sinks agree on the groups, the source has them.
+
+    `streams` gives the ids of streams, `starting` are the sinks that a backfill's reads go to first.
+    """
+    sinks = config.sinks_of(source)
+    agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
+    return [
+        Route(
+            name,
+            sink.model_copy(update={"group_by": None}) if agree else sink,
+            streams.get(name),
+            name in starting,
+        )
+        for name, sink in sinks.items()
+    ]

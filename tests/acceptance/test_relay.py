@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nats
@@ -73,8 +76,13 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
             "select lsn is not null, delivered_snapshot is not null, state, error from tide.places"
         )
         assert of_pipeline == (True, True, "running", None)
+        assert status(app, "notify")["dead_letters"] == 0
         assert process.stop() == 0
         assert not process.stray()
+        assert status(app, "notify")["state"] == "stopped"
+        done = penstock("outbox", "status", "--url", app.url, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "was stopped at" in done.stdout
     # Nothing but the two: what was rolled back is nowhere.
     assert bodies(streams, "NOTIFICATIONS") == [1, {"type": "order.shipped"}]
 
@@ -140,30 +148,87 @@ def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_pa
 
 
 def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path) -> None:
+    """Before that, a second pipeline is added, and hardly holds up the first; at the end, both die."""
     streams.add_stream("NOTIFICATIONS", "notifications")
+    streams.add_stream("OTHER", "other")
     app.execute("select tide.outbox_create('notifications')")
     set_outbox(app, "notify", "NOTIFICATIONS")
     app.execute("select tide.relay_enable('notify')")
+    assert status(app, "notify")["state"] == "no relay yet"
     with (
         relay(tmp_path / "one", app, streams) as one,
         relay(tmp_path / "two", app, streams) as two,
     ):
         one.start().wait_ready()
+        one.wait_for(lambda: relays(app) == {("running", True)}, PATIENCE, "leased")
+        last = a_pipeline_is_added(app, streams, one)
         two.start().wait_ready()
         assert two.status()["relays"]["outbox"]["nats-group"]["state"] == "standby"
-        publish(app, 1)
-        one.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages == 1, PATIENCE, "relayed")
         two.wait_for(lambda: "warm" in two.log(), PATIENCE, "warm")
+        two.wait_for(
+            lambda: relays(app) == {("running", True), ("standby", True)}, PATIENCE, "leased, too"
+        )
+        assert penstock("outbox", "status", "--url", app.url, cwd=tmp_path).returncode == 0
         one.kill_tree()
         killed = time.monotonic()
-        publish(app, 2)
+        publish(app, last + 1)
         two.wait_for(
-            lambda: streams.info("NOTIFICATIONS").state.messages == 2, PATIENCE, "taken over"
+            lambda: streams.info("NOTIFICATIONS").state.messages == last + 1, PATIENCE, "taken over"
         )
         took = time.monotonic() - killed
         assert took < 10, f"{took:.1f} s"
-        assert two.stop() == 0
-    assert bodies(streams, "NOTIFICATIONS") == [1, 2]
+        two.wait_for(lambda: status(app, "notify")["state"] == "running", PATIENCE, "running")
+        assert relays(app) == {("running", True)}
+        two.kill_tree()
+        publish(app, last + 2)
+        # As 10 s do; nobody renews it.
+        app.execute("update tide.leases set heartbeat = heartbeat - interval '10 s'")
+        found = status(app, "notify")
+        assert (found["state"], found["code"]) == ("dead", "relay_dead")
+        done = penstock("outbox", "status", "--url", app.url, cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"✗ pipeline notify: {found['error']} {found['remedy']}" in done.stdout
+    assert bodies(streams, "NOTIFICATIONS") == list(range(1, last + 2))
+
+
+def relays(app: Database) -> set[tuple[str, bool]]:
+    return set(app.execute("select state, warm from tide.relay_processes()"))
+
+
+def a_pipeline_is_added(app: Database, streams: JetStream, process: Penstock) -> int:
+    """Publish all the while, and return the last number; the group's change is no time without it."""
+    added = threading.Event()
+    last = 0
+
+    def publisher() -> None:
+        nonlocal last
+        database = Database(app.name, app.url)
+        while not added.is_set():
+            last += 1
+            publish(database, last)
+            added.wait(0.02)
+        database.close()
+
+    thread = threading.Thread(target=publisher)
+    thread.start()
+    try:
+        process.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages > 20, PATIENCE, "on")
+        asked = datetime.now(UTC)
+        set_outbox(app, "other", "OTHER", start="end")
+        app.execute("select tide.relay_enable('other')")
+        process.wait_for(lambda: streams.info("OTHER").state.messages > 20, PATIENCE, "changed")
+    finally:
+        added.set()
+        thread.join()
+    process.wait_for(
+        lambda: streams.info("NOTIFICATIONS").state.messages == last, PATIENCE, "delivered"
+    )
+    first = streams.messages("OTHER")[0].at
+    times = [message.at for message in streams.messages("NOTIFICATIONS") if message.at > asked]
+    pause = max(after - before for before, after in itertools.pairwise(times))
+    # It took seconds until the new one had its first message, more on a busy machine.
+    assert pause < (first - asked) / 2, f"{pause} of {first - asked}"
+    return last
 
 
 def test_what_it_refuses(app: Database, streams: JetStream, tmp_path: Path) -> None:

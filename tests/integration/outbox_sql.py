@@ -75,6 +75,29 @@ def delivered(database: Database, name: str, snapshot: str | None = None) -> Non
     )
 
 
+def lease(
+    database: Database,
+    state: str = "running",
+    *,
+    group: str = "g",
+    age: float = -3600,
+    instance: str = "one",
+    **columns: Any,
+) -> None:
+    """Do as a relay's process does, so many seconds ago; by default it stays alive for the test."""
+    given = {"host": "h1", "pid": 4711, "warm": True, **columns}
+    names = sql.SQL(", ").join(map(sql.Identifier, given))
+    query = sql.SQL(
+        "INSERT INTO tide.leases (relay_group, instance, state, heartbeat, since, {})"
+        " SELECT %s, %s, %s, t.at, t.at - interval '1 h', {}"
+        " FROM (SELECT clock_timestamp() - make_interval(secs => %s)) AS t (at)"
+        " ON CONFLICT (relay_group, instance) DO UPDATE"
+        " SET state = excluded.state, heartbeat = excluded.heartbeat, warm = excluded.warm"
+    ).format(names, sql.SQL(", ").join(sql.Placeholder() * len(given)))  # fmt: skip
+    with database.connect(autocommit=True) as connection:
+        connection.execute(query, [group, instance, state, *given.values(), age])
+
+
 @contextlib.contextmanager
 def role(database: Database) -> Iterator[tuple[str, Database]]:
     """A role without any right, and a session of it; both are gone at the end."""

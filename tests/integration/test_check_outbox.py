@@ -20,7 +20,7 @@ from penstock.outbox.wanted import Planner, find, source_name
 from penstock.settings import SparkSettings
 
 from ..cli import fails, run
-from .outbox_sql import delivered, installed
+from .outbox_sql import delivered, installed, lease
 
 NOBODY = "127.0.0.1:9"
 
@@ -195,7 +195,8 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     tide.execute("SELECT tide.outbox_publish('orders', '1')")
     arguments = ("status", "-c", write(), "--listen", NOBODY)
     result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output  # a message waits, and no relay is there
+    assert "✗ pipeline notify: No relay has run the group g yet." in result.output
     rows = [line.split() for line in result.output.splitlines() if "app" in line]
     notify, others = ([cell for cell in row if cell != "│"] for row in rows)
     assert notify[:8] == ["app", "notify", "orders", "g", "no", "relay", "yet", "0"]
@@ -205,6 +206,7 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     assert f" {first_at.astimezone():%Y-%m-%d %H:%M:%S} " in result.output
 
     delivered(tide, "notify")
+    lease(tide)
     tide.execute("SELECT tide.outbox_publish('orders', '2')")
     report = json.loads(invoke(*arguments, "--json").output)["outboxes"]["app"]
     assert report["error"] is None
@@ -217,7 +219,8 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     )
     result = invoke("status", "-c", write(relay_group="g"), "--listen", NOBODY)
     assert result.exit_code == 1
-    assert "✗ pipeline notify: Nothing listens. Start it." in result.output
+    assert "! pipeline notify: Nothing listens." in result.output
+    assert "Start it." in result.output
     assert "others" not in result.output
 
 

@@ -13,11 +13,11 @@ from tests.integration.nats_servers import await_true
 from tests.netns_help import HOST, Machine, machine
 
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.outbox.group import GroupLock
+from penstock.outbox.lock import GroupLock
 
 HOLDER = """
 import sys, time
-from penstock.outbox.group import GroupLock
+from penstock.outbox.lock import GroupLock
 lock = GroupLock(sys.argv[1], "g")
 print("held" if lock.acquire() else "not held", flush=True)
 while lock.check():

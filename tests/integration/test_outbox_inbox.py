@@ -16,7 +16,7 @@ import nats
 import pytest
 from pydantic import SecretStr
 from tests.integration.nats_servers import await_true
-from tests.integration.outbox_sql import installed, pipeline, value
+from tests.integration.outbox_sql import installed, lease, pipeline, value
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -37,6 +37,7 @@ STREAM = "ORDERS"
 def tide(database: Database) -> Database:
     installed(database)
     database.execute("SELECT tide.inbox_create('i', max_retries => 2)")
+    lease(database)
     return database
 
 

@@ -18,6 +18,7 @@ from tests.integration.outbox_sql import (
     delivered,
     ids,
     installed,
+    lease,
     pipeline,
     quoted,
     raises,
@@ -432,7 +433,8 @@ def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
     assert (held["pipeline"], held["reason"]) == ("p", "disabled")
     assert "relay_enable('p')" in held["remedy"]
     tide.execute("SELECT tide.relay_enable('p')")
-    assert "no relay has run it yet" in status()["held_by"][0]["reason"]
+    assert "No relay has run the group g yet." in status()["held_by"][0]["reason"]
+    lease(tide)
     tide.execute(
         "INSERT INTO tide.places (relay_group, pipeline, outbox, state, code, error, remedy)"
         " VALUES ('g', 'p', 'o', 'error', 'connection_refused', 'Nothing listens.', 'Start it.')"

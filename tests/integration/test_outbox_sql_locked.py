@@ -15,7 +15,7 @@ from tests.integration.outbox_sql import delivered, ids, installed, pipeline
 
 from penstock.embedded.handles import Database
 from penstock.outbox import sweep
-from penstock.outbox.group import GroupLock
+from penstock.outbox.lock import GroupLock
 from penstock.outbox.places import Places
 from penstock.outbox.relay import Relay
 from penstock.outbox.sessions import connect, postgres_error

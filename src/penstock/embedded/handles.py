@@ -11,6 +11,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
 import nats
@@ -80,6 +81,7 @@ class Msg(NamedTuple):
     data: bytes
     headers: dict[str, str]
     seq: int
+    at: datetime = datetime.fromtimestamp(0, UTC)
 
 
 class JetStream:
@@ -227,4 +229,5 @@ class JetStream:
 
 def _msg(message: NatsMsg) -> Msg:
     headers = dict(message.headers or {})
-    return Msg(message.subject, message.data, headers, message.metadata.sequence.stream)
+    of = message.metadata
+    return Msg(message.subject, message.data, headers, of.sequence.stream, of.timestamp)

@@ -142,6 +142,7 @@ def _catch_up(
         "created_at": pipeline.created_at, "lsn": "0/0",
         "snapshot": None if has_rows else now, "last_id": None, "delivered": pipeline.delivered,
         "state": "starting", "code": None, "error": None, "remedy": None,
+        "dead_letters": None, "dead_letter": None, "dead_letter_at": None,
     }  # fmt: skip
     connection.execute(_SQL["put_place"], values)
 

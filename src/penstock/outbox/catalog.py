@@ -63,6 +63,6 @@ def version_of(connection: psycopg.Connection[Any]) -> tuple[int, str] | None:
 
 
 def status(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    """Return `outboxes`, `inboxes` and `pipelines` as the functions `tide.…_status` tell of each."""
+    """Return `outboxes`, `inboxes`, `pipelines` and `relays`, each as its function of `tide` has it."""
     ((found,),) = connection.execute(_SQL["status"]).fetchall()
     return dict(found)

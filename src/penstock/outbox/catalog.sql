@@ -36,8 +36,9 @@ SELECT pg_catalog.pg_advisory_xact_lock(1886741603, 116)
 SELECT pg_catalog.set_config('role', %s, true)
 
 -- name: status
--- Every outbox, inbox and pipeline.
+-- Every outbox, inbox and pipeline, and the processes of relays.
 SELECT pg_catalog.jsonb_build_object(
     'outboxes', ARRAY(SELECT tide.outbox_status(name) FROM tide.outboxes ORDER BY name),
     'inboxes', ARRAY(SELECT tide.inbox_status(name) FROM tide.inboxes ORDER BY name),
-    'pipelines', ARRAY(SELECT tide.relay_status(pipeline) FROM tide.relays ORDER BY pipeline))
+    'pipelines', ARRAY(SELECT tide.relay_status(pipeline) FROM tide.relays ORDER BY pipeline),
+    'relays', ARRAY(SELECT pg_catalog.to_jsonb(r) FROM tide.relay_processes() AS r))

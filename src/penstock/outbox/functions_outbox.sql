@@ -184,6 +184,7 @@ BEGIN
         ' ON CONFLICT (name) DO UPDATE SET last_id = excluded.last_id', 'ids_' || name) USING name;
     EXECUTE format('DROP TABLE tide.%I', 'outbox_' || name);
     DELETE FROM tide.outboxes o WHERE o.name = outbox_drop.name;
+    PERFORM tide._drop_slots();
 END $tide$;
 
 -- name: outbox_enable

@@ -99,8 +99,61 @@ BEGIN
     PERFORM tide._relay_switch(pipeline, false);
 END $tide$;
 
+-- name: slot
+-- The name of a group's replication slot, as `slot_of` in Python makes it.
+CREATE OR REPLACE FUNCTION tide._slot(relay_group text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
+    SELECT 'tide_' || left(regexp_replace(lower(relay_group), '[^a-z0-9_]', '_', 'g'), 49) || '_'
+        || left(encode(sha256(convert_to(current_database(), 'UTF8') || '\x00'::bytea
+            || convert_to(relay_group, 'UTF8')), 'hex'), 8)
+$tide$;
+
+-- name: drop_slots
+-- Drops the slots of this database's groups that have no pipeline any more, as they would keep WAL for
+-- ever. What can't be dropped now is named in a NOTICE, with the statement that does it; a relay that
+-- runs drops what it reads itself.
+CREATE OR REPLACE FUNCTION tide._drop_slots() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE slot record; allowed boolean; statement text;
+BEGIN
+    SELECT r.rolsuper OR r.rolreplication INTO allowed
+    FROM pg_roles r WHERE r.rolname = current_user;
+    FOR slot IN
+        SELECT s.slot_name, s.active FROM pg_replication_slots s
+        WHERE s.database = current_database() AND s.plugin = 'pgoutput'
+          AND s.slot_name ~ '^tide_.*_[0-9a-f]{8}$'
+          AND s.slot_name NOT IN (
+              SELECT tide._slot(r.relay_group) FROM tide.relays r WHERE r.direction = 'out')
+    LOOP
+        statement := format('select pg_drop_replication_slot(%L);', slot.slot_name);
+        IF NOT slot.active AND allowed THEN
+            BEGIN
+                PERFORM pg_drop_replication_slot(slot.slot_name);
+                CONTINUE;
+            EXCEPTION
+                WHEN undefined_object THEN CONTINUE;  -- a relay was faster
+                WHEN object_in_use THEN slot.active := true;
+            END;
+        END IF;
+        -- By its own process, within seconds.
+        CONTINUE WHEN EXISTS (SELECT FROM tide.leases l
+            WHERE l.state = 'running' AND l.heartbeat > clock_timestamp() - interval '10 s');
+        IF slot.active THEN
+            RAISE NOTICE 'the replication slot % is still in use, by process %, and keeps WAL',
+                slot.slot_name,
+                (SELECT s.active_pid FROM pg_replication_slots s WHERE s.slot_name = slot.slot_name)
+                USING HINT = 'Once that has ended: ' || statement;
+        ELSE
+            RAISE NOTICE 'the replication slot % keeps WAL, and the role % may not drop it',
+                slot.slot_name, current_user
+                USING HINT = 'As a role with REPLICATION: ' || statement;
+        END IF;
+    END LOOP;
+END $tide$;
+
 -- name: relay_delete
--- Deletes a pipeline and its place. Raises TD001, TD007.
+-- Deletes a pipeline and its place, and with the last one of a group the group's slot. Raises TD001,
+-- TD007.
 CREATE OR REPLACE FUNCTION tide.relay_delete(pipeline text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -108,6 +161,7 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM tide._require_pipeline(pipeline);
     END IF;
+    PERFORM tide._drop_slots();
 END $tide$;
 
 -- name: safe_config
@@ -126,41 +180,3 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
         ELSE c.value END), '{}')
     FROM jsonb_each(config) AS c
 $tide$;
-
--- name: relay_list
--- All pipelines, with their settings but without secrets. `state` is what the relay said last, null
--- where it said nothing yet.
-CREATE OR REPLACE FUNCTION tide.relay_list() RETURNS TABLE (
-    pipeline text, direction text, outbox text, inbox text, relay_group text, enabled boolean,
-    state text, config jsonb, created_at timestamptz, changed_at timestamptz
-)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
-    SELECT r.pipeline, r.direction, r.outbox, r.inbox, r.relay_group, r.enabled, p.state,
-           tide._safe_config(r.config), r.created_at, r.changed_at
-    FROM tide.relays r LEFT JOIN tide.places p
-        ON (p.relay_group, p.pipeline, p.outbox)
-         = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
-    ORDER BY r.pipeline
-$tide$;
-
--- name: relay_status
--- One pipeline: its settings without secrets, its place, and the error it stands at, with the remedy.
--- Raises TD001, TD007.
-CREATE OR REPLACE FUNCTION tide.relay_status(pipeline text) RETURNS jsonb
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
-DECLARE found jsonb;
-BEGIN
-    PERFORM tide._require_pipeline(pipeline);
-    SELECT jsonb_build_object(
-        'pipeline', r.pipeline, 'direction', r.direction, 'outbox', r.outbox, 'inbox', r.inbox,
-        'relay_group', r.relay_group, 'enabled', r.enabled, 'config', tide._safe_config(r.config),
-        'created_at', r.created_at, 'changed_at', r.changed_at, 'state', p.state, 'code', p.code,
-        'error', p.error, 'remedy', p.remedy, 'lsn', p.lsn, 'delivered', coalesce(p.delivered, 0),
-        'last_id', p.last_id, 'at', p.at)
-    INTO found
-    FROM tide.relays r LEFT JOIN tide.places p
-        ON (p.relay_group, p.pipeline, p.outbox)
-         = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
-    WHERE r.pipeline = relay_status.pipeline;
-    RETURN found;
-END $tide$;

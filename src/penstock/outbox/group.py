@@ -1,8 +1,13 @@
-"""One relay group: its lock, and its run, begun anew whenever what it should be has changed."""
+"""One relay group: its run, begun anew whenever what it should be has changed, while it has its lock.
+
+What a change concerns stands still for tenths of a second: the query of the next run is started first,
+beside the one that runs, and takes over the slot between two batches.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -14,73 +19,35 @@ from pyspark.sql import SparkSession
 
 from penstock import queries
 from penstock.backoff import Backoff
-from penstock.health import Failure, Part, pipeline_part, worker_part
+from penstock.handover import NextQuery
+from penstock.health import Failure, Level, Part, Problem, pipeline_part, worker_part
 from penstock.outbox.begin import begin, forget, leave
 from penstock.outbox.inbox import Inboxes, InboxPipeline
+from penstock.outbox.lease import Lease
+from penstock.outbox.lock import GroupLock
 from penstock.outbox.places import Places
-from penstock.outbox.sessions import connect, postgres_error
+from penstock.outbox.sessions import postgres_error
 from penstock.outbox.wanted import Trouble, Wanted
 from penstock.postgres.errors import CaptureError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
-from penstock.spark.session import jvm_exit_code
+from penstock.spark.session import jvm_exit_code, reason_of
 from penstock.spark.warm import warm
 from penstock.state import State
 from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 
-LOCK_GROUP: Final = 7383
-"""With a group's hash, held by a session in the outboxes' database: relays the group."""
-
 _SQL: Final = queries.load("penstock.outbox", "relay.sql")
 _TICK_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (1.0, 30.0)
+_HAND_OVER_SECONDS: Final = 30.0
+"""How long a change may wait for the next query; then the run ends without it."""
+# Within how many seconds a step of the group's loop is over; where it is not, the loop hangs.
+_STEP_SECONDS: Final = 30.0
+_LONG_STEP_SECONDS: Final = 240.0
+_PIPELINE_SECONDS: Final = 2.0  # more for each, as each may wait for a lock
 
 log = structlog.get_logger("penstock")
-
-
-class GroupLock:
-    """A group's lock: one session in the outboxes' database has it, and no other meanwhile."""
-
-    def __init__(self, url: str, group: str) -> None:
-        self._url = url
-        self._group = group
-        self._connection: psycopg.Connection[Any] | None = None
-        self.held = False
-
-    def acquire(self) -> bool:
-        """Return whether the lock is had now; does not wait. Raises what psycopg does."""
-        if self.held:
-            return True
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url)
-        values = {"class": LOCK_GROUP, "group": self._group}
-        row = self._connection.execute(_SQL["try_lock"], values).fetchone()
-        self.held = bool(row and row[0])
-        return self.held
-
-    def check(self) -> bool:
-        """Return whether the lock is still had: its session may have ended."""
-        if self.held and self._connection is not None:
-            try:
-                self._connection.execute(_SQL["alive"])
-            except psycopg.Error:
-                self.close()
-        return self.held
-
-    @property
-    def connection(self) -> psycopg.Connection[Any]:
-        """The session that has the lock."""
-        if self._connection is None:
-            raise psycopg.OperationalError("the lock's session is gone")
-        return self._connection
-
-    def close(self) -> None:
-        """Give the lock up."""
-        self.held = False
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 class Group:
@@ -113,6 +80,11 @@ class Group:
         self._state = "connecting"
         self._failure: Failure | None = None
         self._confirmed = 0  # messages, by all of its runs
+        self._warm = False
+        self._due = math.inf  # when the step under way should be over
+        self._hangs = False
+        self._handing_over: threading.Thread | None = None
+        self._next: NextQuery | None = None
         self._told: set[str] = set()
         self._left_out: dict[str, Trouble] = {}
         self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
@@ -150,6 +122,7 @@ class Group:
         troubled = {} if wanted is None else {**wanted.held, **wanted.left_out}
         return {
             "state": self._state,
+            "warm": self._warm,
             "error": None if self._failure is None else self._failure.text,
             "inboxes": self._inboxes.as_json(),
             "pipelines": {
@@ -160,14 +133,42 @@ class Group:
             },
         }
 
+    def lease(self) -> Lease | None:
+        """Return what others shall know of it, None while its loop hangs or has not begun."""
+        if self._thread.ident is None:
+            return None
+        if time.monotonic() > self._due:
+            if not self._hangs:
+                self._hangs = True
+                log.error("the group's loop hangs: no heartbeat until it goes on", group=self.name)
+            return None
+        self._hangs = False
+        if not self._lock.held:
+            return Lease(self.name, "standby", self._warm)
+        code = error = remedy = None
+        if (failure := self._failure) is not None:
+            code, error, remedy = failure.code, failure.cause, failure.remedy or None
+        elif (problem := self._problem()) is not None:
+            code, error, remedy = problem.code, problem.cause, problem.remedy
+        return Lease(self.name, "running", True, self._lock.pid, code, error, remedy)
+
+    def _problem(self) -> Problem | None:
+        """Return why nothing moves in its run; what one sink suffers from is its pipeline's."""
+        state = self.run_state
+        for part in () if state is None else state.parts():
+            if part.subject.startswith(("store", "source ")):
+                for problem in part.problems:
+                    if problem.level is Level.FAILED and problem.code != "sinks_held_up":
+                        return problem
+        return None
+
     def want(self, wanted: Wanted | None, inboxes: Sequence[InboxPipeline] = ()) -> None:
         """Take what shall run from now on, None where the group has no outbox any more."""
         self._inboxes.want(inboxes)
         with self._changing:
             self._wanted, self._asked = wanted, True
             if self._run is not None and not (wanted and wanted.same(self._running)):
-                log.info("settings changed: the group's run begins anew", group=self.name)
-                self._run.stop()
+                self._hand_over(self._run)
         self._wake.set()
 
     def start(self) -> None:
@@ -194,12 +195,14 @@ class Group:
     def _main(self) -> None:
         backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._stopping.is_set() and jvm_exit_code() is None:
+            self._within(_STEP_SECONDS)
             try:
                 held = self._lock.acquire()
                 self._inboxes.activate(held)
                 if not held:
                     self._enter("standby")
                 elif not self._turn():
+                    self._discard_next()
                     self._enter("waiting")
                 else:
                     self._told.clear()
@@ -219,10 +222,17 @@ class Group:
                 log.exception("the group could not be run", group=self.name)
                 delay = backoff.after_failure(self._confirmed)
                 self._fail("internal", f"{type(error).__name__}: {error}", "", delay)
+            self._discard_next()
             self._pause(delay)
+        self._discard_next()
+        self._due = math.inf
         self._inboxes.activate(False)
         self._inboxes.join()
         self._lock.close()
+
+    def _within(self, seconds: float) -> None:
+        """Note that the loop shows itself again within so many seconds."""
+        self._due = time.monotonic() + seconds
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
@@ -237,7 +247,9 @@ class Group:
         if state == "standby":
             log.info("standing by: another relay runs the group", group=self.name)
             try:
+                self._within(_LONG_STEP_SECONDS)
                 warm(self._spark)
+                self._warm = True
                 log.info("warm", group=self.name)
             except Exception:  # it only saves time later
                 log.exception("Spark could not be warmed up", group=self.name)
@@ -246,6 +258,7 @@ class Group:
         """Tell what keeps the group from running: in the log once, and in its pipelines' status."""
         failure = Failure(code, message, remedy).lasting(self._failure, time.time())
         self._state, self._failure = "error", failure
+        self._within(delay + _STEP_SECONDS)
         if code not in self._told:
             self._told.add(code)
             log.error("the group does not run; trying again", group=self.name, code=code,
@@ -264,6 +277,58 @@ class Group:
         }  # fmt: skip
         with contextlib.suppress(psycopg.Error):  # told in the log, too
             self._lock.connection.execute(_SQL["put_trouble"], values)
+
+    # -- a change of what is to run
+
+    def _hand_over(self, run: Run) -> None:
+        """Begin to end `run` for another one; the lock is held."""
+        if self._handing_over is None or not self._handing_over.is_alive():
+            log.info("settings changed: the group's run begins anew", group=self.name)
+            self._handing_over = threading.Thread(
+                target=self._replace, args=(run,), name=f"hand over {self.name}", daemon=True
+            )
+            self._handing_over.start()
+
+    def _replace(self, run: Run) -> None:
+        """End `run` once the query of the next one waits for the slot, or can't be had."""
+        deadline = time.monotonic() + _HAND_OVER_SECONDS
+        while True:
+            with self._changing:
+                wanted = self._wanted
+            query = None if wanted is None else self._prepare(run, wanted)
+            if query is not None and not query.wait(max(deadline - time.monotonic(), 0.0)):
+                query.close()
+                query = None
+            # Now, as one may wait for its server for a while; what it has not delivered is kept.
+            run.store.end_drainers()
+            with self._changing:
+                latest = self._wanted
+                ended = self._run is not run or self._stopping.is_set()
+                same = latest is None or wanted is None or latest.config == wanted.config
+                if not ended and (same or query is None or time.monotonic() > deadline):
+                    self._next, query = query, None
+                    run.stop()
+                    ended = True
+            if query is not None:
+                query.close()
+            if ended:
+                return
+
+    def _prepare(self, run: Run, wanted: Wanted) -> NextQuery | None:
+        """Start the query of the next run; None where it can't be, which that run then reports."""
+        if not wanted.sinks:
+            return None
+        query = None
+        try:
+            query = NextQuery(self._spark, wanted.config, run.store.target(wanted.source))
+            query.start()
+        except Exception as error:
+            log.info("the next query could not be started beside this one", group=self.name,
+                     error=reason_of(error))  # fmt: skip
+            if query is not None:
+                query.close()
+            return None
+        return query
 
     # -- a turn with the lock
 
@@ -286,10 +351,18 @@ class Group:
             self._work(wanted, store)
         return True
 
+    def _discard_next(self) -> None:
+        """Close a query that was prepared, and that no run has taken."""
+        with self._changing:
+            query, self._next = self._next, None
+        if query is not None:
+            query.close()
+
     def _work(self, wanted: Wanted, store: Store) -> None:
         """Run `wanted` until it is that no longer; raises what ends it otherwise."""
         # A failure stands until the next run has begun, and is not over because it is tried.
         self._state, self._last = "starting", wanted
+        self._within(_LONG_STEP_SECONDS)
         starting = begin(self._lock.connection, store, wanted)
         held = {
             name: SinkError(t.code, t.message, remedy=t.remedy) for name, t in wanted.held.items()
@@ -306,6 +379,7 @@ class Group:
                     with self._changing:
                         self._run = self._running = None
                     self._confirmed += sum(s.confirmed for s in run.state.sources.values())
+                    self._within(_LONG_STEP_SECONDS)
         if run.failure is not None and not self._stopping.is_set():
             raise CaptureError(*run.failure)
 
@@ -350,13 +424,15 @@ class Group:
         keeper.start()
         try:
             if not run.stopping:
-                run.stream(self._spark, self._say_ready)
+                with self._changing:
+                    prepared, self._next = self._next, None
+                run.stream(self._spark, self._say_ready, prepared)
         finally:
             ended.set()
             keeper.join()
 
     def _say_ready(self) -> None:
-        self._state, self._failure = "running", None
+        self._state, self._warm, self._failure = "running", True, None
         running = self._running
         sinks = [] if running is None else list(running.sinks)
         log.info("relaying", group=self.name, pipelines=sinks)
@@ -366,12 +442,15 @@ class Group:
         last = False
         while not last:
             last = ended.wait(_TICK_SECONDS)
+            self._within(_STEP_SECONDS + _PIPELINE_SECONDS * len(run.state.sinks))
             if not self._lock.check():
                 if not last:
                     log.warning("the group's lock is lost: its session ended", group=self.name)
                 self._inboxes.activate(False)
                 run.stop()
                 return
+            if (latest := self._wanted) is not None and latest.same(self._running):
+                self._tell_left_out(latest)
             try:
                 places.tick()
             except (psycopg.Error, StoreError) as error:

@@ -22,31 +22,26 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 def status(url: str) -> dict[str, Any]:
-    """Return `outboxes`, `inboxes` and `pipelines`, see `catalog.status`; raises `CaptureError`."""
+    """Return what `catalog.status` does; raises `CaptureError`.
+
+    Each of its pipelines has how many messages wait for it too (`pending`) and since when
+    (`pending_since`), both None where that is not known.
+    """
     with connect(url) as connection:
         try:
             schema = catalog.find_schema(connection)
             if not schema.installed:
                 raise not_installed(schema.database, url)
-            return catalog.status(connection)
+            found = catalog.status(connection)
         except psycopg.Error as error:
             raise install_error(error) from None
+    waiting = {of["pipeline"]: of for box in found["outboxes"] for of in box["pipelines"]}
+    for pipeline in found["pipelines"]:
+        of = waiting.get(pipeline["pipeline"], {})
+        pipeline |= {key: of.get(key) for key in ("pending", "pending_since")}
+    return found
 
 
 def pipelines(url: str, group: str | None = None) -> list[dict[str, Any]]:
-    """Return the pipelines of a group, or of all; raises `CaptureError`.
-
-    Each is as `tide.relay_status` tells it, with how many messages wait for it (`pending`) and since
-    when (`pending_since`), both None where that is not known.
-    """
-    found = status(url)
-    waiting = {of["pipeline"]: of for box in found["outboxes"] for of in box["pipelines"]}
-    return [
-        pipeline
-        | {
-            key: waiting.get(pipeline["pipeline"], {}).get(key)
-            for key in ("pending", "pending_since")
-        }
-        for pipeline in found["pipelines"]
-        if group in (None, pipeline["relay_group"])
-    ]
+    """Return the pipelines of a group, or of all, as `status` has them; raises `CaptureError`."""
+    return [of for of in status(url)["pipelines"] if group in (None, of["relay_group"])]

@@ -100,7 +100,8 @@ CREATE TABLE tide.relays (
 -- How far each pipeline is, written by the relay. `outbox` is the outbox's or the inbox's name. All
 -- that is visible in `delivered_snapshot` was delivered. `store` is where the relay keeps what waits. By
 -- `pipeline_created_at` a relay that still runs a deleted pipeline writes nothing for the next one of
--- its name.
+-- its name. `dead_letters` is how many of its dead letters wait in the relay's store, `dead_letter` the
+-- cause of the newest.
 CREATE TABLE tide.places (
     relay_group text NOT NULL,
     pipeline text NOT NULL REFERENCES tide.relays ON DELETE CASCADE,
@@ -115,12 +116,37 @@ CREATE TABLE tide.places (
     code text,
     error text,
     remedy text,
+    dead_letters bigint NOT NULL DEFAULT 0,
+    dead_letter text,
+    dead_letter_at timestamptz,
     at timestamptz NOT NULL DEFAULT pg_catalog.now(),
     PRIMARY KEY (relay_group, pipeline, outbox),
     FOREIGN KEY (pipeline, pipeline_created_at) REFERENCES tide.relays (pipeline, created_at)
         ON DELETE CASCADE
 );
 CREATE INDEX ON tide.places (pipeline);
+
+-- The lease of each relay process on each of its groups, renewed every two seconds by the server's clock
+-- while the process works. `state`: `running` with the group's lock, `standby` without it, `stopped` after
+-- an orderly end. `warm`: whether a standby has Spark's session and workers ready. `since`: of this
+-- state. `lock_pid`: the server's process of the session that has the lock. `code`,
+-- `error` and `remedy` are of what keeps the whole group from moving. Pages have room for
+-- new versions of a row, so that no index is written (HOT).
+CREATE TABLE tide.leases (
+    relay_group text NOT NULL,
+    instance text NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('running', 'standby', 'stopped')),
+    warm boolean NOT NULL,
+    lock_pid integer,
+    code text,
+    error text,
+    remedy text,
+    since timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    heartbeat timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (relay_group, instance)
+) WITH (fillfactor = 50);
 
 -- name: end
 -- Outboxes get their functions anew, and nobody may do anything that was not granted: a function is

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -26,9 +27,21 @@ _SQL: Final = queries.load("penstock.outbox", "relay.sql")
 _LSN_SECONDS: Final = 30.0
 """How often a place is written where nothing but the LSN has moved: each write moves that itself."""
 
+_DEAD_LETTER_SECONDS: Final = 10.0
+"""How often they are counted where there is no new one: they are replayed and purged elsewhere."""
+
 _RESUME: Final = "Mend that, then: penstock backfill resume (the store is the relay's)."
 
 log = structlog.get_logger("penstock")
+
+
+@dataclass(frozen=True)
+class _DeadLetters:
+    """How many wait in the store for one pipeline; the cause of the newest, and when it came."""
+
+    count: int = 0
+    cause: str | None = None
+    at: datetime | None = None
 
 
 @dataclass
@@ -69,6 +82,9 @@ class Places:
         self._failing: dict[str, str | None] = {}
         # The run counts on from where the one before ended, of which the places know.
         self._before = {name: run.state.sinks[name].delivered for name in wanted.sinks}
+        self._dead: dict[str, _DeadLetters] = {}
+        self._dead_seen = -1
+        self._dead_due = 0.0
 
     def tick(self) -> None:
         """Look how far the pipelines are, and write what has changed.
@@ -81,6 +97,7 @@ class Places:
         if flushed:
             waiting = self._waiting()
             unread = self._unread()
+            self._count_dead_letters()
             for name, place in self._places.items():
                 upto = waiting.get(name, flushed)
                 try:
@@ -126,6 +143,16 @@ class Places:
                 log.error("the outbox's kept messages can't be read", pipeline=name, error=error)
         return unread
 
+    def _count_dead_letters(self) -> None:
+        """Count what waits in the store, where there are new ones, and now and then."""
+        seen = sum(sink.dead_lettered for sink in self._run.state.sinks.values())
+        if seen == self._dead_seen and time.monotonic() < self._dead_due:
+            return
+        with self._store.connection() as connection:
+            rows = connection.execute(_SQL["dead_letters"], [list(self._places)]).fetchall()
+        self._dead = {sink: _DeadLetters(*of) for sink, *of in rows}
+        self._dead_seen, self._dead_due = seen, time.monotonic() + _DEAD_LETTER_SECONDS
+
     def _sample(self, place: _Place, upto: int, done: list[int] | None) -> None:
         """Take a snapshot where there is something new to be told, and keep one that is reached."""
         if place.pending is not None and upto >= place.pending[1]:
@@ -150,7 +177,8 @@ class Places:
         sink = self._run.state.sinks[name]
         told = self._told(name, unread)
         delivered = place.pipeline.delivered + sink.delivered - self._before[name]
-        written = (place.snapshot, delivered, *told)
+        dead = self._dead.get(name, _DeadLetters())
+        written = (place.snapshot, delivered, dead, *told)
         late = time.monotonic() - place.written_at > _LSN_SECONDS
         if written == place.written and not late:
             return
@@ -160,6 +188,7 @@ class Places:
             "created_at": place.pipeline.created_at, "lsn": format_lsn(upto),
             "snapshot": place.snapshot, "last_id": place.last_id, "delivered": delivered,
             "state": state, "code": code, "error": error, "remedy": remedy,
+            "dead_letters": dead.count, "dead_letter": dead.cause, "dead_letter_at": dead.at,
         }  # fmt: skip
         self._connection.execute(_SQL["put_place"], values)
         place.written, place.written_at = written, time.monotonic()

@@ -26,6 +26,7 @@ from penstock.outbox.errors import not_installed
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.install import version_fault
+from penstock.outbox.lease import Lease, Leases
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.shared import SharedStreams
 from penstock.outbox.sweep import Sweeper
@@ -68,6 +69,7 @@ class Relay:
         self._groups: dict[str, Group] = {}
         self._shared = SharedStreams()
         self._sweeper = Sweeper()
+        self._leases = Leases(self._url, self._held_leases)
         self._stopping = threading.Event()
         self._looked = False
         self._failure: Failure | None = None
@@ -137,6 +139,7 @@ class Relay:
         """Begin; `prepare` has been called."""
         self._spark = spark
         self._thread.start()
+        self._leases.start()
 
     def stop(self) -> None:
         """Ask for the end, from any thread."""
@@ -150,6 +153,10 @@ class Relay:
             self._thread.join()
         for group in self._groups.values():
             group.join()
+        self._leases.stop()
+
+    def _held_leases(self) -> list[Lease]:
+        return [of for g in list(self._groups.values()) if (of := g.lease()) is not None]
 
     # -- the watching thread
 

@@ -89,10 +89,11 @@ ORDER BY id DESC LIMIT 1
 -- while this waits. What is null stays as it was, but for the error.
 INSERT INTO tide.places AS p
     (relay_group, pipeline, outbox, pipeline_created_at, store, lsn, delivered_snapshot, last_id,
-     delivered, state, code, error, remedy, at)
+     delivered, state, code, error, remedy, dead_letters, dead_letter, dead_letter_at, at)
 SELECT %(group)s, r.pipeline, r.outbox, r.created_at, %(store)s, %(lsn)s::pg_lsn,
        %(snapshot)s::pg_snapshot, %(last_id)s, %(delivered)s, %(state)s, %(code)s, %(error)s,
-       %(remedy)s, pg_catalog.clock_timestamp()
+       %(remedy)s, COALESCE(%(dead_letters)s, 0), %(dead_letter)s, %(dead_letter_at)s,
+       pg_catalog.clock_timestamp()
 FROM tide.relays r
 WHERE r.pipeline = %(pipeline)s AND r.relay_group = %(group)s AND r.created_at = %(created_at)s
 ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
@@ -102,6 +103,10 @@ SET pipeline_created_at = excluded.pipeline_created_at,
     last_id = COALESCE(excluded.last_id, p.last_id),
     delivered = GREATEST(excluded.delivered, p.delivered),
     state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
+    dead_letters = COALESCE(%(dead_letters)s, p.dead_letters),
+    dead_letter = CASE WHEN %(dead_letters)s IS NULL THEN p.dead_letter ELSE excluded.dead_letter END,
+    dead_letter_at = CASE WHEN %(dead_letters)s IS NULL THEN p.dead_letter_at
+                          ELSE excluded.dead_letter_at END,
     at = excluded.at
 
 -- name: put_trouble
@@ -147,3 +152,51 @@ GROUP BY b.sink, b.drained_lsn
 SELECT sink, bool_or(state = 'failed'), max(error) FROM penstock.backfills
 WHERE source = %s AND state NOT IN ('done', 'cancelled')
 GROUP BY sink
+
+-- name: dead_letters
+-- Of each sink, in the store: how many dead letters wait, the cause of the newest and when it came.
+SELECT d.sink, d.waiting, n.code || ': ' || n.reason, n.at
+FROM (SELECT sink, count(*) AS waiting, max(id) AS newest FROM penstock.dead_letters
+      WHERE sink = ANY (%s) AND replayed_at IS NULL GROUP BY sink) AS d
+JOIN penstock.dead_letters n ON n.id = d.newest
+
+-- name: beat
+-- Renews the leases of a process on groups, and takes away what others left of the groups that it runs:
+-- there is one lock, so that none of them runs. Standbys stay for an hour after their last heartbeat.
+WITH mine AS (
+    SELECT * FROM ROWS FROM (
+        pg_catalog.unnest(%(groups)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(states)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(warm)s::pg_catalog.bool[]),
+        pg_catalog.unnest(%(lock_pids)s::pg_catalog.int4[]),
+        pg_catalog.unnest(%(codes)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(errors)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(remedies)s::pg_catalog.text[]))
+    AS g (relay_group, state, warm, lock_pid, code, error, remedy)
+), gone AS (
+    DELETE FROM tide.leases l USING mine
+    WHERE l.relay_group = mine.relay_group AND mine.state = 'running'
+      AND l.instance <> %(instance)s
+      AND (l.state <> 'standby'
+           OR l.heartbeat < pg_catalog.clock_timestamp() - interval '1 hour')
+)
+INSERT INTO tide.leases AS l
+    (relay_group, instance, host, pid, state, warm, lock_pid, code, error, remedy)
+SELECT relay_group, %(instance)s, %(host)s, %(pid)s, state, warm, lock_pid, code, error, remedy
+FROM mine
+ON CONFLICT (relay_group, instance) DO UPDATE
+SET state = excluded.state, warm = excluded.warm, lock_pid = excluded.lock_pid,
+    code = excluded.code, error = excluded.error, remedy = excluded.remedy,
+    since = CASE WHEN l.state = excluded.state THEN l.since ELSE excluded.since END,
+    heartbeat = excluded.heartbeat
+
+-- name: stopped
+-- Notes the orderly end of a process.
+UPDATE tide.leases SET state = 'stopped', since = pg_catalog.clock_timestamp(),
+    heartbeat = pg_catalog.clock_timestamp(), lock_pid = NULL, code = NULL, error = NULL,
+    remedy = NULL
+WHERE instance = %s
+
+-- name: no_flush
+-- A heartbeat need not outlive a crash of the server: its commit waits for no disk.
+SELECT pg_catalog.set_config('synchronous_commit', 'off', false)

@@ -94,14 +94,17 @@ class Wanted:
         return any(pipeline.placed for pipeline in self.pipelines.values())
 
     def same(self, other: Wanted | None) -> bool:
-        """Tell whether `other` would run the same pipelines as this does, and in the same way."""
+        """Tell whether `other` would run the same pipelines as this does, and in the same way.
+
+        Pipelines that neither would run make no difference.
+        """
         return other is not None and (
-            self.config, self.held, self.left_out, self._created
-        ) == (other.config, other.held, other.left_out, other._created)  # fmt: skip
+            self.config, self.held, self._created
+        ) == (other.config, other.held, other._created)  # fmt: skip
 
     @property
     def _created(self) -> dict[str, datetime]:
-        return {name: pipeline.created_at for name, pipeline in self.pipelines.items()}
+        return {name: self.pipelines[name].created_at for name in self.sinks}
 
 
 def find(connection: psycopg.Connection[Any]) -> list[Pipeline]:
@@ -117,8 +120,11 @@ def source_name(group: str, database: str | None = None) -> str:
 
 
 def slot_of(group: str, database: str) -> str:
-    """Return the name of a group's slot: slots are the server's, so that it tells databases apart."""
-    digest = hashlib.blake2b(f"{database}\0{group}".encode(), digest_size=4).hexdigest()
+    """Return the name of a group's slot: slots are the server's, so that it names the database too.
+
+    `tide._slot` makes the same.
+    """
+    digest = hashlib.sha256(f"{database}\0{group}".encode()).hexdigest()[:8]
     return f"tide_{slot_name(group)[:49]}_{digest}"
 
 

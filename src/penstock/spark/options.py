@@ -49,6 +49,7 @@ class SourceOptions(BaseModel):
     monitor: str | None = None
     name: str = ""
     recover: str | None = None
+    waits: bool = False
     fields: tuple[Field, ...] = ()
     shapes: dict[tuple[str, str], Any] = Default(default_factory=dict)
     planned: int = 0
@@ -139,6 +140,6 @@ class SourceOptions(BaseModel):
 
 
 _INTERNAL = {
-    "blocks", "truncates", "groupings", "monitor", "name", "recover", "fields", "shapes", "planned",
-    "after",
+    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "fields", "shapes",
+    "planned", "after",
 }  # fmt: skip

@@ -24,8 +24,9 @@ from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
 class Pipeline:
     """The query of one source into `routes`, and the backlogs of these in `store`.
 
-    Each start begins at the slot, in a checkpoint folder of its own: the slot is the truth, and a
-    checkpoint that is older or newer than it could only contradict it.
+    It begins at the slot, in a checkpoint folder of its own: the slot is the truth, and a checkpoint
+    that is older or newer than it could only contradict it. One that `waits` lets another query go on
+    reading the slot until its capture is commanded to `go`. Each is started once.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class Pipeline:
         store: StoreTarget,
         monitor: str,
         planner: Planner | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self._spark = spark
         self._config = config
@@ -45,6 +48,10 @@ class Pipeline:
         self._store = store
         self._monitor = monitor
         self._planner = planner or Planner(config.sources[source], config.sinks_of(source))
+        self._waits = waits
+        self._number = time.time_ns()
+        # Spark may take a query that has ended for one that runs, and no second one of its name.
+        self.name = f"{source} {self._number}"
         self._query: StreamingQuery | None = None
 
     def start(self, *, once: bool) -> StreamingQuery:
@@ -74,8 +81,7 @@ class Pipeline:
         delivered = map_in_arrow(messages, fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
-            # Spark may take a query that has ended for one that runs, and no second one of its name.
-            .queryName(f"{self._source} {time.time_ns()}")
+            .queryName(self.name)
             .option("checkpointLocation", self._checkpoint())
         )
         if once:
@@ -95,6 +101,19 @@ class Pipeline:
         """End the query, wherever it is."""
         if self._query is not None:
             self._query.stop()
+
+    def forget_others(self) -> None:
+        """Delete the checkpoints of the source's queries before this one."""
+        if "://" in self._config.spark.checkpoint:
+            return
+        for old in self._config.checkpoint_folder(self._source).iterdir():
+            # Only what an earlier start made: a number for a name, with Spark's own file in it.
+            if (
+                old.name.isdigit()
+                and old.name != str(self._number)
+                and (old / "metadata").is_file()
+            ):
+                shutil.rmtree(old, ignore_errors=True)
 
     def _sources(self) -> int:
         return len({sink.source for sink in self._config.sinks.values()})
@@ -133,19 +152,18 @@ class Pipeline:
             "monitor": self._monitor,
             "name": self._source,
             **({} if recover is None else {"recover": recover}),
+            "waits": str(self._waits).lower(),
         }
 
     def _checkpoint(self) -> str:
         base = self._config.spark.checkpoint
         if "://" in base:
-            return f"{base.rstrip('/')}/{self._source}/{time.time_ns()}"
+            return f"{base.rstrip('/')}/{self._source}/{self._number}"
         folder = self._config.checkpoint_folder(self._source)
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            # Only what an earlier start made: a number for a name, with Spark's own file in it.
-            if old.name.isdigit() and (old / "metadata").is_file():
-                shutil.rmtree(old, ignore_errors=True)
-        return str(folder / str(time.time_ns()))
+        if not self._waits:
+            self.forget_others()
+        return str(folder / str(self._number))
 
 
 def _groupings(sink: Sink) -> list[list[str] | None]:

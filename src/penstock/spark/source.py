@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import secrets
 import sys
 import threading
@@ -55,6 +56,7 @@ _REPORT_SECONDS: Final = 1.0
 """How often the capture reports while Spark asks nothing of it, as a batch that hangs may last."""
 _ONE_TASK_ROWS: Final = 2_000  # a second task costs more than it saves below this
 _INLINE_BYTES: Final = 256 << 10
+_WAIT_SECONDS: Final = 0.5
 
 _EMPTY: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
@@ -123,6 +125,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._draining = False
         self._life = secrets.token_hex(8)  # tells this capture's counts from those of others
         self._stopped = threading.Event()
+        self._commanded = threading.Event()
+        self._ended = False
 
     def __getstate__(self) -> dict[str, Any]:
         # What travels to the executors needs no secret, only the shape of what `read` returns.
@@ -137,6 +141,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._initial
         options = self._options
         with self._telling():
+            if options.waits:
+                self._await_slot()
             if options.monitor is None:  # else the run has seen to it, and a lost slot is an error
                 setup.ensure(
                     PostgresSource(
@@ -147,6 +153,19 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             confirmed, _ = self._slot()
         self._initial = max(Position(confirmed, -1), Position(*options.after)).to_offset()
         return self._initial
+
+    def _await_slot(self) -> None:
+        """Wait until the run has the slot: the query before this one still reads it."""
+        parent = os.getppid()
+        while not self._commanded.is_set():
+            self._send({"waits": True})
+            if self._commanded.wait(_WAIT_SECONDS):
+                break
+            self._ended |= os.getppid() != parent  # Spark's JVM is gone
+            if self._ended:
+                break
+        if self._ended:
+            raise CaptureError("superseded", "The settings have changed again.")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the option `maxRowsPerBatch` as Spark's limit."""
@@ -322,7 +341,10 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return capture
 
     def _command(self, command: Report) -> None:
-        if command.get("command") == "drain":
+        if command.get("command") in ("go", "end"):
+            self._ended |= command["command"] == "end"
+            self._commanded.set()
+        elif command.get("command") == "drain":
             self._draining = True
             if self._backfills is not None:
                 self._backfills.rest()

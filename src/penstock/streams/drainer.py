@@ -108,10 +108,14 @@ class Drainer:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread; what it is about to deliver stays in the backlog."""
+    def ask_to_end(self) -> None:
+        """Have the thread end, without waiting for it."""
         self._stopping.set()
         self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; what it is about to deliver stays in the backlog."""
+        self.ask_to_end()
         with contextlib.suppress(RuntimeError):  # never started
             self._thread.join(2 * _PATIENCE)
             self._store.close()  # which ends what it waits for
