@@ -209,9 +209,7 @@ class Maker:
         added = [
             f"\r\n{name}: {value}"
             for name, value in values.items()
-            if value
-            and (name == "op" or name.lower() not in given)
-            and not _LINE_END.search(value)
+            if value and (name == "op" or name.lower() not in given) and not _LINE_END.search(value)
         ]
         return headers.without_op + "".join(added).encode()
 

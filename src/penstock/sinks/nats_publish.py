@@ -12,6 +12,7 @@ from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
 from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
+from penstock.sinks.nats_duplicates import CODE, Stored, shares_keys, stored, verdict
 from penstock.subject import MAX_SUBJECT_BYTES
 
 
@@ -23,6 +24,7 @@ class Publisher:
 
     def __init__(self, config: NatsSinkConfig, *, name: str, source: str) -> None:
         self._config = config
+        self._name = name
         self._source = source
         self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
         self._connection = connect_first(config, self._inbox, f"penstock {name}")
@@ -31,7 +33,8 @@ class Publisher:
     def publish(self, subject: str, key: str, body: bytes, *, headers: str = "") -> None:
         """Publish with `key` as `Nats-Msg-Id`, and return when the stream has it, or had it before.
 
-        `headers` are more of them, each with the line end behind it.
+        Raises `SinkError` too where the stream has another publisher's message of that key. `headers`
+        are more of them, each with the line end behind it.
         """
         self._number += 1
         expected = self._config.stream
@@ -91,4 +94,26 @@ class Publisher:
             return False  # somebody else who listens on the subject; the stream's ack may follow
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise refused_by_stream(body, self._config, subject)
-        return isinstance(body, dict) and bool(body.get("stream") and body.get("seq"))
+        if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):
+            return False
+        where = stored(body)
+        if where is not None and not shares_keys(self._config):
+            self._check_owner(where)
+        return True
+
+    def _check_owner(self, where: Stored) -> None:
+        """Raise `SinkError` where the message that the stream has is another publisher's."""
+        try:
+            answer = self._connection.request(
+                where.call, where.question, self._inbox, self._config.ack_timeout
+            )
+            why = verdict(self._name, where, orjson.loads(answer.body))
+        except (SinkError, LookupError, ValueError):
+            return  # it can't be asked
+        if why is not None:
+            raise SinkError(
+                CODE, f"{why[0].upper()}{why[1:]}.",
+                remedy=f"Give each its own stream, or try again when {where.stream} has forgotten the"
+                " key: after its duplicate_window.",
+                transient=False,
+            )  # fmt: skip
