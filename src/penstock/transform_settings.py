@@ -152,7 +152,9 @@ def check_route(route: Any, parse: Callable[[str], object], unsafe: re.Pattern[s
 
         for position, text in literals(expressions.parse_value(route)):
             if (found := unsafe.search(text)) is not None:
-                raise ValueError(f"position {position}: {named(found.group())} can't stand in a route")
+                raise ValueError(
+                    f"position {position}: {named(found.group())} can't stand in a route"
+                )
     for number, rule in enumerate(route if isinstance(route, tuple) else (), 1):
         try:
             parse(rule.to)

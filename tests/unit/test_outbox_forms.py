@@ -151,7 +151,8 @@ def test_a_cloud_event_has_its_attributes() -> None:
         ("Content-Type", "application/cloudevents+json"),
     ]  # fmt: skip
     assert json.loads(first[2]) == {
-        "specversion": "1.0", "id": f'orders/{TAG}:a"b', "source": "/outbox/orders", "type": "order.shipped",
+        "specversion": "1.0", "id": f'orders/{TAG}:a"b', "source": "/outbox/orders",
+        "type": "order.shipped",
         "time": CREATED, "datacontenttype": "application/json", "data": {"type": "order.shipped"},
     }  # fmt: skip
     assert second[1] == [
@@ -238,12 +239,8 @@ def test_a_row_that_parsers_refuse_spoils_no_other() -> None:
     deep = "[" * 3000 + "]" * 3000
     odd = f'{{"id": 1, "payload": {deep}, "headers": {{"a": "b"}}, "dedup_key": null}}'
     found = messages(rows(odd, {"dedup_key": "k", "headers": {"c": "d"}}))
-    assert found[0][1:] == (
-        [("Nats-Msg-Id", f"orders/{TAG}#1"), OWNER, ("a", "b")], deep.encode()
-    )
-    assert found[1][1:] == (
-        [("Nats-Msg-Id", f"orders/{TAG}:k"), OWNER, ("c", "d")], b"{}"
-    )
+    assert found[0][1:] == ([("Nats-Msg-Id", f"orders/{TAG}#1"), OWNER, ("a", "b")], deep.encode())
+    assert found[1][1:] == ([("Nats-Msg-Id", f"orders/{TAG}:k"), OWNER, ("c", "d")], b"{}")
 
 
 def test_subjects_have_the_outboxs_variables() -> None:

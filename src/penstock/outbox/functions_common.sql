@@ -47,8 +47,7 @@ BEGIN
             best_edits := above[length(word) + 1];
         END IF;
     END LOOP;
-    -- Of the letters of a short word fewer may differ.
-    IF best_edits <= greatest(least(length(given) - 2, 2), length(given) / 3) THEN
+    IF best_edits <= greatest(2, length(given) / 3) THEN
         RETURN best;
     END IF;
     RETURN (SELECT k FROM unnest(known) AS k

@@ -50,7 +50,7 @@ DECLARE
         'decimal', 'text', 'varchar', 'character', 'varying', 'char', 'uuid', 'date', 'timestamp',
         'timestamptz', 'time', 'with', 'without', 'zone', 'interval'];
     roots constant text[] := ARRAY['record', 'changes', 'metadata'];
-    at integer := 1; found text; word text; name text; value text; near text; known text[];
+    at integer := 1; found text; word text; name text; value text; known text[];
     before text := ''; caller text := ''; made text := ''; opened text[] := '{}'; cases boolean := false;
 BEGIN
     IF regexp_replace(given, '''[^'']*''', '', 'g') LIKE '%${%' THEN
@@ -138,13 +138,11 @@ BEGIN
                 word := CASE WHEN found ~ '[0-9]' THEN '0' ELSE found END;
                 value := found;
             ELSIF NOT word = ANY (words || types) THEN
-                near := tide._nearest(word, roots || functions || 'action'::text);
                 PERFORM tide._expression_error(place, at,
                     format('unknown name %s', left(found, 60)) || CASE
                         WHEN tide._reference_type('record', word) IS NOT NULL
                             THEN format('; did you mean record.%s?', word)
-                        ELSE coalesce('; did you mean ' || near || '?',
-                            '; values are record.…, changes.…, metadata.… and action') END);
+                        ELSE '; values are record.…, changes.…, metadata.… and action' END);
             END IF;
         END IF;
         IF word = '(' THEN
