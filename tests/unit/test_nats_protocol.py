@@ -59,7 +59,7 @@ TALK = (
 )
 
 
-def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event]]:
+def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event], dict[bytes, bytes]]:
     parser = Parser(INBOX)
     acks: list[int] = []
     events: list[Event] = []
@@ -67,21 +67,21 @@ def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event]]:
         some, more = parser.feed(piece)
         acks += map(int, some)
         events += more
-    return acks, events
+    return acks, events, parser.copies
 
 
 def test_parser() -> None:
-    acks, events = feed([TALK])
-    assert acks == [1, 3, 8]
+    acks, events, copies = feed([TALK])
+    assert acks == [1, 2, 3, 8]
+    assert copies == {b"2": COPY}
     assert [type(e) for e in events] == [
-        Info, Reply, Ping, Reply, Reply, Answer, Problem, Reply, Reply, Pong,
+        Info, Ping, Reply, Reply, Answer, Problem, Reply, Reply, Pong,
     ]  # fmt: skip
     assert events[0] == Info({"max_payload": 10})
-    assert events[1] == Reply(2, 0, COPY)
-    assert events[3] == Reply(9, 503, b"")
-    assert events[4] == Reply(4, 0, FULL)
-    assert events[5] == Answer(4, 0, FOUND)
-    problem = events[6]
+    assert events[2] == Reply(9, 503, b"")
+    assert events[3] == Reply(4, 0, FULL)
+    assert events[4] == Answer(4, 0, FOUND)
+    problem = events[5]
     assert isinstance(problem, Problem)
     assert problem.denied_subject == "a.b"
 
@@ -94,7 +94,7 @@ def test_however_it_is_cut(cuts: list[int]) -> None:
 
 def test_an_ack_of_sequence_0_or_with_an_error_is_no_ack() -> None:
     body = b'{"error":{"code":400},"stream":"S","seq":0}'
-    assert feed([msg(1, body)]) == ([], [Reply(1, 0, body)])
+    assert feed([msg(1, body)])[:2] == ([], [Reply(1, 0, body)])
     assert feed([msg(1, b'{"stream":"S","seq":0}')])[0] == []
 
 

@@ -56,7 +56,7 @@ from penstock.sinks.nats_client import (
     Reply,
     connect_first,
 )
-from penstock.sinks.nats_duplicates import Duplicates, shares_keys, stored
+from penstock.sinks.nats_duplicates import Duplicates
 from penstock.sinks.nats_frames import Encoder
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
 
@@ -135,7 +135,6 @@ class NatsSink:
         # Messages of other groups between those of one would break its links.
         form = config.form
         self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
-        self._shares_keys = shares_keys(config)
         self._duplicates = Duplicates(name, self._inbox, config.ack_timeout, self._on_retry)
         self._link_from = float("-inf")
         self._link_pause = LINK_PAUSE[0]
@@ -221,7 +220,7 @@ class NatsSink:
             except SinkError as error:
                 return error
             now = time.monotonic()
-            task.acked(acks)
+            task.acked(acks, connection.parser.copies)
             if events:
                 self._handle(connection, task, events, now)
             if task.doubts:
@@ -336,13 +335,8 @@ class NatsSink:
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             return refused_by_stream(body, self._config, task.subject(row))
         if isinstance(body, dict) and body.get("stream") and body.get("seq"):
-            where = stored(body)
-            if where is None:
-                task.acked([str(reply.number).encode()])
-            else:
-                task.doubt(row, where)
-                if self._shares_keys:
-                    task.believe(row)
+            number = str(reply.number).encode()
+            task.acked([number], {number: reply.body} if body.get("duplicate") else {})
         return None
 
     def _connected(self) -> Connection:

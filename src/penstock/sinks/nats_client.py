@@ -32,8 +32,10 @@ ANSWER: Final = b"q"
 
 _ACK: Final = (
     rb'\{"stream": ?"[^"\r\n]*", ?(?:"domain": ?"[^"\r\n]*", ?)?'
-    rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?false)?\}'
+    rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?(?:true|false))?\}'
 )
+_COPY: Final = rb'"duplicate": ?true\}'
+_DUPLICATE: Final = re.compile(_COPY + rb"\r\n")
 _CERTIFICATE_REFUSED: Final = re.compile(r"_ALERT_\w*(?:CERTIFICATE|UNKNOWN_CA)")
 """With TLS 1.3 the server judges a client's certificate when the handshake is over for the client."""
 _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
@@ -88,17 +90,19 @@ class Parser:
     """Reads what a server sends, whatever way it is cut into pieces.
 
     Acks, by far the most frequent, are matched as a run by one regular expression that leaves no
-    room for anything but a positive JetStream ack of a message that is new; all else is parsed message
-    by message.
+    room for anything but a positive JetStream ack; all else is parsed message by message. `copies` has
+    the acks, by their numbers, of messages that the stream had before; who takes them takes them out.
     """
 
     def __init__(self, inbox: bytes, where: str = "there"):
+        self.copies: dict[bytes, bytes] = {}
         self._tail = b""
         self._inbox = inbox
         self._where = where
         head = rb"MSG " + re.escape(inbox)
         self._run = re.compile(rb"(?:" + head + rb"[0-9]+ 1 [0-9]+\r\n" + _ACK + rb"\r\n)++")
         self._number = re.compile(head + rb"([0-9]+) ")
+        self._copy = re.compile(head + rb"([0-9]+) 1 [0-9]+\r\n(\{[^{}\r\n]*" + _COPY + rb")")
 
     def feed(self, data: bytes) -> tuple[list[bytes], list[Event]]:
         """Take bytes; return the numbers of positive acks and the other events, in order each."""
@@ -109,6 +113,8 @@ class Parser:
         while at < size:
             if run := self._run.match(data, at):
                 acks += self._number.findall(data, at, run.end())
+                if _DUPLICATE.search(data, at, run.end()):
+                    self.copies.update(self._copy.findall(data, at, run.end()))
                 at = run.end()
                 continue
             end = self._next(data, at, events)

@@ -57,11 +57,10 @@ def shares_keys(config: NatsSinkConfig) -> bool:
     return config.form is not None and config.form.key_scope == "stream"
 
 
-def stored(ack: object) -> Stored | None:
-    """Return which message an ack names as the one that was there before, if it does."""
-    if not isinstance(ack, dict) or not ack.get("duplicate"):
-        return None
-    return Stored(str(ack["stream"]), int(ack["seq"]), str(ack.get("domain") or ""))
+def stored(ack: bytes) -> Stored:
+    """Return which message an ack names as the one that was there before."""
+    fields = orjson.loads(ack)
+    return Stored(str(fields["stream"]), int(fields["seq"]), str(fields.get("domain") or ""))
 
 
 def verdict(name: str, where: Stored, answer: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
 from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
-from penstock.sinks.nats_duplicates import CODE, Stored, shares_keys, stored, verdict
+from penstock.sinks.nats_duplicates import CODE, shares_keys, stored, verdict
 from penstock.subject import MAX_SUBJECT_BYTES
 
 
@@ -49,9 +49,11 @@ class Publisher:
         deadline = time.monotonic() + self._config.ack_timeout
         while (left := deadline - time.monotonic()) > 0:
             acks, events = self._connection.step(left)
-            if str(self._number).encode() in acks or any(
-                self._is_ack(subject, event) for event in events
-            ):
+            number = str(self._number).encode()
+            if number in acks:
+                self._check_owner(self._connection.parser.copies.pop(number, None))
+                return
+            if any(self._is_ack(subject, event) for event in events):
                 return
         raise ack_overdue(subject, self._config.ack_timeout)
 
@@ -96,13 +98,14 @@ class Publisher:
             raise refused_by_stream(body, self._config, subject)
         if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):
             return False
-        where = stored(body)
-        if where is not None and not shares_keys(self._config):
-            self._check_owner(where)
+        self._check_owner(event.body if body.get("duplicate") else None)
         return True
 
-    def _check_owner(self, where: Stored) -> None:
+    def _check_owner(self, copy: bytes | None) -> None:
         """Raise `SinkError` where the message that the stream has is another publisher's."""
+        if copy is None or shares_keys(self._config):
+            return
+        where = stored(copy)
         try:
             answer = self._connection.request(
                 where.call, where.question, self._inbox, self._config.ack_timeout

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.json_members import members
 from penstock.outbox.forms import OutboxForm, groups_of
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written, as_captured
-from penstock.sinks.nats_duplicates import Doubts, Stored
+from penstock.sinks.nats_duplicates import Doubts, Stored, stored
 from penstock.sinks.nats_frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -304,13 +304,17 @@ class Task:
         self._waves.append((now, rows))
         return block.data[start : block.offsets[end]]
 
-    def acked(self, numbers: Iterable[bytes]) -> None:
-        """Take the numbers of positive acks; rows that waited for these may go."""
+    def acked(self, numbers: Iterable[bytes], copies: dict[bytes, bytes] | None = None) -> None:
+        """Take the numbers of positive acks; rows that waited for these may go.
+
+        `copies` has the acks, by their numbers, of what the stream had before; they are taken out.
+        """
         state, base, rows = self._state, self.base, self._rows
         settle = bool(self._followers or self._held)
         done = landed = 0
         for number in numbers:
             row = int(number) - base
+            copy = copies.pop(number, None) if copies else None
             if not 0 <= row < rows or (before := state[row]) == _DONE:
                 continue  # of an earlier batch, or sent twice
             if row in self._batch_of:
@@ -319,6 +323,9 @@ class Task:
             if settle and self.is_early(row):
                 if before == _SENT:
                     self.take_back(row)
+                continue
+            if copy is not None and before == _SENT:
+                self._doubt(row, stored(copy))
                 continue
             state[row] = _DONE
             done += 1
@@ -329,15 +336,14 @@ class Task:
         self.flying -= landed
         self.written.delivered += done
 
-    def doubt(self, row: int, where: Stored) -> None:
-        """Take an ack of a row that the stream had before; rows that waited for it may go."""
-        if self.is_early(row):
-            self.take_back(row)
-            return
+    def _doubt(self, row: int, where: Stored) -> None:
+        """Take a row that the stream had before; rows that waited for it may go."""
         self._state[row] = _DOUBTED
         self.flying -= 1
         self.doubts.add(row, where)
         self._settle(row)
+        if self._form is not None and self._form.key_scope == "stream":
+            self.believe(row)
 
     def believe(self, row: int) -> None:
         """Count a row as delivered that the stream had before: the message there is its own."""
