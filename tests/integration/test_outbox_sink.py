@@ -430,7 +430,10 @@ def test_keys_are_shared_where_that_is_wished(
         sink = of(nats_server.url, stream, name, tag=tag, key_scope="stream")
         done = written(sink, rows([1], dedup_key="k"))
         assert (done.delivered, done.duplicates, done.dead) == (1, int(name == "b"), [])
-    assert [m.headers["Nats-Msg-Id"] for m in nats.messages(stream)] == ["k"]
+        done = written(of(nats_server.url, stream, name, key_scope="stream"), rows([7]))
+        assert len(done.dead) == int(name == "b")  # one without a key is not shared
+    ids = [message.headers["Nats-Msg-Id"] for message in nats.messages(stream)]
+    assert ids == ["k", "orders/0a1b2c3d#7"]
 
 
 def test_a_message_that_is_gone_since_was_delivered(

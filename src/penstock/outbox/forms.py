@@ -51,7 +51,7 @@ class OutboxForm:
     """How messages are made of the rows of the outbox `name`.
 
     `group_by` says what messages keep their order by: None the whole outbox, `none` nothing,
-    `payload.<field>` and `header.<name>` a value. `tag` tells the outbox from all others of its name;
+    `payload.<field>` and `header.<name>` a value. `tag` differs from that of all others of its name;
     with the `key_scope` `stream` a dedup key is sent as it was given, so that outboxes can share it.
     """
 
@@ -65,6 +65,10 @@ class OutboxForm:
     def identity(self) -> str:
         """What the ids of its messages begin with; a name has neither `/` nor `:` nor `#`."""
         return f"{self.name}/{self.tag}" if self.tag else self.name
+
+    def shares(self, key: str) -> bool:
+        """Return whether a message of this id may be another publisher's, as the user has set it."""
+        return self.key_scope == "stream" and not key.startswith(f"{self.identity}#")
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class RelayPipeline(BaseModel):
         Args:
             source: The name of the source that captures the outbox's table.
             outbox: The outbox's name, as `tide.outbox_create` was given it.
-            tag: What tells the outbox from others of its name, in other databases.
+            tag: What differs for each outbox of its name, as in other databases.
         """
         return OutboxSinkSettings(
             type="nats",

@@ -39,8 +39,8 @@ class Pipeline:
     """A row of `tide.relays` with its place; `snapshot` and `delivered` are what it had delivered.
 
     `placed`: a relay has run it, so that what is committed goes to its sink or into its backlog, which
-    is in `store`. By `created_at` it is told from a deleted one of its name. `outbox_tag` tells the
-    outbox from all others of its name, here and elsewhere.
+    is in `store`. By `created_at` it is told from a deleted one of its name. `outbox_tag`
+    differs for each outbox of a name, here and elsewhere.
     """
 
     pipeline: str

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from penstock.nats_config import NatsSinkConfig
 from penstock.outbox.forms import OWNER
 from penstock.sinks.base import OnRetry, SinkError
 from penstock.sinks.nats_client import ANSWER, Answer, Connection
@@ -52,11 +51,6 @@ class Stored(NamedTuple):
         return b'{"seq":%d}' % self.number
 
 
-def shares_keys(config: NatsSinkConfig) -> bool:
-    """Tell whether a copy may be another publisher's, as the user wants it."""
-    return config.form is not None and config.form.key_scope == "stream"
-
-
 def stored(ack: bytes) -> Stored:
     """Return which message an ack names as the one that was there before."""
     fields = orjson.loads(ack)
@@ -66,7 +60,7 @@ def stored(ack: bytes) -> Stored:
 def verdict(name: str, where: Stored, answer: dict[str, Any]) -> str | None:
     """Return why a stream's message is not the sink's own, None where it is, or is gone since.
 
-    Raises `LookupError` where the answer tells nothing, so that it is to be asked again.
+    Raises `LookupError` where the answer names no message: ask again.
     """
     error = answer.get("error")
     if isinstance(error, dict):
@@ -96,7 +90,7 @@ def owner_of(headers: bytes, body: bytes) -> str | None:
     try:
         name = orjson.loads(body)["metadata"]["consumer"]["name"]
     except (orjson.JSONDecodeError, LookupError, TypeError):
-        # Half of a surrogate pair in a record, say: the consumer stands at the envelope's end.
+        # Such as half of a surrogate pair in a record: the consumer stands at the envelope's end.
         return _at_end(body)
     return name if isinstance(name, str) else None
 

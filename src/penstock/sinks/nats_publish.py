@@ -12,7 +12,7 @@ from penstock.nats_config import NatsSinkConfig
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import ack_overdue, no_stream, publish_denied, refused_by_stream
 from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
-from penstock.sinks.nats_duplicates import CODE, shares_keys, stored, verdict
+from penstock.sinks.nats_duplicates import CODE, stored, verdict
 from penstock.subject import MAX_SUBJECT_BYTES
 
 
@@ -51,9 +51,9 @@ class Publisher:
             acks, events = self._connection.step(left)
             number = str(self._number).encode()
             if number in acks:
-                self._check_owner(self._connection.parser.copies.pop(number, None))
+                self._check_owner(key, self._connection.parser.copies.pop(number, None))
                 return
-            if any(self._is_ack(subject, event) for event in events):
+            if any(self._is_ack(subject, key, event) for event in events):
                 return
         raise ack_overdue(subject, self._config.ack_timeout)
 
@@ -82,7 +82,7 @@ class Publisher:
             return
         raise SinkError(code, reason, transient=False)
 
-    def _is_ack(self, subject: str, event: Event) -> bool:
+    def _is_ack(self, subject: str, key: str, event: Event) -> bool:
         """Tell whether the stream has the message; raises for a refusal."""
         if isinstance(event, Problem) and event.denied_subject is not None:
             raise publish_denied(subject, self._connection.server)
@@ -98,12 +98,13 @@ class Publisher:
             raise refused_by_stream(body, self._config, subject)
         if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):
             return False
-        self._check_owner(event.body if body.get("duplicate") else None)
+        self._check_owner(key, event.body if body.get("duplicate") else None)
         return True
 
-    def _check_owner(self, copy: bytes | None) -> None:
+    def _check_owner(self, key: str, copy: bytes | None) -> None:
         """Raise `SinkError` where the message that the stream has is another publisher's."""
-        if copy is None or shares_keys(self._config):
+        form = self._config.form
+        if copy is None or (form is not None and form.shares(key)):
             return
         where = stored(copy)
         try:

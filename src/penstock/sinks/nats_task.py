@@ -342,8 +342,13 @@ class Task:
         self.flying -= 1
         self.doubts.add(row, where)
         self._settle(row)
-        if self._form is not None and self._form.key_scope == "stream":
+        if self._form is not None and self._form.shares(self._key(row)):
             self.believe(row)
+
+    def _key(self, row: int) -> str:
+        """Return the id that a row is sent with."""
+        _, _, rest = bytes(self._block(row).frame(row)).partition(b"\r\nNats-Msg-Id: ")
+        return rest.partition(b"\r\n")[0].decode(errors="replace")
 
     def believe(self, row: int) -> None:
         """Count a row as delivered that the stream had before: the message there is its own."""
