@@ -37,7 +37,7 @@ names = st.text(
     st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":"),
     min_size=1,
     max_size=8,
-).filter(lambda name: not name.lower().startswith("nats-"))
+).filter(lambda name: name != "op" and not name.lower().startswith("nats-"))
 headers_given = st.dictionaries(
     names,
     line | st.none() | st.integers() | st.booleans() | st.lists(line | st.none(), max_size=3),
@@ -71,6 +71,8 @@ def check(
     assert [v for n, v in sent if n == "Nats-Msg-Id"] == [key]
     published = pairs_of(of)
     mine = [pair for pair in sent if pair[0] != "Nats-Msg-Id"]
+    if form != "envelope":
+        assert mine.pop(0)[0] == "Penstock-Pipeline"
     text = payload.encode()
     if form == "cloudevents":
         published = [
@@ -83,10 +85,13 @@ def check(
         head = json.loads(body.removesuffix(b',"data":%b}' % text) + b"}")
         assert (head["specversion"], head["id"], head["time"]) == ("1.0", key, created)
         return
+    if form == "debezium":
+        published = [pair for pair in published if pair[0] != "op"]
     assert mine[: len(published)] == published
     added = dict(mine[len(published) :])
     if form == "debezium":
-        assert added.keys() <= {"id", "aggregateType", "aggregateId", "eventType"}
+        assert added.keys() <= {"id", "aggregateType", "op", "aggregateId", "eventType"}
+        assert added.pop("op") == "c"
         assert not {name.lower() for name in added} & {name.lower() for name in of}
         assert added.get("id", key) == key
     else:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.json_members import Members, text_of
-from penstock.subject import EMPTY, NULL, SubjectTemplate
+from penstock.subject import EMPTY, NULL, SubjectTemplate, named
 
 PATH_RULES: Final = (
     "segments stand between slashes, none is empty, '.' or '..', and none has a blank, a control "
@@ -63,7 +63,7 @@ class PathTemplate:
         """Read a template; raises `ValueError` that says what is wrong."""
         plain = re.sub(r"\{[^}]*\}", lambda found: "v" * len(found.group()), text)
         if (found := _UNSAFE_LITERAL.search(plain)) is not None:
-            raise _wrong(text, f"position {found.start()}: {found.group()!r} is not allowed")
+            raise _wrong(text, f"position {found.start()}: {named(found.group())} is not allowed")
         if not is_path(pa.array([plain]))[0].as_py():
             raise _wrong(text, PATH_RULES)
         # What braces hold follows the same rules; all else is plain to a subject once its dots are gone.
@@ -71,6 +71,8 @@ class PathTemplate:
             parts = SubjectTemplate.parse(_braces_only(text))
         except ValueError as error:
             raise _wrong(text, str(error).partition(": ")[2]) from None
+        if kept := [v for v in parts.variables if v.endswith("|dots")]:
+            raise _wrong(text, f"{{{kept[0]}}}: dots stay as they are in a path: leave |dots out")
         literals = re.split(r"\{[^}]*\}", text)
         return cls(text, tuple(literals), parts.variables)
 

@@ -426,7 +426,7 @@ class Run:
                         store=self.state.store_error)  # fmt: skip
 
     def _supervise(
-        self, spark: SparkSession, source: str, monitor: Monitor, prepared: NextQuery | None
+        self, spark: SparkSession, source: str, monitor: Monitor, prepared: NextQuery | None = None
     ) -> None:
         """Keep a source's query running until the end is asked for."""
         backoff = Backoff(*_BACKOFF_SECONDS)

@@ -423,7 +423,9 @@ def nearest(given: Any, known: Iterable[str]) -> str:
 
 def closest(given: str, known: Iterable[str]) -> str | None:
     """Return the known word that is most like the given one, None where none is like it."""
-    return next(iter(difflib.get_close_matches(given, list(known), n=1)), None)
+    words = {word.lower(): word for word in reversed(list(known))}
+    found = difflib.get_close_matches(given.lower(), list(words), n=1)
+    return words[found[0]] if found else None
 
 
 def dotted(path: Path) -> str:

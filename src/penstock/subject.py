@@ -12,13 +12,18 @@ different values never give the same text:
 Everything else, `_` and non-ASCII letters included, stays as it is. Values of `record` that are not
 strings are written as JSON.
 
-The messages of an outbox have variables of their own, `{stream_table}` (the outbox), `{op}` (always
-`insert`), `{outbox_id}`, `{payload.<field>}` and `{header.<name>}`, and the same rules.
+`{record.<column>|dots}` keeps the dots of a value: it gives a token for each part between them, and
+each is escaped by the same rules. Two different values still never give the same text.
+
+The messages of an outbox have variables of their own, `{stream_table}` (the outbox), `{op}` (what the
+publisher gave, by default `insert`), `{outbox_id}`, `{payload.<field>}` and `{header.<name>}`, and the
+same rules.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,8 +49,9 @@ SUBJECT_RULES: Final = (
 _SUBJECT: Final = r"^[^\x00-\x20\x7f.*>$][^\x00-\x20\x7f.*>]*(?:\.[^\x00-\x20\x7f.*>]+)*$"
 
 _VARIABLES: Final = ("source", "database", "schema", "table", "action")
-_FIXED_OF_OUTBOX: Final = ("stream_table", "op")
-_OF_OUTBOX: Final = ("outbox_id",)
+_OUTBOX_NAME: Final = "stream_table"
+_OF_OUTBOX: Final = ("outbox_id", "op")
+_DOTS: Final = "|dots"
 _OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
 _MEMBERS: Final = {"payload": "payload", "header": "headers"}
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
@@ -53,6 +59,7 @@ _SEPARATOR: Final = pa.scalar("\0", pa.string())
 _EMPTY_TEXT: Final = pa.scalar("", pa.string())
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f.*>%]|^\$")
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f*>]")
+_NAMES: Final = {" ": "a blank", "\t": "a tab", "\n": "a line end", "\r": "a line end"}
 
 
 def escape(value: Any) -> str:
@@ -63,6 +70,14 @@ def escape(value: Any) -> str:
     if not text:
         return EMPTY
     return _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def escape_parts(value: Any) -> str:
+    """Return `value` with its dots, as tokens of which each is escaped."""
+    if value is None:
+        return NULL
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return ".".join(map(escape, text.split(".")))
 
 
 def is_subject(column: pa.Array) -> pa.Array:
@@ -97,8 +112,8 @@ class SubjectTemplate:
                     raise _wrong(text, at, "'{' without its '}'")
                 name = text[at + 1 : end]
                 at = end + 1
-                if outbox is not None and name in _FIXED_OF_OUTBOX:
-                    literals[-1] += escape(outbox if name == "stream_table" else INSERT)
+                if outbox is not None and name == _OUTBOX_NAME:
+                    literals[-1] += escape(outbox)
                     continue
                 variables.append(_variable(text, at - len(name) - 2, name, outbox is not None))
                 literals.append("")
@@ -106,7 +121,8 @@ class SubjectTemplate:
             if char == "}":
                 raise _wrong(text, at, "'}' without its '{'")
             if _UNSAFE_LITERAL.match(char):
-                raise _wrong(text, at, f"{char!r} is not allowed in a subject to publish to")
+                reason = " (a wildcard, and a message goes to one subject)" * (char in "*>")
+                raise _wrong(text, at, f"{named(char)} is not allowed{reason}")
             literals[-1] += char
             at += 1
         _check_tokens(text)
@@ -115,17 +131,19 @@ class SubjectTemplate:
     @property
     def record_columns(self) -> tuple[str, ...]:
         """The columns that `{record.<column>}` names, each once."""
-        return tuple(
-            dict.fromkeys(v.removeprefix("record.") for v in self.variables if v[:7] == "record.")
-        )
+        return tuple(dict.fromkeys(_member(v)[1] for v in self.variables if v[:7] == "record."))
 
     def wildcard(self, source: str | None = None) -> str:
         """Return the subject filter that covers all that this template can give.
 
-        A token that holds a variable becomes `*`; `{source}` is known if `source` is given.
+        A token that holds a variable becomes `*`; `{source}` is known if `source` is given. From a
+        variable that keeps its dots on there may be any number of tokens: `>`.
         """
         parts = [self.literals[0]]
         for variable, literal in zip(self.variables, self.literals[1:], strict=True):
+            if variable.endswith(_DOTS):
+                before = "".join(parts).split(".")[:-1]
+                return ".".join([*("*" if "\0" in token else token for token in before), ">"])
             known = variable == "source" and source is not None
             parts += [escape(source) if known else "\0", literal]
         return ".".join("*" if "\0" in token else token for token in "".join(parts).split("."))
@@ -156,8 +174,8 @@ class SubjectTemplate:
         return pa.array(subjects, pa.binary()).take(keys.indices)
 
     def _render_rows(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array:
-        columns = self.record_columns
-        read = members(*columns)
+        read = members(*self.record_columns)
+        of_record = [(v, *_member(v)[1:]) for v in self.variables if v.startswith("record.")]
         per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
         cache: dict[str, str] = {}  # names and actions repeat; values of records need not
         subjects: list[bytes] = []
@@ -167,31 +185,40 @@ class SubjectTemplate:
             for name, column in per_row:
                 value = column[row] or ""
                 values[name] = cache.get(value) or cache.setdefault(value, escape(value))
-            for column in columns:
-                values[f"record.{column}"] = escape(text_of(record[column]))
+            for variable, column, escaped in of_record:
+                values[variable] = escaped(text_of(record[column]))
             subjects.append(self._fill(values).encode())
         return pa.array(subjects, pa.binary())
 
     def _render_outbox(self, batch: pa.RecordBatch) -> pa.Array:
-        columns = ("id", "payload", "headers")
-        read = members(*columns)
-        wanted = {
-            column: [(v, v.partition(".")[2]) for v in self.variables if v.startswith(f"{prefix}.")]
+        records = batch.column("record")
+        # Few publishers give an operation: without any, `{op}` is the same in all.
+        has_op = "op" in self.variables and pc.any(pc.match_substring(records, '"op"')).as_py()
+        if not has_op and set(self.variables) == {"op"}:
+            subject = self._fill({"op": INSERT}).encode()
+            return pa.repeat(pa.scalar(subject, pa.binary()), batch.num_rows)
+        read = members("id", "payload", "headers")
+        named = {
+            column: [(v, *_member(v)[1:]) for v in self.variables if v.startswith(f"{prefix}.")]
             for prefix, column in _MEMBERS.items()
         }
+        if has_op:
+            named["headers"].append(("op", "op", escape))
         readers = {
-            column: members(*(name for _, name in found))
-            for column, found in wanted.items()
+            column: members(*(name for _, name, _ in found))
+            for column, found in named.items()
             if found
         }
         subjects: list[bytes] = []
-        for text in batch.column("record").to_pylist():
+        for text in records.to_pylist():
             record = read(text)
-            values = {"outbox_id": escape(text_of(record["id"]))}
+            values = {"op": INSERT, "outbox_id": escape(text_of(record["id"]))}
             for column, reader in readers.items():
                 found = reader(record[column])
-                for variable, name in wanted[column]:
-                    values[variable] = escape(text_of(found[name]))
+                for variable, name, escaped in named[column]:
+                    value = text_of(found[name])
+                    if variable != "op" or value:
+                        values[variable] = escaped(value)
             subjects.append(self._fill(values).encode())
         return pa.array(subjects, pa.binary())
 
@@ -202,14 +229,32 @@ class SubjectTemplate:
         return "".join(parts)
 
 
-def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
-    if of_outbox:
-        prefix, dot, rest = name.partition(".")
-        if name in _OF_OUTBOX or (prefix in _MEMBERS and dot and rest):
-            return name
-        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {_OUTBOX_VARIABLES}")
-    if name in _VARIABLES or (name.startswith("record.") and name != "record."):
+def named(char: str) -> str:
+    """Return what a message calls a character that is not allowed somewhere."""
+    if (name := _NAMES.get(char)) is not None:
         return name
+    return repr(char) if char.isprintable() else f"the control character U+{ord(char):04X}"
+
+
+def _member(variable: str) -> tuple[str, str, Callable[[Any], str]]:
+    """Return of `record.<column>` and its like the prefix, the name, and what escapes a value."""
+    prefix, _, name = variable.partition(".")
+    if name.endswith(_DOTS):
+        return prefix, name.removesuffix(_DOTS), escape_parts
+    return prefix, name, escape
+
+
+def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
+    plain = name.removesuffix(_DOTS)
+    prefix, _, rest = plain.partition(".")
+    if prefix in (_MEMBERS if of_outbox else ("record",)) and rest:
+        return name
+    if plain in (_OF_OUTBOX if of_outbox else _VARIABLES):
+        if plain == name:
+            return name
+        raise _wrong(text, at, f"{{{plain}}} is one token: leave {_DOTS} out")
+    if of_outbox:
+        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {_OUTBOX_VARIABLES}")
     known = " ".join(f"{{{v}}}" for v in _VARIABLES)
     raise _wrong(text, at, f"unknown variable {{{name}}}; known are {known} {{record.<column>}}")
 

@@ -148,10 +148,13 @@ def check_route(route: Any, parse: Callable[[str], object], unsafe: re.Pattern[s
     if isinstance(route, str):
         from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
         from penstock.expressions.route import literals  # noqa: PLC0415
+        from penstock.subject import named  # noqa: PLC0415 - pyarrow takes a while to import
 
         for position, text in literals(expressions.parse_value(route)):
             if (found := unsafe.search(text)) is not None:
-                raise ValueError(f"position {position}: {found.group()!r} can't stand in a route")
+                raise ValueError(
+                    f"position {position}: {named(found.group())} can't stand in a route"
+                )
     for number, rule in enumerate(route if isinstance(route, tuple) else (), 1):
         try:
             parse(rule.to)

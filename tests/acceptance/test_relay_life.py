@@ -68,7 +68,7 @@ class World:
 
         def counted() -> bool:
             sink = self.process.status().get("sinks", {}).get(pipeline, {})
-            return sink.get("delivered") == self.count(stream)
+            return bool(sink.get("delivered") == self.count(stream))
 
         self.process.wait_for(counted, PATIENCE, f"counting what {pipeline} delivered")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,10 +19,14 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.install import install
 from penstock.outbox.settings import read
+from penstock.postgres.chunk import Chunk
 from penstock.settings import PostgresSource
+from penstock.sinks.nats_frames import Encoder
 from penstock.trial import live
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads
+from .backfilling import Backfilling
+from .capturing import prepare
 from .nats_servers import Writer
 
 Published = tuple[str, dict[str, Any], str | None]
@@ -73,7 +80,13 @@ def test_a_subscriber_reads_what_was_published(
         for at, (number, key, payload, headers, created) in enumerate(rows, 1):
             sent, body = stored(nats, stream, at)
             check(
-                form, payload, json.loads(headers), key or f"{name}:{number}", sent, body, created
+                form,
+                payload,
+                json.loads(headers),
+                f"{name}:{key}" if key else f"{name}#{number}",
+                sent,
+                body,
+                created,
             )
         nats.delete_stream(stream)
 
@@ -86,3 +99,59 @@ def stored(nats: JetStream, stream: str, number: int) -> tuple[list[tuple[str, s
     own = ("Nats-Expected-", "Nats-Batch-")
     headers = [(name, value) for name, value in pairs if not name.startswith(own)]
     return headers, base64.b64decode(message.get("data", ""))
+
+
+def test_a_message_that_was_kept_tells_no_more_than_its_row_knows(app: Database) -> None:
+    """Published, then read from the WAL and from the table: one id, and no position that is made up."""
+    app.execute("select tide.outbox_create('kept')")
+    captured: list[pa.RecordBatch] = []
+    prepare(app)
+    app.execute("alter publication p add table tide.outbox_kept")
+    with Backfilling(app.url) as driver:
+        read_chunk = driver._batches
+
+        def noted(chunk: Chunk) -> Iterator[pa.RecordBatch]:
+            for batch in read_chunk(chunk):
+                captured.append(batch)
+                yield batch
+
+        driver._batches = noted  # type: ignore[method-assign]
+        for op in ("insert", "update"):
+            app.execute("select tide.outbox_publish('kept', '{}', %s, op => %s)", [f"k-{op}", op])
+        driver.run(lambda: len(driver.received) == 2)
+        driver.start("tide.outbox_kept")
+        driver.run()
+    of_wal, of_table = (enveloped(captured, action) for action in ("insert", "read"))
+    rows = app.execute(
+        "select id, (xid::text::numeric % (2^32)::numeric)::int8, to_char(created_at at time zone 'utc',"
+        ' \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\') from tide.outbox_kept order by id'
+    )
+    assert len(of_wal) == len(of_table) == len(rows) == 2
+    for at, (number, xid, created) in enumerate(rows):
+        (live_id, live), (kept_id, kept) = of_wal[at], of_table[at]
+        metadata, op = kept["metadata"], ("insert", "update")[at]
+        assert live_id == kept_id == metadata["idempotency_key"] == f"kept/11111111:k-{op}"
+        assert live["metadata"]["idempotency_key"] == live_id
+        assert kept["record"] == live["record"]
+        assert (live["action"], kept["action"]) == (op, op)
+        assert metadata["commit_timestamp"] == created == kept["record"]["created_at"]
+        assert metadata["transaction_id"] == live["metadata"]["transaction_id"] == xid
+        assert metadata["record_pks"] == [number]
+        assert {"commit_lsn", "commit_idx"} <= live["metadata"].keys()
+        assert not {"commit_lsn", "commit_idx"} & metadata.keys()
+
+
+def enveloped(captured: list[pa.RecordBatch], action: str) -> list[tuple[str, Any]]:
+    """Return ids and bodies of the envelopes of some rows, in the order of their ids."""
+    config = {"sink_type": "nats", "url": "nats://nowhere", "format": "envelope"}
+    sink = read(config, {}).sink(source="g", outbox="kept", tag="1" * 8)
+    found = []
+    for batch in captured:
+        rows = batch.filter(pc.equal(batch.column("action"), action))
+        for row in range(rows.num_rows):
+            frame = bytes(Encoder(sink, "notify", "g", b"_").block(rows.slice(row, 1), 0, 1).data)
+            head, _, body = frame.partition(b"\r\n\r\n")
+            found.append(
+                (head.decode().partition("Nats-Msg-Id: ")[2].splitlines()[0], json.loads(body))
+            )
+    return sorted(found, key=lambda message: int(message[1]["record"]["id"]))

@@ -70,7 +70,7 @@ class Server:
                 messages = nats.messages(STREAM)
                 assert [m.data for m in messages] == [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}']
                 assert [m.headers["Nats-Msg-Id"] for m in messages] == [
-                    "orders:1", "orders:2", "orders:3",
+                    "orders#1", "orders#2", "orders#3",
                 ]  # fmt: skip
                 assert {f.level for f in inspect(config)} == {"ok"}
             finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -138,9 +140,10 @@ def test_a_replay_is_the_message_that_the_relay_sends(app: App, store: Store, fo
     app.set("notify", format=form, subject=f"{large}.{{payload.type}}", stream=large)
     assert app.replay(store) == 3
     replayed = app.read(large)
-    assert [headers["Nats-Msg-Id"] for _, headers, _ in replayed] == [
-        "key-1", "orders:2", "orders:3",
-    ]  # fmt: skip
+    ids = [headers["Nats-Msg-Id"] for _, headers, _ in replayed]
+    tag = ids[0][:15]
+    assert re.fullmatch("orders/[0-9a-f]{8}", tag)
+    assert ids == [f"{tag}:key-1", f"{tag}#2", f"{tag}#3"]
     assert replayed[0][1]["Trace"] == "é: b"
     assert app.replay(store) == 0
 
@@ -177,8 +180,25 @@ def test_what_no_server_takes_is_replayed_by_todays_subject(app: App, store: Sto
     app.set("notify", subject=f"{stream}.y")
     assert app.replay(store) == 1
     assert [(subject, headers) for subject, headers, _ in app.read(stream)] == [
-        (f"{stream}.y", {"Nats-Msg-Id": "k"})
+        (f"{stream}.y", {"Nats-Msg-Id": ANY, "Penstock-Pipeline": "notify"})
     ]
+
+
+def test_a_replay_is_not_done_by_anothers_message_of_its_key(app: App, store: Store) -> None:
+    """Another pipeline has put the row into the stream: the letter stays as it was."""
+    small, shared = app.stream(max_msg_size=1_000), app.stream()
+    app.set("notify", subject=f"{small}.x")
+    app.set("other", subject=f"{shared}.other")
+    rows = app.captured(BIG[0])
+    assert app.send("notify", rows, store) == 1
+    assert app.send("other", rows, store) == 0
+    app.set("notify", subject=f"{shared}.mine")
+    with pytest.raises(SinkError) as caught:
+        app.replay(store)
+    assert caught.value.code == "duplicate_key"
+    assert all(name in str(caught.value) for name in ("'notify'", "'other'", ":key-1'", shared))
+    assert store.dead_letters("notify")[0].replayed_at is None
+    assert len(app.read(shared)) == 1
 
 
 def test_a_replay_that_has_no_pipeline(app: App, store: Store, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.message import WIRE_SCHEMA
 from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks import nats_client
+from penstock.sinks.base import Written
 from penstock.sinks.nats import NatsSink
 
 from .nats_servers import Writer, await_true
@@ -115,7 +116,7 @@ def test_an_outbox_goes_many_at_once_in_its_order(
         assert batches(messages) == {}
         unlinked = [m for m in messages if "Nats-Expected-Last-Msg-Id" not in m.headers]
         assert numbers(unlinked) == list(range(1, 2051, 100))
-    assert messages[4].headers["Nats-Msg-Id"] == "orders:5"
+    assert messages[4].headers["Nats-Msg-Id"] == "orders#5"
     assert json.loads(messages[4].data) == {"n": 5, "of": 5, "p": PADDING}
     assert written.bytes == sum(len(message.data) for message in messages)
 
@@ -349,7 +350,7 @@ def test_forms_and_headers_as_a_subscriber_reads_them(
         config = settings(nats_server.url, stream, format=form)
         assert Writer(config).write(batch).delivered == 1
         message = nats.messages(stream)[-1]
-        assert message.headers["Nats-Msg-Id"] == f"key-{number}"
+        assert message.headers["Nats-Msg-Id"] == f"orders:key-{number}"
         assert (message.headers["Trace"], message.headers["n"]) == ("a b", "5")
         bodies[form] = json.loads(message.data)
     payload = {"n": 0, "of": 0, "p": PADDING}
@@ -357,3 +358,112 @@ def test_forms_and_headers_as_a_subscriber_reads_them(
     assert bodies["envelope"]["record"]["payload"] == payload | {"n": 1, "of": 1}
     assert bodies["cloudevents"]["data"] == payload | {"n": 2, "of": 2}
     assert bodies["debezium"] == payload | {"n": 3, "of": 3}
+
+
+# A message that the stream has already
+
+
+def of(
+    url: str, stream: str, name: str, *, tag: str = "0a1b2c3d", outbox: str = "orders", **keys: Any
+) -> NatsSink:
+    """Return the sink of the pipeline `name`."""
+    config = {"sink_type": "nats", "url": url, "subject": f"{stream}.{name}", **keys}
+    sink = read(config, {}).sink(source="group", outbox=outbox, tag=tag)
+    return NatsSink(sink, name=name, source="group")
+
+
+def written(sink: NatsSink, batch: pa.RecordBatch) -> Written:
+    try:
+        return sink.write(batch)
+    finally:
+        sink.close()
+
+
+def test_outboxes_that_share_a_key_lose_nothing(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """Of two names, and of one name in two databases, with and without a key."""
+    make(nats, stream)
+    identities = [
+        ("a", "orders", "11111111"),
+        ("b", "notes", "11111111"),
+        ("c", "orders", "2222222"),
+    ]
+    for name, outbox, tag in identities:
+        for key in ("k-1", None):
+            sink = of(nats_server.url, stream, name, tag=tag, outbox=outbox)
+            done = written(sink, rows([1], dedup_key=key))
+            assert (done.delivered, done.duplicates, done.dead) == (1, 0, [])
+    assert nats.info(stream).state.messages == 6
+
+
+@pytest.mark.parametrize("form", ["plain", "envelope", "cloudevents", "debezium"])
+def test_another_publishers_message_is_no_delivery(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str, form: str
+) -> None:
+    """What follows it goes on; its own copies, sent again after a restart, are no loss."""
+    make(nats, stream)
+    url = nats_server.url
+    assert written(of(url, stream, "other", format=form), rows([2])).delivered == 1
+    nats.publish(f"{stream}.direct", b"5", {"Nats-Msg-Id": "orders/0a1b2c3d:k-5"})
+    batch = pa.Table.from_batches([rows([1, 2, 3, 4]), rows([5], dedup_key="k-5"), rows([6])])
+    batch = batch.combine_chunks().to_batches()[0]
+    assert written(of(url, stream, "mine", format=form), batch.slice(2, 2)).delivered == 2
+    done = written(of(url, stream, "mine", format=form), batch)
+    assert (done.delivered, done.duplicates) == (4, 2)
+    assert [(d.code, d.idempotency_key) for d in done.dead] == [
+        ("duplicate_key", "t-2-0"), ("duplicate_key", "t-5-0"),
+    ]  # fmt: skip
+    first, second = (d.reason for d in done.dead)
+    for part in ("'mine'", "'other'", "orders/0a1b2c3d#2", f"{stream}.other", f"stream {stream}"):
+        assert part in first
+    assert "another publisher" in second
+    subjects = [message.subject.removeprefix(f"{stream}.") for message in nats.messages(stream)]
+    assert subjects == ["other", "direct", "mine", "mine", "mine", "mine"]
+
+
+def test_keys_are_shared_where_that_is_wished(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    make(nats, stream)
+    for name, tag in (("a", "11111111"), ("b", "22222222")):
+        sink = of(nats_server.url, stream, name, tag=tag, key_scope="stream")
+        done = written(sink, rows([1], dedup_key="k"))
+        assert (done.delivered, done.duplicates, done.dead) == (1, int(name == "b"), [])
+        done = written(of(nats_server.url, stream, name, key_scope="stream"), rows([7]))
+        assert len(done.dead) == int(name == "b")  # one without a key is not shared
+    ids = [message.headers["Nats-Msg-Id"] for message in nats.messages(stream)]
+    assert ids == ["k", "orders/0a1b2c3d#7"]
+
+
+def test_a_message_that_is_gone_since_was_delivered(
+    nats_server: EmbeddedNats, nats: JetStream, stream: str
+) -> None:
+    """As where it was worked through; its id is known still."""
+    make(nats, stream)
+    assert written(of(nats_server.url, stream, "a"), rows(range(5))).delivered == 5
+    nats.api(f"STREAM.PURGE.{stream}", {})
+    done = written(of(nats_server.url, stream, "a"), rows(range(5)))
+    assert (done.delivered, done.duplicates, done.dead) == (5, 5, [])
+
+
+def test_a_user_who_may_not_read_the_stream_is_reported(server_dir: Path, stream: str) -> None:
+    config = (
+        "authorization { users = [\n"
+        ' {user: admin, password: admin, permissions: {publish: ">", subscribe: ">"}}\n'
+        " {user: relay, password: relay, permissions: {"
+        f' publish: {{allow: ["{stream}.>"]}}, subscribe: "_INBOX.>"}}}}\n'
+        "] }\n"
+    )
+    with (
+        EmbeddedNats(server_dir / f"unread{stream}", config) as server,
+        JetStream(server.url, user="admin", password="admin") as nats,
+    ):
+        make(nats, stream)
+        for duplicates in (0, 300):
+            writer = Writer(settings(server.url, stream, username="relay", password="relay"))
+            done = writer.write(rows(range(300)))
+            assert (done.delivered, done.duplicates, done.dead) == (300, duplicates, [])
+        assert writer.codes == {"duplicates_unchecked"}
+        assert f"$JS.API.STREAM.MSG.GET.{stream}" in str(writer.errors[0])
+        assert len(writer.errors) == 1

@@ -94,7 +94,10 @@ def test_a_rollback_publishes_nothing(tide: Database) -> None:
         ("outbox_publish('o', '{}', ' a')", "TD010", "blank"),
         ("outbox_publish('o', '{}', E'a\\nb')", "TD010", "control"),
         (f"outbox_publish('o', '{{}}', '{'k' * 1001}')", "TD010", "hash"),
-        ("outbox_publish('o', '{}', 'o:17')", "TD010", "o-"),
+        ("outbox_publish('o', '{}', op => 'upsert')", "TD009", '"update"'),
+        ("""outbox_publish('o', '{}', null, '{"op": "x"}')""", "TD009", '"update"'),
+        ("""outbox_publish('o', '{}', null, '{"op": "insert"}', 'delete')""", "TD009", "one of"),
+        ("outbox_publish('o', '{}', null, '[]', 'insert')", "TD009", "Name"),
         ("outbox_create('1o')", "TD001", "Start with a letter"),
         ("outbox_create('o\n')", "TD001", "Start with a letter"),
         ("outbox_create('o', 24)", "TD003", "another name"),
@@ -120,6 +123,20 @@ def test_each_mistake_has_its_state_and_its_hint(
     assert raised.state == code, raised
     assert says in raised.hint
     assert ids(tide, "o") == []
+
+
+def test_an_operation_goes_along_as_a_header(tide: Database) -> None:
+    tide.execute("SELECT tide.outbox_create('o')")
+    for arguments in (
+        "op => 'update'", "headers => null, op => 'delete'", """headers => '{"op": "update"}'""",
+        """headers => '{"op": "update", "a": 1}', op => 'update'""", "op => null",
+        """headers => '{"op": null}', op => 'insert'""",
+    ):  # fmt: skip
+        tide.execute(f"SELECT tide.outbox_publish('o', '{{}}', {arguments})")
+    assert [row[0] for row in tide.execute("SELECT headers FROM tide.outbox_o ORDER BY id")] == [
+        {"op": "update"}, {"op": "delete"}, {"op": "update"}, {"op": "update", "a": 1}, {},
+        {"op": "insert"},
+    ]  # fmt: skip
 
 
 def test_what_may_be_published(tide: Database) -> None:
@@ -322,7 +339,7 @@ def test_times_of_a_clock_that_ran_ahead_hold_up_nothing_else(tide: Database) ->
 
 
 def test_ids_go_on_where_an_outbox_of_the_name_was_dropped(tide: Database) -> None:
-    """JetStream knows `o:1` still, and would drop the new message."""
+    """No id names two messages."""
     publish = "SELECT tide.outbox_publish('o', '1')"
     tide.execute("SELECT tide.outbox_create('o')")
     assert [value(tide, publish) for _ in range(3)] == [1, 2, 3]

@@ -17,13 +17,18 @@ from tests.integration.outbox_sql import (
 )
 
 from penstock.embedded.handles import Database
+from penstock.expressions import parse_condition
+from penstock.expressions.catalog import load_columns
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.typing import typed
 from penstock.outbox.settings import RelayPipeline
+from penstock.subject import SubjectTemplate
 
 SECRET = "hunter6"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"
 SET = "SELECT tide.relay_set_outbox('p', 'o', 'g', %s)"
 SET_INBOX = "SELECT tide.relay_set_inbox('in', 'i', 'g', %s)"
-RULE = {"when": "payload.a = 1", "to": "x.{payload.a}"}
+RULE = {"when": "record.payload.a = 1", "to": "x.{payload.a}"}
 
 
 @pytest.fixture
@@ -64,7 +69,10 @@ def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
         ({"%s'; drop table x": 5}, ("%s''; drop table x", "The keys are: sink_type")),
         ({"sink_type": "kafka"}, ('"kafka"', '"nats"')),
         ({"sink_type": 1}, ("1", '"nats"')),
-        ({"sink_type": None}, ("null", '"nats"')),
+        ({"sink_type": None}, ("sink_type is missing", '"nats"')),
+        ({"user": "u"}, ("'user'", "Did you mean username? The keys are")),
+        ({"xyzzy_plugh": None}, ("'xyzzy_plugh'", "The keys are: sink_type")),
+        ({"key_scope": "all"}, ('"all"', '"outbox" or "stream"')),
         ({"url": ""}, ("url", "nats://host:port")),
         ({"url": f"http://u:{SECRET}@h"}, ("***", "nats://host:port")),
         ({"url": ["nats://a"]}, ("a list", "nats://host:port")),
@@ -72,7 +80,9 @@ def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
         ({"subject": "a.*"}, ("a.*", "{stream_table}")),
         ({"subject": "a.>"}, ("a.>", "{stream_table}")),
         ({"subject": "$JS.a"}, ("$JS.a", "{stream_table}")),
-        ({"subject": "a b"}, ("a b", "{stream_table}")),
+        ({"subject": "a b"}, ('"a b", position 1: a blank', "{stream_table}")),
+        ({"subject": "a.{op|dots}"}, ("position 2: {op} is one token", "{op}")),
+        ({"subject": "a.{payload.|dots}"}, ("unknown variable", "{op}")),
         ({"subject": "a\n"}, ("subject", "{stream_table}")),
         ({"subject": "a.{opp}"}, ("{opp}", "{op}")),
         ({"subject": "a.{op"}, ("{op", "{op}")),
@@ -106,7 +116,16 @@ def test_what_a_config_may_hold(tide: Database, more: dict[str, Any]) -> None:
         ({"route": [{"to": "a"}, RULE]}, ("route[0]", "last")),
         ({"route": [RULE, {"when": "x"}]}, ('route[1] has no "to"', "subject")),
         ({"route": [{"too": "a"}]}, ("'too'", '"to"')),
-        ({"route": [RULE | {"to": "a b"}]}, ("route[0].to", "{op}")),
+        ({"route": [RULE | {"to": "a b"}]}, ('route[0].to is "a b", position 1: a blank', "{op}")),
+        ({"route": [RULE, {"to": None}]}, ('route[1] has no "to"', "subject")),
+        (
+            {"route": [RULE | {"when": "record.payload.a ="}]},
+            ("route[0].when: syntax", "condition"),
+        ),
+        (
+            {"route": [RULE | {"when": "record.typ = 1"}]},
+            ("unknown column record.typ", "condition"),
+        ),
         ({"route": [RULE | {"when": 5}]}, ("route[0].when", "condition")),
     ],
 )
@@ -117,6 +136,139 @@ def test_what_it_may_not_hold(tide: Database, more: dict[str, Any], says: tuple[
     assert says[1] in raised.hint
     assert SECRET not in str(raised)
     assert tide.execute("SELECT FROM tide.relays") == []
+
+
+def test_a_null_is_as_if_it_was_not_given(tide: Database) -> None:
+    for set_, given, direction in ((SET, CONFIG, "out"), (SET_INBOX, SOURCE, "in")):
+        known = [
+            row[0] for row in tide.execute(f"SELECT key FROM tide._config_keys('{direction}')")
+        ]
+        tide.execute(set_, [json.dumps(dict.fromkeys(known) | given)])
+        stored = tide.execute("SELECT config FROM tide.relays WHERE direction = %s", [direction])
+        assert stored == [(given,)]
+    rules = [RULE, {"when": None, "to": "rest"}]
+    pipeline(tide, "q", "o", route=rules)
+    stored = value(tide, "SELECT config -> 'route' FROM tide.relays WHERE pipeline = 'q'")
+    assert stored == [RULE, {"to": "rest"}]
+
+
+def test_a_hint_asks_for_a_near_key_alone(tide: Database) -> None:
+    hint = raises(tide, SET, json.dumps(CONFIG | {"xyzzy_plugh": 1})).hint
+    assert hint.startswith("The keys are: sink_type, url, subject")
+
+
+SUBJECTS = [
+    "a", "a.{op}", "{stream_table}.{payload.type|dots}.{header.x y|dots}", "a.{payload.a.b}.$x",
+    "", "a b", "a\tb", "a\n", "a.\x01", "a.*", "a.>", "{op}>", ".a", "a.", "a..b", "a.{op", "a.op}",
+    "$JS.a", "a.{}", "a.{opp}", "a.{table}", "a.{payload}", "a.{payload.}", "a.{op|dots}",
+    "a.{payload.|dots}", "{op}.{nope} b", "ä.{payload.ö} ü",
+]  # fmt: skip
+
+
+def test_a_subject_is_judged_as_the_relay_does(tide: Database) -> None:
+    for subject in SUBJECTS[:4] + SUBJECTS[5:]:
+        try:
+            SubjectTemplate.parse(subject, outbox="o")
+            expected = None
+        except ValueError as error:
+            expected = str(error).removeprefix(f"subject template {subject!r}, ")
+        assert value(tide, "SELECT tide._subject_error(%s)", subject) == expected
+
+
+CONDITIONS = [
+    "record.payload.type = 'order.shipped'",
+    "record.payload.total > 100 and record.headers.region in ('eu', 'us') or not record.payload.ok",
+    "record.payload.ok",
+    "record.payload.a is not true and record.payload.b is distinct from record.payload.c",
+    "lower(record.payload.x) like 'a%' and record.payload.y not ilike 'a!%' escape '!'",
+    "abs(record.payload.x::numeric(10, 2)) > 3 and length(record.payload.x) between 1 and 5",
+    "date_trunc('day', record.created_at) > now() - interval '1 day'",
+    "record.payload.at::timestamp with time zone > timestamptz '2024-01-31 10:00:00+02'",
+    "record.id % 2 = 0 and record.dedup_key = 'it''s' and record.xid = '5'",
+    "record . payload . \"Odd Name\"[0] . x = 'a\\b'",
+    "RECORD.Payload.größe || 'x' = 'yx' and Action = 'insert' and metadata.commit_lsn > 5",
+    "case when record.payload.a = 1 then true else false end",
+    "case record.payload.a when 1 then true else false end",
+    "cast(record.payload.a as double precision) / 2 > -.5e3",
+    "coalesce(changes.payload.a, record.payload.b, 'x') = 'y'",
+    "record.payload is not null and record.payload::text <> '{}'",
+    "",
+    "record.payload = 'x'",
+    "abs(record.payload.x) > 3",
+    "record.payload.x like record.payload.y",
+    "record.payload.a + record.payload.b > 3",
+    "-record.payload.a > 3",
+    "record.created_at > 'nope'",
+    "record.payload.at::date = '2024-13-01'",
+    "record.id = 'x'",
+    "record.id like 'x'",
+    "record.id.x = 1",
+    "record.dedup_key = 5",
+    "record.payloads.x = 1",
+    "record = 1",
+    "payload.x = 1",
+    "metadata.nope = 1",
+    "foo",
+    "1",
+    "'x'",
+    "action",
+    "true and",
+    "(true",
+    "true)",
+    "true) or (true",
+    "record.payload.a = 1 record.payload.b = 2",
+    "record.payload.a == 1",
+    "record.payload.a = 1 -- x",
+    "record.payload.a = 1 /* x */",
+    "record.payload.a = 1; drop table x",
+    "record.payload.a = 'x",
+    'record.payload.a = "x"',
+    "record.payload.a = E'x'",
+    "record.payload.a = $$x$$",
+    "record.payload.a = 5x",
+    "record.payload.a::foo > 5",
+    "record.payload.a is unknown",
+    "record.payload.a in ()",
+    "record.payload.a in (select 1)",
+    "record.payload.a = any('{1}')",
+    "(record.payload.a, record.payload.b) = (1, 2)",
+    "exists (select 1)",
+    "pg_sleep(100) is null",
+    "now > record.created_at",
+    "length(record.payload.a, 5) = 1",
+    "coalesce() = 1",
+    "lower(record.id) = '5'",
+    "1 < 2 < 3",
+    "record.payload.a ~ 'x'",
+    "record.payload->>'a' = 'x'",
+]
+"""The first are of the language; those from the empty one on are not."""
+
+
+def test_a_condition_is_judged_as_the_relay_does(tide: Database) -> None:
+    with tide.connect() as connection:
+        columns = load_columns(connection, [("tide", "outbox_o")])
+    check = "SELECT tide._check_condition('when', %s)"
+    for at, condition in enumerate(CONDITIONS):
+        try:
+            typed(parse_condition(condition), columns)
+        except ExpressionError:
+            assert at >= CONDITIONS.index(""), condition
+            assert raises(tide, check, condition).state == "TD006", condition
+        else:
+            assert at < CONDITIONS.index(""), condition
+            tide.execute(check, [condition])
+
+
+def test_what_a_reference_gives_in_a_condition_is_the_relays_to_check(tide: Database) -> None:
+    for when in (
+        "record.payload.region = '${env:REGION}'",
+        "record.id = '${env:ID}'",
+        "${env:WHEN}",
+    ):
+        pipeline(tide, "q", "o", route=[{"when": when, "to": "a"}])
+    wrong = [{"when": "record.payloads.region = '${env:REGION}'", "to": "a"}]
+    assert "record.payloads" in raises(tide, SET, json.dumps(CONFIG | {"route": wrong})).message
 
 
 @pytest.mark.parametrize("config", [None, "null", "[]", "1", "{}", '{"sink_type": "nats"}'])

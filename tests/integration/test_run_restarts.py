@@ -41,6 +41,8 @@ def restarts(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[d
     left = list(queries)
 
     class Query:
+        name = "shop 1"
+
         def __init__(self, *_: object) -> None:
             pass
 

@@ -100,7 +100,7 @@ def test_defaults_and_short_forms(tmp_path: Path, type_: str) -> None:
         ("route: 5", "6: sinks.out.route: expected an expression, or a list of rules"),
         ("route: []", "6: sinks.out.route: expected at least one rule"),
         ("route: \"'a' ||\"", "6: sinks.out.route: position "),
-        ("route: \"record.a || '.b c'\"", "6: sinks.out.route: position 13: ' ' can't stand in a"),
+        ("route: \"record.a || '.b c'\"", "6: sinks.out.route: position 13: a blank can't stand in a"),
         ("route: \"'a.*'\"", "6: sinks.out.route: position 1: '*' can't stand in a route"),
         ("route: [{when: record.a >, to: x}]", "6: sinks.out.route[0].when: position 11: it ends"),
         ("route: [{when: record.a > 1}]", "6: sinks.out.route[0].to: missing: this key has no"),
@@ -124,7 +124,7 @@ def test_what_is_refused(tmp_path: Path, line: str, problem: str) -> None:
     [
         ("a//b", "none is empty"),
         ("a/../b", "'.' or '..'"),
-        ("a b", "position 1: ' ' is not allowed"),
+        ("a b", "position 1: a blank is not allowed"),
         ("a?b=1", "position 1: '?' is not allowed"),
         ("a/{record.id", "without its '}'"),
         ("a/{nope}", "unknown variable {nope}"),

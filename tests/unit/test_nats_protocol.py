@@ -23,7 +23,7 @@ from penstock.nats_config import NatsSinkConfig, redact
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats import NatsSink
 from penstock.sinks.nats_check import refused_by_stream
-from penstock.sinks.nats_client import Event, Info, Parser, Ping, Pong, Problem, Reply
+from penstock.sinks.nats_client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply
 from penstock.sinks.nats_frames import BLOCK_ROWS, Encoder
 from penstock.sinks.nats_task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
 
@@ -40,6 +40,8 @@ def ack(number: int, more: bytes = b"") -> bytes:
 
 NO_RESPONDERS = b"HMSG " + INBOX + b"9 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
+FOUND = b'{"message":{"subject":"a","seq":9}}'
+COPY = b'{"stream":"S", "seq":9,"duplicate": true}'
 TALK = (
     b'INFO {"max_payload":10}\r\n'
     + ack(1)
@@ -48,6 +50,7 @@ TALK = (
     + ack(3)
     + NO_RESPONDERS
     + msg(4, FULL)
+    + msg(4, FOUND).replace(INBOX, INBOX + b"q")
     + b"-ERR 'Permissions Violation for Publish to \"a.b\"'\r\n"
     + msg(5, b'{"stream":"S", "domain":"hub", "seq":0}')
     + msg(6, b"+OK\r\nMSG " + INBOX + b'77 1 2\r\n{"stream":"S", "seq":1}')
@@ -56,7 +59,7 @@ TALK = (
 )
 
 
-def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event], int]:
+def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event], dict[bytes, bytes]]:
     parser = Parser(INBOX)
     acks: list[int] = []
     events: list[Event] = []
@@ -64,18 +67,21 @@ def feed(pieces: Sequence[bytes]) -> tuple[list[int], list[Event], int]:
         some, more = parser.feed(piece)
         acks += map(int, some)
         events += more
-    return acks, events, parser.duplicates
+    return acks, events, parser.copies
 
 
 def test_parser() -> None:
-    acks, events, duplicates = feed([TALK])
+    acks, events, copies = feed([TALK])
     assert acks == [1, 2, 3, 8]
-    assert duplicates == 1
-    assert [type(e) for e in events] == [Info, Ping, Reply, Reply, Problem, Reply, Reply, Pong]
+    assert copies == {b"2": COPY}
+    assert [type(e) for e in events] == [
+        Info, Ping, Reply, Reply, Answer, Problem, Reply, Reply, Pong,
+    ]  # fmt: skip
     assert events[0] == Info({"max_payload": 10})
     assert events[2] == Reply(9, 503, b"")
     assert events[3] == Reply(4, 0, FULL)
-    problem = events[4]
+    assert events[4] == Answer(4, 0, FOUND)
+    problem = events[5]
     assert isinstance(problem, Problem)
     assert problem.denied_subject == "a.b"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.message import WIRE_SCHEMA
-from penstock.outbox.forms import Format, OutboxForm, groups_of
+from penstock.outbox.forms import Format, Maker, OutboxForm, groups_of
 from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks.nats_frames import MAX_HEADER, Encoder
 from penstock.subject import SubjectTemplate
@@ -20,6 +20,8 @@ from penstock.subject import SubjectTemplate
 from ..forms_help import FORMATS, check, headers_given, keys, payloads
 
 INBOX = b"_INBOX.x."
+TAG = "0a1b2c3d"
+OWNER = ("Penstock-Pipeline", "notify")
 CREATED = "2026-11-21T10:00:00.123456Z"
 
 
@@ -37,7 +39,8 @@ def rows(*records: dict[str, Any] | str) -> pa.RecordBatch:
     count = len(texts)
     columns = [
         texts, [None] * count, ["insert"] * count, ["tide"] * count, ["outbox_orders"] * count,
-        ['{"database":"shop"}'] * count, [f"t-{n}-0" for n in range(count)], list(range(count)),
+        [f'{{"database":"shop","idempotency_key":"t-{n}-0"}}' for n in range(count)],
+        [f"t-{n}-0" for n in range(count)], list(range(count)),
         [0] * count, [1] * count, [None] * count, [None] * count, [0] * count,
     ]  # fmt: skip
     arrays = [pa.array(c, f.type) for c, f in zip(columns, WIRE_SCHEMA, strict=True)]
@@ -46,11 +49,15 @@ def rows(*records: dict[str, Any] | str) -> pa.RecordBatch:
 
 def settings(**keys: Any) -> OutboxSinkSettings:
     config = {"sink_type": "nats", "url": "nats://localhost", "subject": "o.{op}", **keys}
-    return read(config, {}).sink(source="group", outbox="orders")
+    return read(config, {}).sink(source="group", outbox="orders", tag=TAG)
 
 
 def block_of(batch: pa.RecordBatch, **keys: Any) -> Any:
     return Encoder(settings(**keys), "notify", "group", INBOX).block(batch, 0, 1)
+
+
+def made(batch: pa.RecordBatch, of: OutboxSinkSettings) -> pa.Array:
+    return Maker(of.form)(batch).key
 
 
 def messages(batch: pa.RecordBatch, **keys: Any) -> list[tuple[str, list[tuple[str, str]], bytes]]:
@@ -82,7 +89,8 @@ def test_a_plain_message_is_the_payload_with_id_and_headers() -> None:
         (
             "o.insert",
             [
-                ("Nats-Msg-Id", "k-1"),
+                ("Nats-Msg-Id", f"orders/{TAG}:k-1"),
+                OWNER,
                 ("Trace", "é: x"),
                 ("n", "5"),
                 ("ok", "true"),
@@ -91,26 +99,38 @@ def test_a_plain_message_is_the_payload_with_id_and_headers() -> None:
             ],
             b'{"a": 1.10, "b" : [1]}',
         ),
-        ("o.insert", [("Nats-Msg-Id", "orders:2")], b"{}"),
-        ("o.insert", [("Nats-Msg-Id", "orders:3")], b"null"),
+        ("o.insert", [("Nats-Msg-Id", f"orders/{TAG}#2"), OWNER], b"{}"),
+        ("o.insert", [("Nats-Msg-Id", f"orders/{TAG}#3"), OWNER], b"null"),
     ]
 
 
 def test_a_stream_is_demanded() -> None:
     ((_, headers, _),) = messages(rows({}), stream="ORDERS")
-    assert headers == [("Nats-Expected-Stream", "ORDERS"), ("Nats-Msg-Id", "orders:1")]
+    assert headers == [
+        ("Nats-Expected-Stream", "ORDERS"), ("Nats-Msg-Id", f"orders/{TAG}#1"), OWNER,
+    ]  # fmt: skip
+
+
+def test_the_id_tells_outboxes_apart_unless_they_share_keys() -> None:
+    batch = rows({"dedup_key": "k"}, {})
+    other = settings().model_copy(update={"outbox": OutboxForm("orders", tag="ffffffff")})
+    ids = [made(batch, of).to_pylist() for of in (settings(), other)]
+    assert not set(ids[0]) & set(ids[1])
+    shared = made(batch, settings(key_scope="stream")).to_pylist()
+    assert shared == [b"k", f"orders/{TAG}#2".encode()]
 
 
 def test_an_envelope_is_the_message_of_a_change() -> None:
     ((_, headers, body),) = messages(
         rows({"payload": {"a": 1}, "headers": {"h": "x"}}), format="envelope"
     )
-    assert headers == [("Nats-Msg-Id", "orders:1"), ("h", "x")]
+    assert headers == [("Nats-Msg-Id", f"orders/{TAG}#1"), ("h", "x")]
     message = json.loads(body)
     assert message["record"]["payload"] == {"a": 1}
     assert (message["action"], message["changes"]) == ("insert", None)
     assert message["metadata"] == {
-        "database": "shop", "consumer": {"id": "notify", "name": "notify"},
+        "database": "shop", "idempotency_key": f"orders/{TAG}#1",
+        "consumer": {"id": "notify", "name": "notify"},
     }  # fmt: skip
 
 
@@ -127,14 +147,17 @@ def test_a_cloud_event_has_its_attributes() -> None:
         format="cloudevents",
     )  # fmt: skip
     assert first[1] == [
-        ("Nats-Msg-Id", 'a"b'), ("Content-Type", "application/cloudevents+json"),
+        ("Nats-Msg-Id", f'orders/{TAG}:a"b'), OWNER,
+        ("Content-Type", "application/cloudevents+json"),
     ]  # fmt: skip
     assert json.loads(first[2]) == {
-        "specversion": "1.0", "id": 'a"b', "source": "/outbox/orders", "type": "order.shipped",
+        "specversion": "1.0", "id": f'orders/{TAG}:a"b', "source": "/outbox/orders",
+        "type": "order.shipped",
         "time": CREATED, "datacontenttype": "application/json", "data": {"type": "order.shipped"},
     }  # fmt: skip
     assert second[1] == [
-        ("Nats-Msg-Id", "orders:2"),
+        ("Nats-Msg-Id", f"orders/{TAG}#2"),
+        OWNER,
         ("Trace", "y"),
         ("Content-Type", "application/cloudevents+json"),
     ]
@@ -152,13 +175,33 @@ def test_debezium_routes_by_headers() -> None:
         format="debezium",
     )
     assert first[1] == [
-        ("Nats-Msg-Id", "k"), ("id", "k"), ("aggregateType", "orders"),
-        ("eventType", "shipped"), ("aggregateId", "5"),
+        ("Nats-Msg-Id", f"orders/{TAG}:k"), OWNER, ("id", f"orders/{TAG}:k"),
+        ("aggregateType", "orders"), ("op", "c"), ("eventType", "shipped"), ("aggregateId", "5"),
     ]  # fmt: skip
     assert first[2] == b'{"type": "shipped", "aggregate_id": 5}'
     assert second[1] == [
-        ("Nats-Msg-Id", "orders:2"), ("eventType", "e"), ("aggregateid", "9"), ("Id", "mine"),
-        ("aggregateType", "orders"),
+        ("Nats-Msg-Id", f"orders/{TAG}#2"), OWNER, ("eventType", "e"), ("aggregateid", "9"),
+        ("Id", "mine"), ("aggregateType", "orders"), ("op", "c"),
+    ]  # fmt: skip
+
+
+def test_the_publishers_operation_is_in_every_form() -> None:
+    given = [{}, *({"headers": {"op": op, "h": "x"}} for op in ("insert", "update", "delete"))]
+    batch = rows(*given)
+    ops = ["insert", "insert", "update", "delete"]
+    for form in FORMATS:
+        found = messages(batch, format=form)
+        assert [subject for subject, _, _ in found] == [f"o.{op}" for op in ops]
+        headers = [[v for n, v in sent if n == "op"] for _, sent, _ in found]
+        if form == "debezium":
+            assert headers == [["c"], ["c"], ["u"], ["d"]]
+        else:
+            assert headers == [[], ["insert"], ["update"], ["delete"]]
+        if form == "envelope":
+            assert [json.loads(body)["action"] for _, _, body in found] == ops
+    plain = messages(batch, subject="a.{op}.{header.h}")
+    assert [subject for subject, _, _ in plain] == [
+        "a.insert.%null", "a.insert.x", "a.update.x", "a.delete.x",
     ]  # fmt: skip
 
 
@@ -196,8 +239,8 @@ def test_a_row_that_parsers_refuse_spoils_no_other() -> None:
     deep = "[" * 3000 + "]" * 3000
     odd = f'{{"id": 1, "payload": {deep}, "headers": {{"a": "b"}}, "dedup_key": null}}'
     found = messages(rows(odd, {"dedup_key": "k", "headers": {"c": "d"}}))
-    assert found[0][1:] == ([("Nats-Msg-Id", "orders:1"), ("a", "b")], deep.encode())
-    assert found[1][1:] == ([("Nats-Msg-Id", "k"), ("c", "d")], b"{}")
+    assert found[0][1:] == ([("Nats-Msg-Id", f"orders/{TAG}#1"), OWNER, ("a", "b")], deep.encode())
+    assert found[1][1:] == ([("Nats-Msg-Id", f"orders/{TAG}:k"), OWNER, ("c", "d")], b"{}")
 
 
 def test_subjects_have_the_outboxs_variables() -> None:
@@ -213,8 +256,10 @@ def test_subjects_have_the_outboxs_variables() -> None:
         "orders.insert.3.%null.%null.%null",
     ]
     assert messages(batch, subject="a.{payload.x.y}")[0][0] == "a.z"
+    kept = [s for s, _, _ in messages(batch, subject="a.{payload.kind|dots}.{header.region|dots}")]
+    assert kept == ["a.a.b.eu%20west", "a.%empty.%null", "a.%null.%null"]
     template = SubjectTemplate.parse(subject, outbox="o.x")
-    assert template.wildcard() == "o%2Ex.insert.*.*.*.*"
+    assert template.wildcard() == "o%2Ex.*.*.*.*.*"
     assert SubjectTemplate.parse("{stream_table}", outbox="$a").wildcard() == "%24a"
 
 
@@ -237,7 +282,8 @@ def test_any_headers_give_whole_frames_or_a_reason(
         assert len(rest) == total + 2
         lines = rest[: header - 4].split(b"\r\n")
         if row not in block.refused:
-            sent = [tuple(line.decode().split(": ", 1)) for line in lines[2:]]
+            own = 2 if form == "envelope" else 3
+            sent = [tuple(line.decode().split(": ", 1)) for line in lines[own:]]
             wanted = [(n, v) for n, v in names.items() if v is not None]
             if form in ("plain", "envelope"):
                 assert sent == wanted
@@ -272,4 +318,5 @@ def test_what_is_read_is_what_was_published(
     found = messages(rows(*records), format=form)
     for at, (payload, its_headers, key) in enumerate(published):
         _, sent, body = found[at]
-        check(form, payload, its_headers, key or f"orders:{at + 1}", sent, body, CREATED)
+        its_id = f"orders/{TAG}:{key}" if key else f"orders/{TAG}#{at + 1}"
+        check(form, payload, its_headers, its_id, sent, body, CREATED)

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.outbox.forms import OutboxForm
-from penstock.outbox.settings import OutboxSinkSettings, PipelineError, held, read
+from penstock.outbox.settings import OutboxSinkSettings, PipelineError, RelayPipeline, held, read
 from penstock.settings import Config, PostgresSource
 
 EXAMPLE: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_the_example_of_the_issue_makes_a_sink() -> None:
     assert sink.stream == "NOTIFICATIONS"
     assert sink.batch_size == 100
     assert sink.form == OutboxForm("notifications")
-    assert sink.template.wildcard() == "notifications.insert"
+    assert sink.template.wildcard() == "notifications.*"
     assert pickle.loads(pickle.dumps(sink)) == sink
 
 
@@ -80,15 +80,16 @@ def test_every_key_reaches_the_sink() -> None:
             {"to": "rest.{outbox_id}"},
         ],
         "group_by": "payload.customer",
+        "key_scope": "stream",
     }
     pipeline = read(EXAMPLE | keys, ENVIRONMENT)
     assert pipeline.start == "end"
-    sink = pipeline.sink(source="g", outbox="o")
+    sink = pipeline.sink(source="g", outbox="o", tag="0a1b2c3d")
     assert (sink.user, sink.tls, sink.tls_ca_cert) == ("me", True, Path("/ca.pem"))
     assert sink.password is not None
     assert sink.password.get_secret_value() == SECRET
     assert (sink.tls_cert, sink.tls_key, sink.batch_size) == (Path("/c.pem"), Path("/c.key"), 7)
-    assert sink.form == OutboxForm("o", "cloudevents", "payload.customer")
+    assert sink.form == OutboxForm("o", "cloudevents", "payload.customer", "0a1b2c3d", "stream")
     assert sink.template.wildcard() == "s.o.*"
     assert sink.route is not None
     assert [rule.to for rule in sink.route if not isinstance(rule, str)] == [
@@ -96,6 +97,21 @@ def test_every_key_reaches_the_sink() -> None:
     ]  # fmt: skip
     for shown in (repr(sink), str(sink), repr(pipeline)):
         assert SECRET not in shown
+
+
+def test_a_null_is_as_if_it_was_not_given() -> None:
+    nulls = dict.fromkeys(RelayPipeline.model_fields.keys() - EXAMPLE.keys())
+    rules = [{"when": "record.id = 1", "to": "a"}, {"when": None, "to": "b"}]
+    assert read(EXAMPLE | nulls, ENVIRONMENT) == read(EXAMPLE, ENVIRONMENT)
+    assert read(EXAMPLE | {"route": rules}, ENVIRONMENT).route is not None
+    assert "sink_type: missing" in wrong(sink_type=None)
+    assert "route[0].to: missing" in wrong(route=[{"to": None}])
+
+
+def test_a_hint_names_a_near_key_or_none() -> None:
+    assert "user: unknown key; did you mean username?" in wrong(user="me")
+    assert "URL: unknown key; did you mean url?" in wrong(URL="nats://one")
+    assert "unknown key; expected one of:" in wrong(xyzzy=1)
 
 
 def test_references_are_resolved_anywhere(tmp_path: Path) -> None:
@@ -178,7 +194,6 @@ def test_a_reference_to_what_is_no_file_waits_for_nobody(tmp_path: Path) -> None
         ({"tls_enabled": "yes"}, ("tls_enabled: expected true or false",)),
         ({"format": "cloudevent"}, ("format: expected ", "did you mean cloudevents?")),
         ({"start": "${env:START}"}, ("start: '${env:START}'", "expected 'beginning' or 'end'")),
-        ({"start": None}, ("start: ", "null")),
         ({"group_by": "customer"}, ("group_by: expected 'payload.<field>'", "customer")),
         ({"group_by": "payload."}, ("group_by: ",)),
         ({"route": "'a.' || payload"}, ("route: expected a list of rules",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from penstock.message import WIRE_SCHEMA
 from penstock.sinks.nats_permissions import covers
-from penstock.subject import DEFAULT_SUBJECT, EMPTY, NULL, SubjectTemplate, escape
+from penstock.subject import (
+    DEFAULT_SUBJECT,
+    EMPTY,
+    NULL,
+    SubjectTemplate,
+    escape,
+    escape_parts,
+    is_subject,
+)
 
 
 def rows(*values: dict[str, Any]) -> pa.RecordBatch:
@@ -88,6 +97,48 @@ def test_constant_parts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("order.shipped", "order.shipped"),
+        ("a", "a"),
+        ("", EMPTY),
+        (None, NULL),
+        (".", f"{EMPTY}.{EMPTY}"),
+        ("a..b.", f"a.{EMPTY}.b.{EMPTY}"),
+        ("a b.*.>", "a%20b.%2A.%3E"),
+        ("$JS.API.$x", "%24JS.API.%24x"),
+        ("%null.%", "%25null.%25"),
+        (1.5, "1.5"),
+    ],
+)
+def test_a_value_may_keep_its_dots(value: Any, expected: str) -> None:
+    record = {"record": json.dumps({"type": value})}
+    assert render("events.{record.type|dots}.{table}", record) == [f"events.{expected}.orders"]
+    assert SubjectTemplate.parse("{record.type|dots}").record_columns == ("type",)
+
+
+@given(st.one_of(st.none(), st.text()), st.one_of(st.none(), st.text()))
+def test_values_with_dots_are_whole_tokens_and_no_two_collide(
+    one: str | None, two: str | None
+) -> None:
+    assert is_subject(pa.array([escape_parts(one)])).to_pylist() == [True]
+    assert (escape_parts(one) == escape_parts(two)) == (one == two)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("events.{record.type|dots}", "events.>"),
+        ("events.{table}.v-{record.type|dots}.x", "events.*.>"),
+        ("{record.type|dots}", ">"),
+    ],
+)
+def test_what_covers_a_value_with_dots(template: str, expected: str) -> None:
+    assert SubjectTemplate.parse(template).wildcard() == expected
+    assert covers(expected, expected)
+
+
+@pytest.mark.parametrize(
     ("template", "position", "what"),
     [
         ("", 0, "empty"),
@@ -95,7 +146,12 @@ def test_constant_parts() -> None:
         ("a.table}", 7, "without its '{'"),
         ("a.{nope}", 2, "unknown variable {nope}"),
         ("a.{record.}", 2, "unknown variable"),
-        ("a b", 1, "not allowed"),
+        ("a b", 1, "a blank is not allowed"),
+        ("a\tb", 1, "a tab is not allowed"),
+        ("a\nb", 1, "a line end is not allowed"),
+        ("a.\x01", 2, "the control character U+0001 is not allowed"),
+        ("a.{schema|dots}", 2, "{schema} is one token"),
+        ("a.{record.|dots}", 2, "unknown variable"),
         ("a.*", 2, "not allowed"),
         ("a.>", 2, "not allowed"),
         (".a", 0, "empty"),

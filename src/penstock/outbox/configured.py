@@ -39,7 +39,9 @@ def configuration(
     """
     name = source_name(pipeline.relay_group)
     try:
-        sink = read(pipeline.config, environ).sink(source=name, outbox=pipeline.outbox)
+        sink = read(pipeline.config, environ).sink(
+            source=name, outbox=pipeline.outbox, tag=pipeline.outbox_tag
+        )
     except PipelineError as error:
         raise SinkError(
             error.code,

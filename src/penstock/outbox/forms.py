@@ -9,11 +9,16 @@ An outbox's row is `{"id", "dedup_key", "payload", "headers", "created_at", …}
 
 All have the publisher's headers: an object's members, in which a list is as many headers of one name,
 null none, and any other value than a text its JSON. Names that begin with `Nats-`, in any case, are
-JetStream's own: they could purge a stream or break the order, and no publisher may set them.
+JetStream's own: they could purge a stream or break the order, and no publisher may set them. The header
+`op` is the publisher's operation: the envelope's action, and Debezium's letter for it.
+
+The message's id, its `Nats-Msg-Id`, begins with the outbox's identity: a stream keeps the messages of
+two outboxes apart, whatever keys they give.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +30,10 @@ import orjson
 import pyarrow as pa
 
 from penstock.json_members import members, text_of
+from penstock.message import DELETE, INSERT, UPDATE
 
 Format = Literal["plain", "envelope", "cloudevents", "debezium"]
+KeyScope = Literal["outbox", "stream"]
 Refused = tuple[str, str]
 """The code of a dead letter, and its reason."""
 
@@ -36,6 +43,7 @@ _RESERVED: Final = "nats-"
 _SHOWN: Final = 60
 _OF_EVENT: Final = b"\r\nContent-Type: application/cloudevents+json"
 _COLUMNS: Final = ("id", "dedup_key", "payload", "headers", "created_at")
+_LETTERS: Final = {INSERT: "c", UPDATE: "u", DELETE: "d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +51,24 @@ class OutboxForm:
     """How messages are made of the rows of the outbox `name`.
 
     `group_by` says what messages keep their order by: None the whole outbox, `none` nothing,
-    `payload.<field>` and `header.<name>` a value.
+    `payload.<field>` and `header.<name>` a value. `tag` differs from that of all others of its name;
+    with the `key_scope` `stream` a dedup key is sent as it was given, so that outboxes can share it.
     """
 
     name: str
     format: Format = "plain"
     group_by: str | None = None
+    tag: str = ""
+    key_scope: KeyScope = "outbox"
+
+    @property
+    def identity(self) -> str:
+        """What the ids of its messages begin with; a name has neither `/` nor `:` nor `#`."""
+        return f"{self.name}/{self.tag}" if self.tag else self.name
+
+    def shares(self, key: str) -> bool:
+        """Return whether a message of this id may be another publisher's, as the user has set it."""
+        return self.key_scope == "stream" and not key.startswith(f"{self.identity}#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +76,15 @@ class Made:
     """The messages of a batch: their ids, headers and bodies, and the rows that can't be sent.
 
     `headers` has them as bytes, a line end before each; None where no message has any. `body` is None
-    for the envelope, which the sink makes of all its messages in one way.
+    for the envelope, which the sink makes of all its messages in one way, with `action` and `metadata`.
     """
 
     key: pa.Array
     headers: pa.Array | None
     body: pa.Array | None
     refused: dict[int, Refused]
+    action: pa.Array | None = None
+    metadata: pa.Array | None = None
 
 
 _NOTHING: Final = msgspec.Raw()
@@ -80,6 +102,15 @@ _Values = Sequence[bytes | None]
 _rows: Final = msgspec.json.Decoder(list[_Row]).decode
 _header_values: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list_values: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+OWNER: Final = "Penstock-Pipeline"
+"""The header that names the pipeline of a message whose body does not."""
+
+
+def owner_header(form: OutboxForm, pipeline: str) -> bytes:
+    """Return the header by which a pipeline knows its messages, a line end before it."""
+    return b"" if form.format == "envelope" else f"\r\n{OWNER}: {pipeline}".encode()
 
 
 def groups_of(batch: pa.RecordBatch, form: OutboxForm) -> Iterable[tuple[Any, ...]] | None:
@@ -102,7 +133,8 @@ class Maker:
 
     def __init__(self, form: OutboxForm) -> None:
         self._form = form
-        self._id = f"{form.name}:".encode()
+        self._key = b"" if form.key_scope == "stream" else f"{form.identity}:".encode()
+        self._id = f"{form.identity}#".encode()
         self._source = orjson.dumps(f"/outbox/{quote(form.name)}")
 
     def __call__(self, batch: pa.RecordBatch) -> Made:
@@ -111,6 +143,7 @@ class Maker:
         keys: list[bytes] = []
         lines: list[bytes] = []
         bodies: list[bytes] = []
+        actions: list[str] = []
         refused: dict[int, Refused] = {}
         for at, (number, dedup, payload, raw, created) in enumerate(_values(batch)):
             found = headers.get(raw)
@@ -118,19 +151,25 @@ class Maker:
                 found = headers[raw] = _Headers(raw)
             if found.refused is not None:
                 refused[at] = found.refused
-            key = _bytes(text_of(dedup)) or self._id + (number or b"")
+            given = _bytes(text_of(dedup))
+            key = self._key + given if given else self._id + (number or b"")
             if payload is None:
                 refused[at] = "no_payload", "the row has no payload: was it changed by hand?"
             line, body = self._message(key, payload or b"null", found, created)
             keys.append(key)
             lines.append(line)
             bodies.append(body)
-        return Made(
+            actions.append(found.op)
+        made = Made(
             key=pa.array(keys, pa.binary()),
             headers=pa.array(lines, pa.binary()) if any(lines) else None,
-            body=None if self._form.format == "envelope" else pa.array(bodies, pa.binary()),
+            body=None,
             refused=refused,
         )
+        if self._form.format != "envelope":
+            return dataclasses.replace(made, body=pa.array(bodies, pa.binary()))
+        metadata = pa.array(_metadata(batch, keys), pa.binary())
+        return dataclasses.replace(made, action=pa.array(actions, pa.binary()), metadata=metadata)
 
     def _message(
         self, key: bytes, payload: bytes, headers: _Headers, created: bytes | None
@@ -166,6 +205,7 @@ class Maker:
         """Return the headers of Debezium's event router, except those that the publisher gave."""
         given = headers.given
         values: dict[str, str | None] = {"id": key.decode(), "aggregateType": self._form.name}
+        values["op"] = _LETTERS[headers.op]
         if "eventtype" not in given:
             values["eventType"] = _text_in(payload, "type")
         if "aggregateid" not in given:
@@ -173,9 +213,9 @@ class Maker:
         added = [
             f"\r\n{name}: {value}"
             for name, value in values.items()
-            if value and name.lower() not in given and not _LINE_END.search(value)
+            if value and (name == "op" or name.lower() not in given) and not _LINE_END.search(value)
         ]
-        return headers.lines + "".join(added).encode()
+        return headers.without_op + "".join(added).encode()
 
 
 class _Headers:
@@ -183,13 +223,15 @@ class _Headers:
 
     def __init__(self, raw: bytes | None) -> None:
         self.given: dict[str, str] = {}  # by their names in lower case
-        self.lines = b""
+        self.lines = self.without_op = b""
         self.of_event = _OF_EVENT
+        self.op = INSERT
         self.refused: Refused | None = None
         if raw is None or raw in (b"{}", b"null"):
             return
         lines: list[bytes] = []
         event: list[bytes] = []
+        routed: list[bytes] = []
         for name, value in _pairs(raw):
             self.refused = self.refused or _wrong(name, value)
             line = f"\r\n{name}: {value}".encode()
@@ -197,9 +239,13 @@ class _Headers:
             lower = name.lower()
             if lower != "content-type" and not lower.startswith("ce-"):
                 event.append(line)
+            if name != "op":
+                routed.append(line)
+            elif value in _LETTERS:
+                self.op = value
             self.given.setdefault(lower, value)
         if self.refused is None:
-            self.lines = b"".join(lines)
+            self.lines, self.without_op = b"".join(lines), b"".join(routed)
             self.of_event = b"".join([*event, _OF_EVENT])
 
 
@@ -230,6 +276,19 @@ def _wrong(name: str, value: str) -> Refused | None:
     if _LINE_END.search(value):
         return "invalid_header", f"the value of header {name[:_SHOWN]!r} holds a line end"
     return None
+
+
+def _metadata(batch: pa.RecordBatch, keys: Sequence[bytes]) -> list[bytes]:
+    """Return the metadata of a batch's messages, with the ids that they are sent with."""
+    captured = batch.column("metadata").cast(pa.binary()).to_pylist()
+    known_by = batch.column("idempotency_key").cast(pa.binary()).to_pylist()
+    member = b'"idempotency_key":'
+    return [
+        (text or b"{}").replace(
+            b'%b"%b"' % (member, old or b""), member + orjson.dumps(key.decode()), 1
+        )
+        for text, old, key in zip(captured, known_by, keys, strict=True)
+    ]
 
 
 def _values(batch: pa.RecordBatch) -> Iterable[_Values]:

@@ -20,8 +20,8 @@ BEGIN
 END $tide$;
 
 -- name: nearest
--- Returns the one of `known` that takes the fewest edits to make `given` of, or null where all are
--- far off.
+-- Returns the one of `known` that takes the fewest edits to make `given` of; where all are far off the
+-- shortest that begins with it, or else null.
 CREATE OR REPLACE FUNCTION tide._nearest(given text, known text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
@@ -47,7 +47,12 @@ BEGIN
             best_edits := above[length(word) + 1];
         END IF;
     END LOOP;
-    RETURN CASE WHEN best_edits <= greatest(2, length(given) / 3) THEN best END;
+    IF best_edits <= greatest(2, length(given) / 3) THEN
+        RETURN best;
+    END IF;
+    RETURN (SELECT k FROM unnest(known) AS k
+            WHERE length(given) >= 3 AND starts_with(lower(k), lower(given))
+            ORDER BY length(k), k LIMIT 1);
 END $tide$;
 
 -- name: unknown

@@ -1,5 +1,5 @@
 -- The config of a pipeline, checked when it is set: its keys, the types of their values, and what can
--- be told of these without the relay. A reference, ${env:NAME} or ${file:path}, may stand in any text,
+-- be known of these without the relay. What is null is as if it was not given. A reference, ${env:NAME} or ${file:path}, may stand in any text,
 -- and as a whole in the place of a number or a boolean; what it gives is the relay's to check. Only
 -- `start` of an outbox's pipeline takes none.
 
@@ -32,7 +32,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
         ('out', 'start', 'start', '"beginning" or "end"'),
         ('in', 'start', 'start_or_reference', '"beginning" or "end"'),
         ('out', 'route', 'route', 'a list of rules {"when": condition, "to": subject}'),
-        ('out', 'group_by', 'group_by', '"payload.<field>", "header.<name>" or "none"')
+        ('out', 'group_by', 'group_by', '"payload.<field>", "header.<name>" or "none"'),
+        ('out', 'key_scope', 'key_scope', '"outbox" or "stream"')
     ) AS k (direction, key, kind, expected)
     WHERE k.direction IS NULL OR k.direction = _config_keys.direction
 $tide$;
@@ -88,15 +89,65 @@ BEGIN
     END IF;
 END $tide$;
 
--- name: is_subject
--- Tells whether a text can be a subject template to publish to.
-CREATE OR REPLACE FUNCTION tide._is_subject(given text) RETURNS boolean
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
-    -- Variables become a letter; then it is a subject, of letters that are no braces.
-    SELECT regexp_replace(tide._without_references(given),
-        '\{(stream_table|op|outbox_id|(payload|header)\.[^{}]+)\}', 'x', 'g')
-        ~ '^[^[:space:][:cntrl:].*>{}$][^[:space:][:cntrl:].*>{}]*(\.[^[:space:][:cntrl:].*>{}]+)*$'
-$tide$;
+-- name: masked
+-- Returns a text in which what `pattern` finds is as many letters: the rest of it stays where it is.
+CREATE OR REPLACE FUNCTION tide._masked(given text, pattern text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE found text;
+BEGIN
+    LOOP
+        found := substring(given from pattern);
+        EXIT WHEN found IS NULL;
+        given := overlay(given placing repeat('x', length(found))
+                         from position(found in given) for length(found));
+    END LOOP;
+    RETURN given;
+END $tide$;
+
+-- name: subject_error
+-- Returns what is wrong with a subject template, and where, from 0; null if nothing is. In the words of
+-- `penstock.subject`.
+CREATE OR REPLACE FUNCTION tide._subject_error(given text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE
+    known constant text :=
+        '{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}';
+    plain text := tide._masked(given, '\$\{[A-Za-z_]+:[^{}]*\}');
+    wrong text;
+BEGIN
+    SELECT v.found[1] INTO wrong FROM regexp_matches(plain, '\{[^{}]*\}', 'g') AS v (found)
+    WHERE v.found[1] !~ ('^\{(stream_table|op|outbox_id'
+        || '|(payload|header)\.(?!\|dots\})[^{}]+)\}$') LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RETURN format('position %s: ', position(wrong in plain) - 1)
+            || CASE WHEN wrong ~ '^\{(stream_table|op|outbox_id)\|dots\}$'
+                    THEN replace(wrong, '|dots', '') || ' is one token: leave |dots out'
+                    ELSE format('unknown variable %s; known are %s', left(wrong, 60), known) END;
+    END IF;
+    plain := tide._masked(plain, '\{[^{}]*\}');
+    wrong := substring(plain from '[\u0001-\u0020\u007f*>{}]');
+    IF wrong IS NOT NULL THEN
+        RETURN format('position %s: ', position(wrong in plain) - 1) || CASE
+            WHEN wrong = ' ' THEN 'a blank is not allowed'
+            WHEN wrong = E'\t' THEN 'a tab is not allowed'
+            WHEN wrong IN (E'\n', E'\r') THEN 'a line end is not allowed'
+            WHEN wrong IN ('*', '>') THEN quote_literal(wrong)
+                || ' is not allowed (a wildcard, and a message goes to one subject)'
+            WHEN wrong = '{' THEN quote_literal('{') || ' without its ' || quote_literal('}')
+            WHEN wrong = '}' THEN quote_literal('}') || ' without its ' || quote_literal('{')
+            ELSE format('the control character U+%s is not allowed',
+                upper(lpad(to_hex(ascii(wrong)), 4, '0'))) END;
+    ELSIF plain LIKE '$%' THEN
+        RETURN 'position 0: subjects that start with ''$'' belong to the server';
+    ELSIF plain LIKE '.%' THEN
+        RETURN 'position 0: the token before ''.'' is empty';
+    ELSIF plain LIKE '%.' THEN
+        RETURN format('position %s: the token after ''.'' is empty', length(plain) - 1);
+    ELSIF plain LIKE '%..%' THEN
+        RETURN format('position %s: the token between two ''.'' is empty', position('..' in plain));
+    END IF;
+    RETURN NULL;
+END $tide$;
 
 -- name: check_value
 -- Raises TD006 unless `value` is one that `kind` takes.
@@ -108,10 +159,17 @@ DECLARE
     type text := jsonb_typeof(value);
     whole boolean := type = 'string' AND given ~ '^\$\{(env|file):[^{}]+\}$';
     bare text := CASE WHEN type = 'string' THEN tide._without_references(given) END;
-    good boolean;
+    good boolean; wrong text;
 BEGIN
     IF type = 'string' THEN
         PERFORM tide._check_references(key, given);
+    END IF;
+    IF type = 'string' AND kind = 'subject' AND given <> '' THEN
+        wrong := tide._subject_error(given);
+        IF wrong IS NOT NULL THEN
+            PERFORM tide._config_error(format('%s is %s, %s', key, tide._shown(key, value), wrong),
+                format('Expected %s.', expected));
+        END IF;
     END IF;
     good := CASE kind
         WHEN 'boolean' THEN type = 'boolean' OR whole
@@ -128,7 +186,7 @@ BEGIN
             WHEN 'path' THEN given !~ '[[:cntrl:]]|-BEGIN'
             WHEN 'group_by' THEN whole OR given = 'none' OR given ~ '^(payload|header)\..'
             WHEN 'stream' THEN bare !~ '[[:space:][:cntrl:].*>/\\]'
-            WHEN 'subject' THEN tide._is_subject(given)
+            WHEN 'key_scope' THEN whole OR given IN ('outbox', 'stream')
             -- What a reference gives may be the scheme, or several servers.
             WHEN 'url' THEN given ~ '\$\{'
                 OR bare ~ '^\s*((nats|tls)://)?[^\s/]+/?(\s*,\s*((nats|tls)://)?[^\s/]+/?)*\s*$'
@@ -143,7 +201,7 @@ END $tide$;
 -- name: check_rules
 -- Raises TD006 unless a route's rules are such as are read.
 CREATE OR REPLACE FUNCTION tide._check_rules(rules jsonb) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE rule jsonb; number integer := 0; place text; wrong text;
 BEGIN
     FOR rule IN SELECT r.value FROM jsonb_array_elements(rules) AS r LOOP
@@ -171,13 +229,15 @@ BEGIN
             rule -> 'to');
         IF rule ? 'when' THEN
             PERFORM tide._check_value(place || '.when', 'text', 'a condition', rule -> 'when');
+            PERFORM tide._check_condition(place || '.when', rule ->> 'when');
         END IF;
     END LOOP;
 END $tide$;
 
 -- name: check_config
--- Raises TD006 unless `config` can be a pipeline's of this direction.
-CREATE OR REPLACE FUNCTION tide._check_config(direction text, config jsonb) RETURNS void
+-- Returns `config` without what is null in it; raises TD006 unless it can be a pipeline's of this
+-- direction.
+CREATE OR REPLACE FUNCTION tide._check_config(direction text, config jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
     known text[] := ARRAY(SELECT k.key FROM tide._config_keys(direction) AS k);
@@ -189,7 +249,7 @@ BEGIN
             format('Give {"%s": "nats", "url": …, …}.', known[1]));
     END IF;
     FOR entry IN
-        SELECT c.key, c.value, k.kind, k.expected
+        SELECT c.key, jsonb_strip_nulls(nullif(c.value, 'null')) AS value, k.kind, k.expected
         FROM jsonb_each(config) AS c LEFT JOIN tide._config_keys(direction) AS k USING (key)
         ORDER BY k.kind IS NOT NULL, c.key
     LOOP
@@ -197,11 +257,14 @@ BEGIN
             near := tide._nearest(entry.key, known);
             PERFORM tide._config_error(
                 format('unknown key %s', quote_literal(left(entry.key, 60))),
-                coalesce(format('Did you mean %s? ', near), '')
+                coalesce('Did you mean ' || near || '? ', '')
                 || format('The keys are: %s.', array_to_string(known, ', ')));
         END IF;
-        PERFORM tide._check_value(entry.key, entry.kind, entry.expected, entry.value);
+        IF entry.value IS NOT NULL THEN
+            PERFORM tide._check_value(entry.key, entry.kind, entry.expected, entry.value);
+        END IF;
     END LOOP;
+    config := jsonb_strip_nulls(config);
     IF config ? 'route' THEN
         PERFORM tide._check_rules(config -> 'route');
     END IF;
@@ -235,4 +298,5 @@ BEGIN
         PERFORM tide._config_error('tls_enabled is false, but tls_ca_cert or tls_cert is set',
             'Remove one of them.');
     END IF;
+    RETURN config;
 END $tide$;

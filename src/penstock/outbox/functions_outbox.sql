@@ -28,9 +28,8 @@ BEGIN
         VALUES ($1, coalesce($3, '{}')) RETURNING id INTO made;
         RETURN made;
     END IF;
-    IF $2 = '' OR octet_length($2) > 1000 OR $2 ~ '^ | $|[\x01-\x1f\x7f]'
-       OR starts_with($2, '%2$s:') THEN
-        PERFORM tide._check_dedup_key('%2$s', $2);
+    IF $2 = '' OR octet_length($2) > 1000 OR $2 ~ '^ | $|[\x01-\x1f\x7f]' THEN
+        PERFORM tide._check_dedup_key($2);
     END IF;
     LOOP
         INSERT INTO tide.%1$I (dedup_key, payload, headers)
@@ -70,6 +69,11 @@ BEGIN
         ELSIF lower(header.key) LIKE 'nats-%' THEN
             RAISE EXCEPTION 'the header % is JetStream''s own', left(header.key, 60)
                 USING ERRCODE = 'TD009', HINT = 'Give it another name; Nats-Msg-Id is the dedup_key.';
+        ELSIF header.key = 'op'
+              AND header.value NOT IN ('"insert"', '"update"', '"delete"', 'null') THEN
+            RAISE EXCEPTION 'the header op is %, and no operation', left(header.value::text, 60)
+                USING ERRCODE = 'TD009',
+                HINT = 'Give "insert", "update" or "delete", or name the header otherwise.';
         -- In JSON's text a line end within a text is \n or \r; a backslash itself is \\.
         ELSIF replace(header.value::text, '\\', '') ~ '\\[nr]' THEN
             RAISE EXCEPTION 'the value of the header % holds a line end', left(header.key, 60)
@@ -79,9 +83,8 @@ BEGIN
 END $tide$;
 
 -- name: check_dedup_key
--- Raises TD010 unless `given`, a key that looks odd, can be a Nats-Msg-Id that no other message of the
--- outbox gets by itself.
-CREATE OR REPLACE FUNCTION tide._check_dedup_key(outbox text, given text) RETURNS void
+-- Raises TD010 unless `given`, a key that looks odd, can be part of a Nats-Msg-Id.
+CREATE OR REPLACE FUNCTION tide._check_dedup_key(given text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
     IF octet_length(given) > 1000 THEN
@@ -91,24 +94,31 @@ BEGIN
         RAISE EXCEPTION 'the dedup_key % cannot be sent', quote_literal(left(given, 100))
             USING ERRCODE = 'TD010', HINT = 'Give at least one character, none of them a control '
                 'character, and no blank at its ends; NULL for no key.';
-    ELSIF left(given, length(outbox) + 1) = outbox || ':'
-          AND substr(given, length(outbox) + 2) ~ '^[0-9]+$' THEN
-        RAISE EXCEPTION 'the dedup_key % may be another message''s id', quote_literal(given)
-            USING ERRCODE = 'TD010', HINT = format('Messages without a key are called '
-                '%1$s:<number>, and JetStream would drop one of two: say %1$s-… instead.', outbox);
     END IF;
 END $tide$;
 
 -- name: outbox_publish
 -- Adds a message to an outbox in the caller's transaction and returns its id; of a dedup_key that the
--- outbox still has the first message's, and adds nothing. Raises TD001, TD002, TD004, TD005, TD009,
--- TD010.
+-- outbox still has the first message's, and adds nothing. `op` is what the event did: it goes along as
+-- the header of that name. Raises TD001, TD002, TD004, TD005, TD009, TD010.
 CREATE OR REPLACE FUNCTION tide.outbox_publish(
-    name text, payload jsonb, dedup_key text DEFAULT NULL, headers jsonb DEFAULT '{}'
+    name text, payload jsonb, dedup_key text DEFAULT NULL, headers jsonb DEFAULT '{}',
+    op text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE made bigint;
 BEGIN
+    IF op IS NOT NULL THEN
+        headers := coalesce(headers, '{}');
+        IF jsonb_typeof(headers) = 'object' THEN
+            IF coalesce(headers -> 'op', 'null') NOT IN ('null', to_jsonb(op)) THEN
+                RAISE EXCEPTION 'op is %, and the header op is %', quote_literal(left(op, 60)),
+                    left(headers ->> 'op', 60)
+                    USING ERRCODE = 'TD009', HINT = 'They are the same: give one of them.';
+            END IF;
+            headers := headers || jsonb_build_object('op', op);
+        END IF;
+    END IF;
     -- Longer names would be cut, and may then be another's.
     IF octet_length(name) <= 56
        AND to_regclass('tide.' || quote_ident('outbox_' || name)) IS NOT NULL THEN

@@ -40,8 +40,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide
 BEGIN
     PERFORM tide._check_name('pipeline', pipeline, true);
     PERFORM tide._require('outbox', outbox, 'use');
-    PERFORM tide._check_config('out', config);
-    PERFORM tide._relay_set(pipeline, 'out', outbox, relay_group, config);
+    PERFORM tide._relay_set(
+        pipeline, 'out', outbox, relay_group, tide._check_config('out', config));
 END $tide$;
 
 -- name: relay_set_inbox
@@ -54,8 +54,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide
 BEGIN
     PERFORM tide._check_name('pipeline', pipeline, true);
     PERFORM tide._require('inbox', inbox, 'use');
-    PERFORM tide._check_config('in', config);
-    PERFORM tide._relay_set(pipeline, 'in', inbox, relay_group, config);
+    PERFORM tide._relay_set(
+        pipeline, 'in', inbox, relay_group, tide._check_config('in', config));
 END $tide$;
 
 -- name: require_pipeline

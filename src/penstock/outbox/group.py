@@ -31,7 +31,8 @@ from penstock.outbox.wanted import Trouble, Wanted
 from penstock.postgres.errors import CaptureError
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
-from penstock.spark.session import jvm_exit_code, reason_of
+from penstock.spark.reasons import query_failure
+from penstock.spark.session import jvm_exit_code
 from penstock.spark.warm import warm
 from penstock.state import State
 from penstock.streams.errors import StoreError
@@ -324,7 +325,7 @@ class Group:
             query.start()
         except Exception as error:
             log.info("the next query could not be started beside this one", group=self.name,
-                     error=reason_of(error))  # fmt: skip
+                     error=query_failure(error).cause)  # fmt: skip
             if query is not None:
                 query.close()
             return None

@@ -30,7 +30,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from penstock.nats_config import NatsSinkConfig, Server, tls_context
 from penstock.outbox.inbox_order import Unsettled
 from penstock.outbox.secrets import UnresolvedError, resolve
-from penstock.outbox.settings import PipelineError, read
+from penstock.outbox.settings import PipelineError, read, without_nulls
 from penstock.settings import dotted
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
@@ -75,6 +75,7 @@ def read_settings(
     `durable` is the consumer's name where the config has none; `environ` gives `${env:NAME}`.
     """
     own = ("source_type", "subject", "durable")
+    config = without_nulls(config)
     given = {key: value for key, value in config.items() if key not in own}
     try:
         shared = read({"sink_type": config.get("source_type"), **given}, environ)

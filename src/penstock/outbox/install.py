@@ -22,7 +22,7 @@ _TABLES: Final = queries.load(_PACKAGE, "outbox.sql")
 _SQL: Final = queries.load(_PACKAGE, "catalog.sql")
 _FUNCTIONS: Final = tuple(
     text
-    for file in ("common", "config", "outbox", "relay", "inbox", "status")
+    for file in ("common", "expressions", "config", "outbox", "relay", "inbox", "status")
     for text in queries.load(_PACKAGE, f"functions_{file}.sql").values()
 )
 _PREFIX: Final = "migration_"

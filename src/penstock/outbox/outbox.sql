@@ -64,8 +64,7 @@ CREATE TABLE tide.outboxes (
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
 );
 
--- Where the ids of an outbox go on if one of its name is made again: JetStream would drop a message
--- without a dedup key whose id it knows.
+-- Where the ids of an outbox go on if one of its name is made again, so that none names two messages.
 CREATE TABLE tide.dropped_outboxes (
     name text PRIMARY KEY,
     last_id bigint NOT NULL

@@ -17,7 +17,12 @@ LISTEN tide_relay
 -- The pipelines from outboxes. `placed`: whether a relay
 -- has run it. What is visible in `snapshot` it has delivered, or never had to; a snapshot from the
 -- future is of another cluster, out of which this database was restored, and tells nothing here.
+-- `outbox_tag` is another for each outbox that was ever made, in whatever database and cluster.
 SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, r.created_at,
+       pg_catalog.left(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
+           pg_catalog.concat_ws('/', c.system_identifier, pg_catalog.current_database(), o.name,
+               (pg_catalog.date_part('epoch', o.created_at) * 1000000)::pg_catalog.int8), 'UTF8')),
+           'hex'), 8) AS outbox_tag,
        p.lsn IS NOT NULL AS placed, p.store,
        CASE WHEN pg_catalog.pg_snapshot_xmax(s.snapshot)
                <= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
@@ -25,6 +30,8 @@ SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, r.created_at,
        COALESCE(p.delivered, 0) AS delivered
 FROM tide.relays r LEFT JOIN tide.places p
     ON (p.relay_group, p.pipeline, p.outbox) = (r.relay_group, r.pipeline, r.outbox)
+JOIN tide.outboxes o ON o.name = r.outbox
+CROSS JOIN pg_catalog.pg_control_system() AS c
 CROSS JOIN LATERAL (
     SELECT COALESCE(p.delivered_snapshot,
         CASE WHEN r.config ->> 'start' = 'end' THEN r.since END) AS snapshot) AS s

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from penstock.nats_config import NatsSinkConfig, check_login
-from penstock.outbox.forms import Format, OutboxForm
+from penstock.outbox.forms import Format, KeyScope, OutboxForm
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 from penstock.redact import MASK, redact_url
 from penstock.settings import NatsSinkSettings, dotted, nearest
@@ -64,6 +64,7 @@ _EXPECTED: Final = {
     "start": "'beginning' or 'end'",
     "route": 'a list of rules {"when": …, "to": …}',
     "group_by": "'payload.<field>', 'header.<name>' or 'none'",
+    "key_scope": "'outbox' or 'stream'",
 }
 
 
@@ -139,6 +140,8 @@ class RelayPipeline(BaseModel):
     """Rules that choose the subject; `subject` is for what none of them matches."""
     group_by: str | None = None
     """What messages keep their order by: None the whole outbox, `none` nothing."""
+    key_scope: KeyScope = "outbox"
+    """Within what a dedup key is one message: its outbox, or the stream, for all who publish there."""
 
     @field_validator("url", "stream")
     @classmethod
@@ -191,19 +194,20 @@ class RelayPipeline(BaseModel):
         check_login(self, "username", "tls_enabled")
         return self
 
-    def sink(self, *, source: str, outbox: str) -> OutboxSinkSettings:
+    def sink(self, *, source: str, outbox: str, tag: str = "") -> OutboxSinkSettings:
         """Return the settings of the sink that delivers the messages of `outbox`.
 
         Args:
             source: The name of the source that captures the outbox's table.
             outbox: The outbox's name, as `tide.outbox_create` was given it.
+            tag: What differs for each outbox of its name, as in other databases.
         """
         return OutboxSinkSettings(
             type="nats",
             source=source,
             tables=(qualified_name("tide", f"outbox_{outbox}"),),
             actions=("insert",),
-            outbox=OutboxForm(outbox, self.format, self.group_by),
+            outbox=OutboxForm(outbox, self.format, self.group_by, tag, self.key_scope),
             url=self.url,
             subject=self.subject,
             route=self.route,
@@ -226,6 +230,7 @@ def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
 
     `config` is the JSON object of `tide.relay_set_outbox`; `environ` gives `${env:NAME}`.
     """
+    config = without_nulls(config)
     try:
         resolved = resolve(config, environ)
     except UnresolvedError as error:
@@ -242,6 +247,17 @@ def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
         raise PipelineError("invalid_config", problems, remedy) from None
 
 
+def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in which what is null is as if it was not given, at every depth."""
+    return {key: _given(value) for key, value in config.items() if value is not None}
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_nulls(value)
+    return [_given(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def held(
     config: Mapping[str, Any], environ: Mapping[str, str], *, source: str, outbox: str
 ) -> OutboxSinkSettings | None:
@@ -249,7 +265,7 @@ def held(
 
     Messages are routed before they wait: None where the pipeline's `route` can't be used.
     """
-    kept = {key: config[key] for key in ("route",) if key in config}
+    kept = {key: value for key, value in without_nulls(config).items() if key == "route"}
     anywhere = {"sink_type": "nats", "url": "nats://localhost:4222"}
     try:
         pipeline = RelayPipeline.model_validate(anywhere | resolve(kept, environ))

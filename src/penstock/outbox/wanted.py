@@ -39,7 +39,8 @@ class Pipeline:
     """A row of `tide.relays` with its place; `snapshot` and `delivered` are what it had delivered.
 
     `placed`: a relay has run it, so that what is committed goes to its sink or into its backlog, which
-    is in `store`. By `created_at` it is told from a deleted one of its name.
+    is in `store`. By `created_at` it is told from a deleted one of its name. `outbox_tag`
+    differs for each outbox of a name, here and elsewhere.
     """
 
     pipeline: str
@@ -52,6 +53,7 @@ class Pipeline:
     delivered: int
     created_at: datetime
     store: str | None = None
+    outbox_tag: str = ""
 
     @property
     def table(self) -> str:
@@ -205,7 +207,9 @@ class Planner:
         trouble = refused = None
         sink: OutboxSinkSettings | None
         try:
-            sink = read(pipeline.config, environ).sink(source=name, outbox=pipeline.outbox)
+            sink = read(pipeline.config, environ).sink(
+                source=name, outbox=pipeline.outbox, tag=pipeline.outbox_tag
+            )
         except PipelineError as error:
             sink = held(pipeline.config, environ, source=name, outbox=pipeline.outbox)
             trouble = Trouble(error.code, error.message, error.remedy)

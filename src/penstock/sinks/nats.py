@@ -12,6 +12,9 @@ pauses then, for longer each time. Meanwhile, and where there are several groups
 batch, which a stream with `allow_atomic` takes whole or not at all. A batch that is refused, as where
 one of its messages is there already, goes one by one, and so does all of a stream without.
 
+A message that the stream has already is its own after a restart, and counts as delivered; another
+publisher's is not, see `penstock.sinks.nats_duplicates`.
+
 What can be mended (no stream, stream full, not permitted, connection lost) is tried again with
 backoff and holds back only its own group; what the server can never accept is a dead letter.
 
@@ -47,12 +50,14 @@ from penstock.sinks.nats_check import (
 )
 from penstock.sinks.nats_client import (
     CONNECT_TIMEOUT,
+    Answer,
     Connection,
     Event,
     Problem,
     Reply,
     connect_first,
 )
+from penstock.sinks.nats_duplicates import Duplicates
 from penstock.sinks.nats_frames import Encoder
 from penstock.sinks.nats_leader import Silence
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
@@ -134,6 +139,7 @@ class NatsSink:
         # Messages of other groups between those of one would break its links.
         form = config.form
         self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
+        self._duplicates = Duplicates(name, self._inbox, config.ack_timeout, self._on_retry)
         self._link_from = float("-inf")
         self._link_pause = LINK_PAUSE[0]
 
@@ -211,43 +217,41 @@ class NatsSink:
         """Send and read until the batch is done; returns the error if the connection is lost."""
         timeout = self._config.ack_timeout
         last_ack = now = time.monotonic()
-        seen = connection.parser.duplicates
-        try:
-            while task.left:
-                left = task.left
-                if task.buckets:
-                    task.release_due(now)
-                task.linking = self._may_link and now >= self._link_from
-                task.atomic = self._knows_batches and now >= self._atomic_from
-                while (
-                    connection.unsent < WAVE_BYTES
-                    and task.ready
-                    and (room := task.room(self._window)) > 0
-                ):
-                    connection.send(task.wave(room, connection.max_payload, now))
-                try:
-                    acks, events = connection.step(self._pause(task, now))
-                except SinkError as error:
-                    return error
-                now = time.monotonic()
-                task.acked(acks)
-                if events:
-                    self._handle(connection, task, events, now)
-                if task.left < left:
-                    last_ack = now
-                    self._patience.progress(now)
-                    # What a busy stream took away comes back slowly, as in any congestion control.
-                    self._window = min(WINDOW, self._window + 1)
-                if late := task.late(now, timeout, last_ack):
-                    overdue = ack_overdue(task.subject(late[0]), timeout)
-                    task.fail(late, overdue, now, self._on_retry)
-                    return overdue
-                if task.buckets and self._should_stop():
-                    raise _stopped(next(reversed(task.buckets.values())).error)
-                if task.left and now > self._patience.until:
-                    raise self._too_slow(task)
-        finally:
-            task.written.duplicates += connection.parser.duplicates - seen
+        while task.left:
+            left = task.left
+            if task.buckets:
+                task.release_due(now)
+            task.linking = self._may_link and now >= self._link_from
+            task.atomic = self._knows_batches and now >= self._atomic_from
+            while (
+                connection.unsent < WAVE_BYTES
+                and task.ready
+                and (room := task.room(self._window)) > 0
+            ):
+                connection.send(task.wave(room, connection.max_payload, now))
+            try:
+                acks, events = connection.step(self._pause(task, now))
+            except SinkError as error:
+                return error
+            now = time.monotonic()
+            task.acked(acks, connection.parser.copies)
+            if events:
+                self._handle(connection, task, events, now)
+            if task.doubts:
+                self._duplicates.ask(connection, task, now)
+            if task.left < left:
+                last_ack = now
+                self._patience.progress(now)
+                # What a busy stream took away comes back slowly, as in any congestion control.
+                self._window = min(WINDOW, self._window + 1)
+            if late := task.late(now, timeout, last_ack):
+                overdue = ack_overdue(task.subject(late[0]), timeout)
+                task.fail(late, overdue, now, self._on_retry)
+                return overdue
+            if task.buckets and self._should_stop():
+                raise _stopped(next(reversed(task.buckets.values())).error)
+            if task.left and now > self._patience.until:
+                raise self._too_slow(task)
         return None
 
     def _pause(self, task: Task, now: float) -> float:
@@ -276,8 +280,10 @@ class NatsSink:
             if isinstance(event, Problem) and (subject := event.denied_subject) is not None:
                 if subject == "$JS.API.STREAM.NAMES":
                     self._silence.forbidden()
-                else:
+                elif not self._duplicates.denied(task, subject):
                     denied[subject] = event.text
+            elif isinstance(event, Answer):
+                self._duplicates.judge(task, event)
             elif isinstance(event, Reply) and event.number == 0 and connection.info.get("cluster"):
                 self._silence.answered(event.status, event.body, now)
             elif isinstance(event, Reply) and event.number == 0:
@@ -349,8 +355,8 @@ class NatsSink:
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             return refused_by_stream(body, self._config, task.subject(row))
         if isinstance(body, dict) and body.get("stream") and body.get("seq"):
-            task.acked([str(reply.number).encode()])
-            task.written.duplicates += bool(body.get("duplicate"))
+            number = str(reply.number).encode()
+            task.acked([number], {number: reply.body} if body.get("duplicate") else {})
         return None
 
     def _silence_of(self, connection: Connection, subject: str) -> SinkError:
@@ -387,6 +393,7 @@ class NatsSink:
         self._was_connected = True
         self._jetstream, self._asked = None, False
         self._silence = Silence()
+        self._duplicates.connected()
         self._knows_batches = knows_batches(connection.info)
         return connection
 

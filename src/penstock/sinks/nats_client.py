@@ -27,12 +27,15 @@ READ_SIZE: Final = 256 * 1024
 WRITE_SIZE: Final = 256 * 1024
 MAX_LINE: Final = 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
+ANSWER: Final = b"q"
+"""Stands before the number of a question in its reply subject, which acks have the same numbers in."""
 
 _ACK: Final = (
     rb'\{"stream": ?"[^"\r\n]*", ?(?:"domain": ?"[^"\r\n]*", ?)?'
     rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?(?:true|false))?\}'
 )
-_DUPLICATE: Final = re.compile(rb'"duplicate": ?true\}\r\n')
+_COPY: Final = rb'"duplicate": ?true\}'
+_DUPLICATE: Final = re.compile(_COPY + rb"\r\n")
 _CERTIFICATE_REFUSED: Final = re.compile(r"_ALERT_\w*(?:CERTIFICATE|UNKNOWN_CA)")
 """With TLS 1.3 the server judges a client's certificate when the handshake is over for the client."""
 _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
@@ -40,6 +43,14 @@ _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)
 
 class Reply(NamedTuple):
     """A message to the inbox that is not a plain positive ack; `status` is 0 without a header."""
+
+    number: int
+    status: int
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """A stream's answer to the question for a message that it has."""
 
     number: int
     status: int
@@ -72,24 +83,26 @@ class Pong(NamedTuple):
     """The server has handled all that was sent before our PING."""
 
 
-Event = Reply | Problem | Info | Ping | Pong
+Event = Reply | Answer | Problem | Info | Ping | Pong
 
 
 class Parser:
     """Reads what a server sends, whatever way it is cut into pieces.
 
     Acks, by far the most frequent, are matched as a run by one regular expression that leaves no
-    room for anything but a positive JetStream ack; all else is parsed message by message.
+    room for anything but a positive JetStream ack; all else is parsed message by message. `copies` has
+    the acks, by their numbers, of messages that the stream had before; who takes them takes them out.
     """
 
     def __init__(self, inbox: bytes, where: str = "there"):
-        self.duplicates = 0
+        self.copies: dict[bytes, bytes] = {}
         self._tail = b""
         self._inbox = inbox
         self._where = where
         head = rb"MSG " + re.escape(inbox)
         self._run = re.compile(rb"(?:" + head + rb"[0-9]+ 1 [0-9]+\r\n" + _ACK + rb"\r\n)++")
         self._number = re.compile(head + rb"([0-9]+) ")
+        self._copy = re.compile(head + rb"([0-9]+) 1 [0-9]+\r\n(\{[^{}\r\n]*" + _COPY + rb")")
 
     def feed(self, data: bytes) -> tuple[list[bytes], list[Event]]:
         """Take bytes; return the numbers of positive acks and the other events, in order each."""
@@ -100,7 +113,8 @@ class Parser:
         while at < size:
             if run := self._run.match(data, at):
                 acks += self._number.findall(data, at, run.end())
-                self.duplicates += len(_DUPLICATE.findall(data, at, run.end()))
+                if _DUPLICATE.search(data, at, run.end()):
+                    self.copies.update(self._copy.findall(data, at, run.end()))
                 at = run.end()
                 continue
             end = self._next(data, at, events)
@@ -149,6 +163,8 @@ class Parser:
         number = fields[0].removeprefix(self._inbox)
         if number.isdigit():
             events.append(Reply(int(number), status, data[body:end]))
+        elif number[:1] == ANSWER and number[1:].isdigit():
+            events.append(Answer(int(number[1:]), status, data[body:end]))
         return end + 2
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from penstock.json_members import Members, text_of
 from penstock.message import SUBJECT_FIELD
 from penstock.nats_config import NatsSinkConfig
-from penstock.outbox.forms import Maker
+from penstock.outbox.forms import Maker, owner_header
 from penstock.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
 
 BLOCK_ROWS: Final = 4096
@@ -64,7 +64,6 @@ _VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
 _BLANK_LINE: Final = _constant(b"\r\n\r\n")
 _LINE_END: Final = _constant(b"\r\n")
-_INSERT: Final = _constant(b"insert")
 MAX_HEADER: Final = 65_535
 """The bytes of a message's headers, its id among them, that JetStream takes."""
 _ONE: Final = pa.scalar(1, pa.int64())
@@ -89,6 +88,9 @@ class Encoder:
         self._template = config.template
         self._has_changes = config.kind == "changes"
         self._form = None if config.form is None else Maker(config.form)
+        # An envelope names who published it; of other forms a header does.
+        owner = b"" if config.form is None else owner_header(config.form, name)
+        self._owner = _constant(owner)
         self._source = source
         consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
         after_metadata = b"," + consumer[1:] + b"}\r\n"
@@ -98,7 +100,7 @@ class Encoder:
         self._after_metadata = _constant(after_metadata)
         self._reply = _constant(b" " + inbox)
         # The header begins with the line end of HPUB's own line and ends with an empty line.
-        self._header_size = pa.scalar(len(header) - 2 + 4, pa.int32())
+        self._header_size = pa.scalar(len(header) - 2 + len(owner) + 4, pa.int32())
         before = b'{"record":,"metadata":'
         if self._has_changes:
             before = b'{"record":,"changes":,"action":"","metadata":'
@@ -140,6 +142,7 @@ class Encoder:
             _digits(payload),
             self._header,
             key,
+            self._owner,
             *(() if extra is None else (extra,)),
             *made.pieces,
             _NOTHING,
@@ -166,8 +169,9 @@ class Encoder:
         made = None if self._form is None else self._form(batch)
         if made is None or made.body is None:
             body = self._body(batch)
-            if made is not None:
-                body[4] = _INSERT  # an outbox's rows are only ever inserted, backfilled ones too
+            if made is not None and made.action is not None and made.metadata is not None:
+                body[4] = made.action
+                body[6] = _open_object(made.metadata)
         if made is None:
             key, extra, refused = _text(batch, "idempotency_key"), None, {}
         else:

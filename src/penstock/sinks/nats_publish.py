@@ -18,6 +18,7 @@ from penstock.sinks.nats_check import (
     why_unanswered,
 )
 from penstock.sinks.nats_client import Event, Problem, Reply, connect_first
+from penstock.sinks.nats_duplicates import CODE, stored, verdict
 from penstock.subject import MAX_SUBJECT_BYTES
 
 
@@ -29,6 +30,7 @@ class Publisher:
 
     def __init__(self, config: NatsSinkConfig, *, name: str, source: str) -> None:
         self._config = config
+        self._name = name
         self._source = source
         self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
         self._connection = connect_first(config, self._inbox, f"penstock {name}")
@@ -37,7 +39,8 @@ class Publisher:
     def publish(self, subject: str, key: str, body: bytes, *, headers: str = "") -> None:
         """Publish with `key` as `Nats-Msg-Id`, and return when the stream has it, or had it before.
 
-        `headers` are more of them, each with the line end behind it.
+        Raises `SinkError` too where the stream has another publisher's message of that key. `headers`
+        are more of them, each with the line end behind it.
         """
         self._number += 1
         expected = self._config.stream
@@ -52,9 +55,11 @@ class Publisher:
         deadline = time.monotonic() + self._config.ack_timeout
         while (left := deadline - time.monotonic()) > 0:
             acks, events = self._connection.step(left)
-            if str(self._number).encode() in acks or any(
-                self._is_ack(subject, event) for event in events
-            ):
+            number = str(self._number).encode()
+            if number in acks:
+                self._check_owner(key, self._connection.parser.copies.pop(number, None))
+                return
+            if any(self._is_ack(subject, key, event) for event in events):
                 return
         raise ack_overdue(subject, self._config.ack_timeout)
 
@@ -83,7 +88,7 @@ class Publisher:
             return
         raise SinkError(code, reason, transient=False)
 
-    def _is_ack(self, subject: str, event: Event) -> bool:
+    def _is_ack(self, subject: str, key: str, event: Event) -> bool:
         """Tell whether the stream has the message; raises for a refusal."""
         if isinstance(event, Problem) and event.denied_subject is not None:
             raise publish_denied(subject, self._connection.server)
@@ -99,4 +104,28 @@ class Publisher:
             return False  # somebody else who listens on the subject; the stream's ack may follow
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise refused_by_stream(body, self._config, subject)
-        return isinstance(body, dict) and bool(body.get("stream") and body.get("seq"))
+        if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):
+            return False
+        self._check_owner(key, event.body if body.get("duplicate") else None)
+        return True
+
+    def _check_owner(self, key: str, copy: bytes | None) -> None:
+        """Raise `SinkError` where the message that the stream has is another publisher's."""
+        form = self._config.form
+        if copy is None or (form is not None and form.shares(key)):
+            return
+        where = stored(copy)
+        try:
+            answer = self._connection.request(
+                where.call, where.question, self._inbox, self._config.ack_timeout
+            )
+            why = verdict(self._name, where, orjson.loads(answer.body))
+        except (SinkError, LookupError, ValueError):
+            return  # it can't be asked
+        if why is not None:
+            raise SinkError(
+                CODE, f"{why[0].upper()}{why[1:]}.",
+                remedy=f"Give each its own stream, or try again when {where.stream} has forgotten the"
+                " key: after its duplicate_window.",
+                transient=False,
+            )  # fmt: skip

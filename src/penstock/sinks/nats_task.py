@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from penstock.json_members import members
 from penstock.outbox.forms import OutboxForm, groups_of
 from penstock.sinks.base import DeadLetter, OnRetry, SinkError, Written, as_captured
+from penstock.sinks.nats_duplicates import Doubts, Stored, stored
 from penstock.sinks.nats_frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -32,7 +33,7 @@ BACKOFF_MAX: Final = 10.0
 _SLOWER: Final = {"permission_denied": 4, "jetstream_not_enabled": 3}
 """Errors that only an operator mends start their backoff this many doublings later."""
 
-_WAITING, _SENT, _BACKOFF, _DONE = range(4)
+_WAITING, _SENT, _BACKOFF, _DONE, _DOUBTED = range(5)
 
 
 def backoff(attempt: int) -> float:
@@ -139,7 +140,7 @@ class Task:
         self._batch = batch
         self._encoder = encoder
         self._form = form
-        self._base = base
+        self.base = base
         self._rows = batch.num_rows
         self._state = bytearray(batch.num_rows)
         self._blocks: list[Block] = []
@@ -159,6 +160,7 @@ class Task:
         self._batch_of: dict[int, list[int]] = {}  # row in flight -> its atomic batch
         self._batches = 0
         self._singles: set[int] = set()  # rows whose batch was refused
+        self.doubts = Doubts()
         if keys := _keys(batch, group_by, form):
             self._waits, self._followers = waits_of(keys)
             self._ready.extend(row for row, count in enumerate(self._waits) if not count)
@@ -271,7 +273,7 @@ class Task:
         if row != chain[-1] or count != len(chain):
             return False
         self._forget(chain)
-        self.acked([str(row + self._base).encode() for row in chain])
+        self.acked([str(row + self.base).encode() for row in chain])
         return True
 
     def dissolve(self, row: int) -> None:
@@ -302,13 +304,17 @@ class Task:
         self._waves.append((now, rows))
         return block.data[start : block.offsets[end]]
 
-    def acked(self, numbers: Iterable[bytes]) -> None:
-        """Take the numbers of positive acks; rows that waited for these may go."""
-        state, base, rows = self._state, self._base, self._rows
+    def acked(self, numbers: Iterable[bytes], copies: dict[bytes, bytes] | None = None) -> None:
+        """Take the numbers of positive acks; rows that waited for these may go.
+
+        `copies` has the acks, by their numbers, of what the stream had before; they are taken out.
+        """
+        state, base, rows = self._state, self.base, self._rows
         settle = bool(self._followers or self._held)
         done = landed = 0
         for number in numbers:
             row = int(number) - base
+            copy = copies.pop(number, None) if copies else None
             if not 0 <= row < rows or (before := state[row]) == _DONE:
                 continue  # of an earlier batch, or sent twice
             if row in self._batch_of:
@@ -317,6 +323,9 @@ class Task:
             if settle and self.is_early(row):
                 if before == _SENT:
                     self.take_back(row)
+                continue
+            if copy is not None and before == _SENT:
+                self._doubt(row, stored(copy))
                 continue
             state[row] = _DONE
             done += 1
@@ -327,9 +336,32 @@ class Task:
         self.flying -= landed
         self.written.delivered += done
 
+    def _doubt(self, row: int, where: Stored) -> None:
+        """Take a row that the stream had before; rows that waited for it may go."""
+        self._state[row] = _DOUBTED
+        self.flying -= 1
+        self.doubts.add(row, where)
+        self._settle(row)
+        if self._form is not None and self._form.shares(self._key(row)):
+            self.believe(row)
+
+    def _key(self, row: int) -> str:
+        """Return the id that a row is sent with."""
+        _, _, rest = bytes(self._block(row).frame(row)).partition(b"\r\nNats-Msg-Id: ")
+        return rest.partition(b"\r\n")[0].decode(errors="replace")
+
+    def believe(self, row: int) -> None:
+        """Count a row as delivered that the stream had before: the message there is its own."""
+        self.doubts.drop(row)
+        if self._state[row] == _DOUBTED:
+            self._state[row] = _DONE
+            self.left -= 1
+            self.written.delivered += 1
+            self.written.duplicates += 1
+
     def flies(self, number: int) -> int | None:
         """Return the row of a reply's number if an answer to it is still awaited."""
-        row = number - self._base
+        row = number - self.base
         return row if 0 <= row < self._rows and self._state[row] == _SENT else None
 
     def subject(self, row: int) -> str:
@@ -353,6 +385,7 @@ class Task:
             letter = DeadLetter(key, subject, code, reason, body.decode(errors="replace"))
         self.written.dead.append(letter)
         self.written.bytes -= len(body)
+        self.doubts.drop(row)
         self.flying -= self._state[row] == _SENT
         self._state[row] = _DONE
         self.left -= 1
@@ -428,6 +461,7 @@ class Task:
     def disconnected(self) -> None:
         """Send again what was in flight."""
         self._waves.clear()
+        self.doubts.disconnected()
         while self._batch_of:
             self._take_back(next(iter(self._batch_of.values())))
         self.flying = 0
@@ -477,7 +511,7 @@ class Task:
         # Frames of rows that are done are not wanted again; memory stays at the blocks in flight.
         while len(self._blocks) > 1 and self._is_done(self._blocks[0]):
             del self._blocks[0], self._firsts[0]
-        block = self._encoder.block(self._batch, first, self._base)
+        block = self._encoder.block(self._batch, first, self.base)
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.mean_size = len(block.data) / block.rows

@@ -10,28 +10,31 @@ import contextlib
 import select
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import pq, sql
 from pyarrow import csv
 
 from penstock.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
 from penstock.postgres.backfill import ranges, sizing
 from penstock.postgres.backfill.inspect import table_of
-from penstock.postgres.backfill.kernels import as_text, join, kernel
+from penstock.postgres.backfill.kernels import Values, as_text, join, kernel
 from penstock.postgres.backfill.session import SQL, Connection, asking, open_session
 from penstock.postgres.backfill.spec import RANGE_BITS, BackfillError, Reads
-from penstock.postgres.table import Transaction
+from penstock.postgres.table import Table, Transaction
 from penstock.postgres.values import Types
 
 _ROWS: Final = 4_000
 _BYTES: Final = 4 << 20
 _IDLE: Final = "60s"
 _HELD_SECONDS: Final = 60.0
+# As in all other messages, a transaction's id is the 32 bits that the WAL has of it.
+_XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())
 # A snapshot whose session is gone: which of them depends on the server's version.
 _LOST: Final = frozenset({"22023", "42704", "55000", "58P01"})
 
@@ -197,6 +200,8 @@ class _Writer:
         self._labels = [orjson.dumps(name) + b":" for name in table.columns]
         transaction = Transaction(reads.lsn, reads.microseconds, reads.xid, source.tag.encode())
         self._shared, self._key_prefix = table.constants(transaction)
+        self._where = self._shared.removesuffix(transaction.text)
+        self._published = _published(table)
         touched = array("q")
         touched.frombytes(reads.touched)
         self._touched = frozenset(touched)
@@ -233,10 +238,7 @@ class _Writer:
             "table_name": pa.repeat(self._table.name, count),
             "metadata": as_text(
                 join(
-                    self._shared,
-                    idx,
-                    b'","commit_idx":',
-                    idx,
+                    *self._begin_metadata(columns, values, idx),
                     *keys,
                     between[:-1] + b'],"unavailable":[%b]}' % self._table.unavailable,
                 )
@@ -259,6 +261,24 @@ class _Writer:
             batch = batch.filter(pa.array([h not in touched for h in hashes.own], pa.bool_()))
         return batch
 
+    def _begin_metadata(
+        self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
+    ) -> Iterable[bytes | pa.BinaryArray]:
+        """Return what metadata have before the key's values, in parts.
+
+        A message in an outbox's table was published once, which its row knows the time and the
+        transaction of, and not where in the WAL: it has no position.
+        """
+        if self._published is None:
+            return self._shared, idx, b'","commit_idx":', idx
+        created, xid = values[self._published[0]], columns[self._published[1]]
+        narrow = pc.bit_wise_and(as_text(xid).cast(pa.int64()), _XID_MASK)
+        return (
+            self._where + b'"commit_timestamp":' + created.left, created.array,
+            created.right + b',"transaction_id":', narrow.cast(pa.string()).cast(pa.binary()),
+            b',"idempotency_key":"' + self._key_prefix, idx, b'"',
+        )  # fmt: skip
+
     def _parsed(self, rows: Sequence[memoryview]) -> list[pa.BinaryArray]:
         # A header first: Arrow would take a byte order mark at the start of the data for its own.
         data = b"".join((self._header, *rows))
@@ -268,6 +288,16 @@ class _Writer:
             convert_options=self._convert,
         )  # fmt: skip
         return [column.combine_chunks() for column in table.columns]
+
+
+def _published(table: Table) -> tuple[int, int] | None:
+    """Return the places of an outbox's `created_at` and `xid`; None for any other table."""
+    names = table.columns
+    if table.schema != "tide" or not table.name.startswith("outbox_"):
+        return None
+    if "created_at" not in names or "xid" not in names:
+        return None
+    return names.index("created_at"), names.index("xid")
 
 
 class _Lists(Sequence[Sequence[bytes | None]]):
