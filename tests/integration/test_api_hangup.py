@@ -49,6 +49,15 @@ def test_one_that_waits_gives_its_place_up(shop: Shop, method: str) -> None:
     assert answer.json()["data"][0]["deliver_count"] == 1
 
 
+def test_one_that_waits_is_missed_though_it_has_sent_the_next_request(shop: Shop) -> None:
+    path = shop.consumer(max_waiting=1)
+    leaves = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")
+    leaves.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+    shop.api.until_waiting(1)
+    leaves.close()
+    shop.api.until_waiting(0)
+
+
 def test_the_next_one_in_line_gets_what_one_that_left_would_have_got(shop: Shop) -> None:
     path = shop.consumer()
     leaves = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")

@@ -17,7 +17,7 @@ import psycopg
 import structlog
 from psycopg import sql
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.problems import Problem
 from penstock.queries import load
@@ -25,7 +25,6 @@ from penstock.streams.connect import CONNECT
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.names import CHANNEL
 
-MAX_BODY: Final = 1 << 20
 _SECONDS: Final = 5.0  # between two looks at the tokens
 _RETRY_SECONDS: Final = 1.0
 _STALE: Final = 15.0  # older ones say nothing
@@ -127,7 +126,7 @@ class Tokens:
 
 
 class Gate:
-    """ASGI middleware: below `/v1/` nobody comes without a token or with too large a body."""
+    """ASGI middleware: every request below `/v1` needs a token."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app
@@ -138,41 +137,17 @@ class Gate:
         if scope["type"] != "http" or not scope["path"].startswith("/v1"):
             await self._app(scope, receive, send)
             return
-        authorization = length = None
+        authorization = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value
-            elif name == b"content-length":
-                length = int(value)
         try:
             scope["grant"] = self._tokens.grant(authorization)
-            if length is None and scope["method"] != "GET":
-                receive = _bounded(receive)
-            elif length is not None and length > MAX_BODY:
-                raise _too_large()
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
         with contextlib.suppress(ClientDisconnect):
             await self._app(scope, receive, send)
-
-
-def _bounded(receive: Receive) -> Receive:
-    size = 0
-
-    async def counted() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > MAX_BODY:
-            raise _too_large()
-        return message
-
-    return counted
-
-
-def _too_large() -> Problem:
-    return Problem(413, f"The body is larger than {MAX_BODY} bytes: send fewer at a time.")
 
 
 def _unauthorized(detail: str) -> Problem:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.api.app import Api
+from penstock.api.protocol import Protocol
 
-_KEEP_ALIVE: Final = (
-    75  # seconds; a worker that is busy with its messages finds its connection there
-)
 _GRACE: Final = 5  # seconds for requests that are under way when the server ends
 
 
 class ListenError(Exception):
     """The address can't be listened on."""
-
-
-class Protocol(HttpToolsProtocol):
-    """HTTP whose requests can tell, by `state["gone"]`, that what is written now is lost."""
-
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        super().on_message_begin()
-        self.scope["state"]["gone"] = self.transport.is_closing
 
 
 class Uvicorn(uvicorn.Server):
@@ -42,12 +31,20 @@ class Uvicorn(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             lifespan="on" if isinstance(app, Api) else "off",
-            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=_GRACE,
             ws="none",
         )
         super().__init__(config)
         self._app = app
+
+    async def on_tick(self, counter: int) -> bool:
+        """End the connections whose time is over, once a second: ten ticks are one."""
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Protocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Have the receives that wait answered, then end as ever."""

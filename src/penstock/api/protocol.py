@@ -1,0 +1,340 @@
+"""HTTP/1.1 within limits: what a connection may send, and how long it may take.
+
+uvicorn's protocol bounds neither a request's head nor its body nor their time, and parses all
+pipelined requests at once. Here the parser is fed one request at a time: a head ends at its empty
+line, a body where its length or its last chunk says, and what follows waits for the answer.
+`Protocol.check`, which the server calls each second, ends the connections whose time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+import time
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from penstock.api.problems import Problem
+
+MAX_HEAD: Final = 1 << 16  # bytes of request line and headers
+MAX_HEADERS: Final = 100
+MAX_BODY: Final = 1 << 20  # bytes
+MAX_CONNECTIONS: Final = 4096
+
+_END: Final = b"\r\n\r\n"
+_VERSIONS: Final = ("1.1", "1.0")
+
+# What a connection is doing.
+_HEAD: Final = 0  # it waits for a request, or for the rest of its head
+_BODY: Final = 1  # it reads a body
+_ANSWER: Final = 2  # it has read a request, which is being answered
+_REFUSED: Final = 3  # it has refused one, and drops what else comes until it is closed
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection; a request finds in `state["gone"]` whether what is written now is lost."""
+
+    head_s: ClassVar[float] = 10.0  # for a whole head, and for a new connection's first byte
+    body_s: ClassVar[float] = 60.0  # for a whole body
+    idle_s: ClassVar[float] = 75.0  # between requests, while a worker handles its messages
+    unread_s: ClassVar[float] = 60.0  # for a client that reads nothing of its answer
+    linger_s: ClassVar[float] = 2.0  # for a refused client to read why
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._stage = _HEAD
+        self._due = math.inf  # when the stage must have ended
+        self._ready: tuple[RequestResponseCycle, ASGI3Application] | None = None
+        self._head = 0  # bytes of this head so far
+        self._tail = b""  # the last bytes fed, which the end of a head or a chunk may begin in
+        self._left = 0  # bytes of this body to come, where its length is known
+        self._chunked = False
+        self._size = self._framed = 0  # bytes of this chunked body so far, and with its framing
+        self._rest, self._at = b"", 0  # what came after the request that is being answered
+        self._unsent, self._unsent_since = 0, 0.0
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, in another's place if there are too many."""
+        super().connection_made(transport)
+        self._due = time.monotonic() + self.head_s
+        if len(self.connections) > _max_connections():
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        super().connection_lost(exc)
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; while a request is being answered it waits."""
+        if self._stage == _REFUSED:
+            return
+        if self._stage == _ANSWER or self._rest:
+            self._hold(self._rest[self._at :] + data, 0)
+        else:
+            self._parse(data, 0)
+
+    def shutdown(self) -> None:
+        """Close the connection as soon as its request is answered."""
+        if self._stage == _REFUSED:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def check(self, now: float) -> None:
+        """End the connection if its time is over, or if its client reads nothing."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        if unsent and now - self._unsent_since > self.unread_s:
+            self.transport.abort()
+        elif now < self._due:
+            return
+        elif self._stage == _REFUSED:
+            self.transport.abort()
+        elif self._stage == _BODY and self.cycle.response_complete:
+            self.transport.close()
+        elif self._stage == _BODY:
+            self._refuse(Problem(408, f"The body did not come within {self.body_s:.0f} s."))
+        elif self._head:
+            self._refuse(Problem(408, f"The head did not come within {self.head_s:.0f} s."))
+        else:
+            self.transport.close()
+
+    # Feeding the parser.
+
+    def _parse(self, data: bytes, at: int) -> None:
+        try:
+            while at < len(data):
+                if self._stage == _ANSWER:
+                    self._hold(data, at)
+                    return
+                end = self._end_of_piece(data, at)
+                whole = at == 0 and end == len(data)
+                self._feed(data if whole else memoryview(data)[at:end])
+                at = end
+        except Problem as problem:
+            self._refuse(problem)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, Problem) else _invalid("its URL"))
+        except httptools.HttpParserError as error:
+            self._refuse(_invalid(str(error)))
+
+    def _feed(self, piece: bytes | memoryview) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            # The parser takes a body for the other protocol's: it can't be told from a request.
+            if self._left or self._chunked:
+                raise Problem(400, "A request with a body can't ask for an upgrade.") from None
+            self.cycle.keep_alive = False
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            super()._start_asgi_task(*ready)
+
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """Return how far `data` may be parsed: no further than the end of a head, or of a body."""
+        if self._stage == _HEAD:
+            if not self._head:
+                self._due = time.monotonic() + self.head_s
+            end = self._find_end(data, at)
+            self._head += end - at
+            if self._head > MAX_HEAD:
+                raise Problem(
+                    431, f"The request line and the headers are more than {MAX_HEAD} bytes."
+                )
+        elif self._left:
+            end = min(at + self._left, len(data))
+            self._left -= end - at
+        else:
+            end = self._find_end(data, at)
+            self._framed += end - at
+            if self._framed > 2 * MAX_BODY:
+                raise _too_large()
+        return end
+
+    def _find_end(self, data: bytes, at: int) -> int:
+        """Return where the first empty line after `at` ends, or the length of `data`."""
+        if self._tail:
+            found = (self._tail + data[at : at + 3]).find(_END)
+            if found >= 0:
+                end = at + found + 4 - len(self._tail)
+                self._tail = b""
+                return end
+        found = data.find(_END, at)
+        if found >= 0:
+            self._tail = b""
+            return found + 4
+        self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
+        return len(data)
+
+    def _hold(self, data: bytes, at: int) -> None:
+        """Keep what came after a request; a client that hangs up is noticed while that is little."""
+        self._rest, self._at = data, at
+        if len(data) - at > MAX_HEAD:
+            self.flow.pause_reading()
+
+    def _resume(self) -> None:
+        """Parse what has waited."""
+        if self._stage == _REFUSED or self.transport.is_closing():
+            return
+        rest, at = self._rest, self._at
+        self._rest, self._at = b"", 0
+        self._parse(rest, at)
+        if len(self._rest) - self._at <= MAX_HEAD and not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        if self._stage != _HEAD:
+            raise Problem(400, "A request follows another one that has not ended.")
+        super().on_message_begin()
+        self.scope["state"]["gone"] = self._is_gone
+        self._left, self._chunked = 0, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, not those after a chunked body."""
+        if self._stage != _HEAD:
+            return
+        name = name.lower()
+        if name == b"content-length":
+            self._left = int(value)
+        elif name == b"transfer-encoding":
+            self._chunked = True
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+        if len(self.headers) > MAX_HEADERS:
+            raise Problem(431, f"There are more than {MAX_HEADERS} headers.")
+
+    def on_headers_complete(self) -> None:
+        """Have the request answered, as soon as the parser has taken its head."""
+        if self._left > MAX_BODY:
+            raise _too_large()
+        super().on_headers_complete()
+        if self.scope["http_version"] not in _VERSIONS:
+            raise Problem(505, "The version of HTTP is not 1.1 or 1.0.")
+        self._stage, self._due = _BODY, time.monotonic() + self.body_s
+        self._size = self._framed = 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._ready = cycle, app
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        if self._chunked:
+            self._size += len(body)
+            if self._size > MAX_BODY:
+                raise _too_large()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._begin()
+        else:
+            self._stage, self._due = _ANSWER, math.inf
+
+    # Answers.
+
+    def on_response_complete(self) -> None:
+        """Go on with what the client has sent since; a body that nobody read is dropped."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self._stage == _ANSWER:
+            self._begin()
+        if not self._rest:
+            self.flow.resume_reading()
+
+    def _begin(self) -> None:
+        """Wait for a request."""
+        self._stage, self._head, self._tail = _HEAD, 0, b""
+        if self._rest:
+            self._due = time.monotonic() + self.head_s
+            self.loop.call_soon(self._resume)
+        else:
+            self._due = time.monotonic() + self.idle_s
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer with `problem` and close; a request that is under way is over."""
+        cycle = self.cycle
+        started = cycle is not None and cycle.response_started and not cycle.response_complete
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._stage, self._due = _REFUSED, time.monotonic() + self.linger_s
+        self._rest, self._ready = b"", None
+        if self.transport.is_closing():
+            return
+        if started:
+            self.transport.close()
+            return
+        response = problem.response()
+        headers = [*self.server_state.default_headers, *response.raw_headers]
+        head = b"".join([b"%b: %b\r\n" % header for header in headers])
+        self.transport.write(
+            b"%b%bconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[problem.status], head, bytes(response.body))
+        )
+        # Closed now, with bytes to read, the client's kernel would drop the answer.
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _is_gone(self) -> bool:
+        return self._stage == _REFUSED or self.transport.is_closing()
+
+    def _make_room(self) -> None:
+        """End the connections that have waited longest for a request, or this one."""
+        idle = [
+            other
+            for other in self.connections
+            if isinstance(other, Protocol) and other is not self and other.is_idle
+        ]
+        if not idle:
+            self._refuse(
+                Problem(503, "There are too many connections.", headers={"Retry-After": "1"})
+            )
+        # Several at once, as looking for them takes long where there are many.
+        idle.sort(key=lambda other: other.rank)
+        for other in idle[: 1 + len(idle) // 32]:
+            self.connections.discard(other)
+            other.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self._stage in (_HEAD, _REFUSED) and not self._rest
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """What sorts idle connections: first those that were refused, then those never used."""
+        return self._stage == _HEAD, self.cycle is not None, self._due
+
+
+def _invalid(reason: str) -> Problem:
+    return Problem(400, f"The request is not valid HTTP/1.1: {reason}.")
+
+
+def _too_large() -> Problem:
+    return Problem(413, f"The body is larger than {MAX_BODY} bytes: send fewer at a time.")
+
+
+def _max_connections() -> int:
+    """Return how many there may be: half of the files, the rest is for the store and for logs."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CONNECTIONS if files < 0 else min(max(files // 2, 1), MAX_CONNECTIONS)
