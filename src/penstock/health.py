@@ -21,6 +21,8 @@ GRACE_SECONDS: Final = 3.0
 """How long a failure may last before what it concerns counts as failed: most are over by then."""
 STALL_SECONDS: Final = 10.0
 """How long messages may wait without any progress."""
+START_SECONDS: Final = 60.0
+"""The same of a source that has not run a batch yet: Spark takes a while to start."""
 SILENCE_SECONDS: Final = 15.0
 """How long a source's capture may report nothing; it reports each second."""
 
@@ -381,7 +383,7 @@ def _stalled(source: SourceFacts, now: float) -> Failure | None:
     if not source.waiting:
         return None
     since = max(source.waiting_since or 0.0, source.progress_at or 0.0)
-    if now - since < STALL_SECONDS:
+    if now - since < (STALL_SECONDS if source.started else START_SECONDS):
         return None
     waited = now - (source.waiting_since or since)
     return Failure(

@@ -12,6 +12,7 @@ from penstock.health import (
     GRACE_SECONDS,
     SILENCE_SECONDS,
     STALL_SECONDS,
+    START_SECONDS,
     Failure,
     Health,
     Level,
@@ -66,7 +67,8 @@ def test_it_is_never_ready_while_messages_wait_and_nothing_progresses(
     health = Health(tuple(sources_parts([source], store, NOW)))
     last = max(source.waiting_since or 0, source.progress_at or 0)
     if source.waiting and NOW - last >= STALL_SECONDS:
-        assert health.part("source shop").level is Level.FAILED
+        started = source.started or NOW - last >= START_SECONDS
+        assert health.part("source shop").level >= (Level.FAILED if started else Level.STARTING)
         assert not health.level.serves
 
 
@@ -113,6 +115,12 @@ def test_what_streams_is_ready_and_what_has_never_run_a_batch_is_starting() -> N
     assert source_part(replace(SHOP, started=False), NOW).level is Level.STARTING
     assert not Level.STARTING.serves
     assert Level.DEGRADED.serves
+
+
+def test_messages_that_wait_for_spark_to_start_are_no_stall_at_first() -> None:
+    cold = replace(SHOP, started=False, waiting=5, waiting_since=NOW - 30, progress_at=None)
+    assert source_part(cold, NOW) == Part("source shop", Level.STARTING)
+    assert source_part(cold, NOW + 31).level is Level.FAILED
 
 
 def test_a_moment_of_failure_degrades_and_more_of_it_fails() -> None:
