@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -77,12 +79,18 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
         )
         assert of_pipeline == (True, True, "running", None)
         assert status(app, "notify")["dead_letters"] == 0
+        app.execute("select tide.outbox_publish('notifications', to_jsonb(repeat('x', 2000000)))")
+        process.wait_for(
+            lambda: status(app, "notify")["dead_letters"] == 1, PATIENCE, "with a dead letter"
+        )
+        assert "too_large" in status(app, "notify")["dead_letter"]
         assert process.stop() == 0
         assert not process.stray()
         assert status(app, "notify")["state"] == "stopped"
         done = penstock("outbox", "status", "--url", app.url, cwd=tmp_path)
         assert done.returncode == 1
         assert "was stopped at" in done.stdout
+        assert "1 dead letter, the newest of 20" in done.stdout
     # Nothing but the two: what was rolled back is nowhere.
     assert bodies(streams, "NOTIFICATIONS") == [1, {"type": "order.shipped"}]
 
@@ -169,26 +177,44 @@ def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path)
             lambda: relays(app) == {("running", True), ("standby", True)}, PATIENCE, "leased, too"
         )
         assert penstock("outbox", "status", "--url", app.url, cwd=tmp_path).returncode == 0
-        one.kill_tree()
-        killed = time.monotonic()
         publish(app, last + 1)
+        a_relay_hangs(app, one)
+        killed = time.monotonic()
+        publish(app, last + 2)
         two.wait_for(
-            lambda: streams.info("NOTIFICATIONS").state.messages == last + 1, PATIENCE, "taken over"
+            lambda: streams.info("NOTIFICATIONS").state.messages == last + 2, PATIENCE, "taken over"
         )
         took = time.monotonic() - killed
         assert took < 10, f"{took:.1f} s"
         two.wait_for(lambda: status(app, "notify")["state"] == "running", PATIENCE, "running")
         assert relays(app) == {("running", True)}
         two.kill_tree()
-        publish(app, last + 2)
-        # As 10 s do; nobody renews it.
-        app.execute("update tide.leases set heartbeat = heartbeat - interval '10 s'")
+        publish(app, last + 3)
+        ten_seconds_pass(app)
         found = status(app, "notify")
         assert (found["state"], found["code"]) == ("dead", "relay_dead")
         done = penstock("outbox", "status", "--url", app.url, cwd=tmp_path)
         assert done.returncode == 1
         assert f"✗ pipeline notify: {found['error']} {found['remedy']}" in done.stdout
-    assert bodies(streams, "NOTIFICATIONS") == list(range(1, last + 2))
+    assert bodies(streams, "NOTIFICATIONS") == list(range(1, last + 3))
+
+
+def ten_seconds_pass(app: Database) -> None:
+    """Have the last heartbeats be so old; nobody renews the one that the test looks at."""
+    app.execute(
+        "update tide.leases set heartbeat = heartbeat - interval '10 s' where state = 'running'"
+    )
+
+
+def a_relay_hangs(app: Database, process: Penstock) -> None:
+    """The status says so, and that the standby cannot take over; what it says is to be done, is done."""
+    pid = process.process.pid
+    process.process.send_signal(signal.SIGSTOP)
+    ten_seconds_pass(app)
+    found = status(app, "notify")
+    assert "its session still has the group's lock, so that the standby cannot" in found["error"]
+    assert f": kill -9 {pid}. The standby then takes over." in found["remedy"]
+    os.kill(pid, signal.SIGKILL)
 
 
 def relays(app: Database) -> set[tuple[str, bool]]:

@@ -169,6 +169,7 @@ def test_only_what_is_committed_is_acked(server_dir: Path, stream: JetStream) ->
     with EmbeddedPostgres(server_dir / "killed") as server:
         tide = installed(Database("shop", server.create_database("shop")))
         tide.execute("SELECT tide.inbox_create('i')")
+        lease(tide)
         publish(stream, *range(5))
         configure(tide, stream.url)
         with filling(tide):

@@ -83,6 +83,8 @@ def test_what_is_as_it_was_does_not_begin_anew() -> None:
     assert not plan([row], {"SECRET": "b"})["g"].same(first)
     assert not plan([dataclasses.replace(row, enabled=False)], {"SECRET": "a"})["g"].same(first)
     assert not plan([row], {})["g"].same(first)
+    unused = plan([row, pipeline("never-on", placed=False, enabled=False)], {"SECRET": "a"})["g"]
+    assert unused.same(first)
     later = dataclasses.replace(row, created_at=NOON + timedelta(microseconds=1))
     assert not plan([later], {"SECRET": "a"})["g"].same(first)
     assert not first.same(None)
