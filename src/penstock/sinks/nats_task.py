@@ -324,8 +324,9 @@ class Task:
                 if before == _SENT:
                     self.take_back(row)
                 continue
-            if copy is not None and before == _SENT:
-                self._doubt(row, stored(copy))
+            if copy is not None:
+                if before != _DOUBTED:
+                    self._doubt(row, stored(copy))
                 continue
             state[row] = _DONE
             done += 1
@@ -338,8 +339,8 @@ class Task:
 
     def _doubt(self, row: int, where: Stored) -> None:
         """Take a row that the stream had before; rows that waited for it may go."""
+        self.flying -= self._state[row] == _SENT
         self._state[row] = _DOUBTED
-        self.flying -= 1
         self.doubts.add(row, where)
         self._settle(row)
         if self._form is not None and self._form.shares(self._key(row)):
