@@ -186,17 +186,27 @@ class World:
         self.writer.start()
 
     def kill_worker(self) -> None:
-        """Kill a process in which a task of Spark's delivers, so that its batch is done again."""
-        tree = self.pipeline.tree()
-        daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
-        before = self.pipeline.status()["sources"]["shop"]["restarts"]
-        for process in tree:
-            if process.ppid() in daemons:
-                process.kill()
-        self._wait(
-            lambda: self.pipeline.status()["sources"]["shop"]["restarts"] > before,
-            "starting the query again",
-        )
+        """Kill processes in which tasks of Spark's deliver, until a batch has to be done again."""
+        before = self._restarts()
+        last = 0.0
+
+        def restarted() -> bool:
+            nonlocal last
+            if self._restarts() > before:
+                return True
+            if time.monotonic() - last > 0.5:  # one between two tasks is not missed
+                last = time.monotonic()
+                tree = self.pipeline.tree()
+                daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
+                for process in tree:
+                    if process.ppid() in daemons:
+                        process.kill()
+            return False
+
+        self._wait(restarted, "starting the query again")
+
+    def _restarts(self) -> int:
+        return int(self.pipeline.status()["sources"]["shop"]["restarts"])
 
     def counted(self) -> None:
         """Wait until the sink's counter is what was committed; nothing is committed meanwhile."""
