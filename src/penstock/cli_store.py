@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,10 +59,10 @@ def create_token(
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
     from penstock.settings import nearest  # noqa: PLC0415
-    from penstock.streams.consumer_settings import NAME  # noqa: PLC0415
+    from penstock.strict import NAME_RULE, is_name  # noqa: PLC0415
 
-    if not re.match(NAME, name):
-        raise fail(f"{name!r} is not a name: expected letters, digits, `_`, `.` and `-`")
+    if not is_name(name):
+        raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
     if role not in ("worker", "admin"):
         raise fail(f"--role {role}: expected worker or admin{nearest(role, ('worker', 'admin'))}")
     if role == "admin" and consumer:

@@ -37,6 +37,7 @@ from penstock.settings import (
     slot_name,
     store_contradictions,
 )
+from penstock.strict import NAME_RULE, Untyped, is_name
 from penstock.transform_settings import FOLDER, ROUTE_KINDS, RouteRule
 
 __all__ = [
@@ -60,8 +61,6 @@ _SECRET_KEY: Final = re.compile(
     r"password|passwd|token|secret|nkey_seed|access.?key|^headers$", re.I
 )
 _KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
-_NAME_RULE: Final = "letters, digits, `_` and `-`, at most 63 of them, a letter or a digit first"
 
 _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
@@ -221,8 +220,8 @@ class _Reader:
                 self.problem((key,), f"expected {key} by name, got {_kind(value)}")
             return
         for name, part in value.items():
-            if not _NAME.match(name):
-                self.problem((key, name), f"{name!r} is not a name: expected {_NAME_RULE}")
+            if not is_name(name):
+                self.problem((key, name), f"{name!r} is not a name: expected {NAME_RULE}")
             if isinstance(part, dict):
                 yield name, part
             else:
@@ -292,6 +291,8 @@ class _Reader:
             return f"expected a list, got {self.shown(path, given)}{hint}"
         if kind == "too_short":
             return "expected at least one; leave the key out for its default"
+        if kind in ("int_type", "float_type") and isinstance(given, str) and given.isdecimal():
+            return f"expected {expected}, got {self.shown(path, given)}: remove its quotes"
         if kind == "string_type" and isinstance(given, int | float):
             return f"expected a string, got {self.shown(path, given)}: put it in quotes"
         if given is None:
@@ -361,6 +362,12 @@ def _type(part: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        Untyped: "a string",
+    }
     names |= {list: "a list", dict: "a mapping", type(None): "nothing"}
     return names.get(type(value), "another type")

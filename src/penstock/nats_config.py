@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from penstock.outbox.forms import OutboxForm
 from penstock.sinks.base import SinkError
+from penstock.strict import Flag, Number, Whole
 from penstock.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
@@ -66,14 +67,14 @@ class NatsSinkConfig(BaseModel):
     credentials_file: Path | None = None
     nkey_seed: SecretStr | None = None
     """The seed itself (`SU…`), or the path of a file that holds it."""
-    tls: bool | None = None
+    tls: Flag | None = None
     """Require TLS; if unset it is used where the server, the URL or a certificate asks for it."""
     tls_ca_cert: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    ack_timeout: float = Field(5.0, gt=0, le=300)
+    ack_timeout: Number = Field(5.0, gt=0, le=300)
     """Seconds to wait for an ack before the connection is given up and the message sent again."""
-    batch_size: int = Field(1, ge=1, le=1000)
+    batch_size: Whole = Field(1, ge=1, le=1000)
     """How many messages of one group go at once to a stream that takes atomic batches; 1 is none."""
 
     @model_validator(mode="before")

@@ -27,6 +27,7 @@ from penstock.message import DEFAULT_ACTIONS
 from penstock.nats_config import NatsSinkConfig, check_group_by
 from penstock.route_path import PathTemplate
 from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
+from penstock.strict import Flag
 from penstock.subject import SubjectTemplate
 from penstock.tables import TablePattern
 from penstock.transform_settings import Filter, RouteSettings, TransformSettings, check_route
@@ -153,7 +154,7 @@ class SinkSettings(_Model):
     """The NATS subject, or the path of a webhook, by an expression or by rules."""
     sort_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Of kind rows: the column in whose order a backfill goes."""
-    initial_backfill: bool = False
+    initial_backfill: Flag = False
     """Whether the tables' rows are read when the sink first runs."""
 
     @property

@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from penstock.strict import Whole
+
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _CODE_BYTES: Final = 1 << 20
 FOLDER: Final = "folder"
@@ -48,9 +50,9 @@ class TransformSettings(_Model):
     """A program with a function `transform(message)`; in the file the text, or `{file: path}`."""
     python: str | None = None
     """`package.module:function`, which the executors can import."""
-    time_limit_ms: int = Field(100, ge=1, le=60_000)
+    time_limit_ms: Whole = Field(100, ge=1, le=60_000)
     """How long a Lua program may take for one message, in milliseconds."""
-    memory_limit_mib: int = Field(64, ge=1, le=4_096)
+    memory_limit_mib: Whole = Field(64, ge=1, le=4_096)
     """How much memory a Lua program may hold, in MiB."""
 
     @field_validator("lua", mode="before")

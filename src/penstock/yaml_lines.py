@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from penstock.strict import Untyped
+
 Path = tuple[str | int, ...]
 
 _VARIABLE = re.compile(
@@ -167,6 +169,7 @@ class _Builder:
         filled = _VARIABLE.sub(replace, text)
         if "${" in text:
             self.document.raw[path] = text
+            return Untyped(filled)
         return filled
 
     def problem(self, node: yaml.Node, path: Path, message: str) -> None:

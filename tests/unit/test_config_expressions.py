@@ -112,7 +112,7 @@ def test_defaults_and_short_forms(tmp_path: Path, type_: str) -> None:
         ("sort_by: updated_at", "6: sinks.out.sort_by: only kind rows has an order of its rows"),
         ("sort_by: ''", "6: sinks.out.sort_by: "),
         ("kind: row", "6: sinks.out.kind: expected 'changes' or 'rows', got 'row'"),
-        ("initial_backfill: maybe", "6: sinks.out.initial_backfill: expected boolean"),
+        ("initial_backfill: maybe", "6: sinks.out.initial_backfill: expected true or false"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path: Path, line: str, problem: str) -> None:

@@ -43,6 +43,7 @@ from penstock.streams.consumer_types import (
     UnknownStream,
 )
 from penstock.streams.engine import Consumers
+from penstock.strict import DIGITS
 
 _STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"
@@ -54,7 +55,7 @@ _AT_ONCE: Final = 4
 class _Limit(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    limit: int = Field(100, ge=1, le=1000)
+    limit: Annotated[int, DIGITS] = Field(100, ge=1, le=1000)
 
 
 class _Look(_Limit):
@@ -62,7 +63,9 @@ class _Look(_Limit):
 
 
 class _Page(_Limit):
-    after: int = Field(0, ge=0, le=_MAX_BIGINT, description="The `id` of the last one seen.")
+    after: Annotated[int, DIGITS] = Field(
+        0, ge=0, le=_MAX_BIGINT, description="The `id` of the last one seen."
+    )
 
 
 def _admin(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
@@ -203,7 +206,7 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         responses=documented(409),
     )
     async def replay(
-        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_BIGINT)]
+        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_BIGINT), DIGITS]
     ) -> Response:
         await (await consumers.get(consumer)).replay(number)
         return Json(SUCCESS)

@@ -20,8 +20,9 @@ from pydantic import (
 
 from penstock.message import Position
 from penstock.streams.consumer_facts import ConsumerFacts, facts_body
-from penstock.streams.consumer_settings import NAME, ConsumerSettings, WebhookSettings, storable
+from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings, storable
 from penstock.streams.consumer_types import ConsumerInfo, StreamInfo
+from penstock.strict import Name, Whole
 
 BEARER: Final = HTTPBearer(
     auto_error=False, description="A token of `penstock token create`, as it was shown: `pst_…`."
@@ -30,21 +31,11 @@ _MAX_LSN: Final = 2**63 - 1
 _MAX_IDX: Final = 2**53 - 1  # each has 2**10 places in a stream
 
 
-def _number(value: Any) -> Any:
-    if type(value) not in (int, float):
-        raise ValueError("not a number")
-    return value
-
-
 def _time(value: Any) -> Any:
     # pydantic also takes seconds since 1970.
     if not isinstance(value, str) or value[4:5] != "-":
         raise ValueError("not a time")
     return value
-
-
-_Lsn = Annotated[int, Field(ge=-_MAX_LSN, le=_MAX_LSN), BeforeValidator(_number)]
-_Idx = Annotated[int, Field(ge=0, le=_MAX_IDX), BeforeValidator(_number)]
 
 
 class PositionBody(BaseModel):
@@ -55,8 +46,8 @@ class PositionBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lsn: _Lsn
-    idx: _Idx
+    lsn: Whole = Field(ge=-_MAX_LSN, le=_MAX_LSN)
+    idx: Whole = Field(ge=0, le=_MAX_IDX)
 
 
 class _Message(BaseModel):
@@ -193,7 +184,7 @@ class StreamsBody(BaseModel):
 
 
 class _Named(BaseModel):
-    name: str = Field(pattern=NAME)
+    name: Name
     stream: Annotated[str, Field(min_length=1), AfterValidator(storable)]
 
 

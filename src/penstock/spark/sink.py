@@ -34,6 +34,7 @@ from penstock.sinks.base import DeadLetter, SinkError
 from penstock.sinks.nats import NatsSink
 from penstock.spark.dead_letters import DeadLetters
 from penstock.spark.message_schema import to_wire
+from penstock.strict import Untyped
 
 _SPARKS_OWN: Final = frozenset(
     {
@@ -126,7 +127,7 @@ class JetStreamWriter(DataSourceStreamArrowWriter):
 
 def _options(options: Mapping[str, str]) -> SinkOptions:
     given: dict[str, Any] = {
-        key.lower(): value
+        key.lower(): Untyped(value)
         for key, value in options.items()
         # Spark's own options reach the sink too.
         if key.lower() not in _SPARKS_OWN

@@ -20,13 +20,11 @@ from pydantic import (
 )
 
 from penstock.message import ACTIONS
+from penstock.strict import Flag, Whole
 from penstock.tables import TablePattern
 
 ConsumerType = Literal["pull", "webhook"]
 ANY: Final = "*"
-NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
-"""What a consumer may be called: it stands in URLs."""
-
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _OWN_HEADERS: Final = ("host", "content-length", "content-type", "transfer-encoding", "connection")
 _SECRET: Final = "whsec_"  # noqa: S105 - the prefix of one
@@ -89,10 +87,10 @@ class ConsumerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    ack_wait_ms: int = Field(30_000, ge=1, le=86_400_000)
-    max_deliver: int = Field(-1, ge=-1, le=1_000_000)
-    max_ack_pending: int = Field(1_000, ge=1, le=100_000)
-    max_waiting: int = Field(20, ge=1, le=10_000)
+    ack_wait_ms: Whole = Field(30_000, ge=1, le=86_400_000)
+    max_deliver: Whole = Field(-1, ge=-1, le=1_000_000)
+    max_ack_pending: Whole = Field(1_000, ge=1, le=100_000)
+    max_waiting: Whole = Field(20, ge=1, le=10_000)
     deliver_policy: Literal["all", "new"] = "all"
     filters: Filters = Filters()
 
@@ -117,12 +115,12 @@ class WebhookSettings(ConsumerSettings):
 
     url: SecretStr
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    timeout_ms: int = Field(30_000, ge=1, le=600_000)
-    concurrency: int = Field(4, ge=1, le=1_000)
-    batch: bool = False
-    batch_size: int = Field(10, ge=1, le=1_000)
+    timeout_ms: Whole = Field(30_000, ge=1, le=600_000)
+    concurrency: Whole = Field(4, ge=1, le=1_000)
+    batch: Flag = False
+    batch_size: Whole = Field(10, ge=1, le=1_000)
     secrets: tuple[SecretStr, ...] = Field((), max_length=2)
-    allow_private: bool = False
+    allow_private: Flag = False
 
     @field_validator("url")
     @classmethod

@@ -1,0 +1,75 @@
+"""Types of settings that take no other type's value, and the one rule of names.
+
+pydantic's own take `true` for 1, `"3000"` for 3000 and 1 for `true`, which hides a mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+NAME_RULE: Final = "letters, digits, `_` and `-`, at most 63 of them, a letter or a digit first"
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
+_DIGITS: Final = re.compile(r"[0-9]{1,20}")
+
+
+class Untyped(str):
+    """A text that stands for a value of any type: of an environment variable, or a Spark option."""
+
+    __slots__ = ()
+
+
+def is_name(text: str) -> bool:
+    """Whether a source, sink, consumer or token may be called this."""
+    return re.fullmatch(_NAME, text) is not None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Untyped):
+        return str(value)
+    if type(value) is float and value.is_integer():
+        return int(value)  # 5.0 is a whole number in JSON
+    if type(value) is not int:
+        raise PydanticCustomError("int_type", "Input should be a whole number")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Untyped):
+        return str(value)
+    if type(value) not in (int, float):
+        raise PydanticCustomError("float_type", "Input should be a number")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if isinstance(value, Untyped):
+        return str(value)
+    if type(value) is not bool:
+        raise PydanticCustomError("bool_type", "Input should be true or false")
+    return value
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, str) and not _DIGITS.fullmatch(value):
+        raise PydanticCustomError("int_parsing", "Input should be a whole number")
+    return value
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text!r} is not a name: expected {NAME_RULE}")
+    return text
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+DIGITS: Final = BeforeValidator(_digits)
+"""For a whole number of a URL, where all is text; it comes last in an annotation."""
+Name = Annotated[
+    str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})
+]
