@@ -18,6 +18,11 @@ PIPELINE: dict[str, Any] = {
     "error": None, "remedy": None, "pending": 0, "at": None,
 }  # fmt: skip
 
+DEAD: dict[str, Any] = {
+    "state": "dead", "code": "relay_dead", "error": "The relay of group g is dead.",
+    "remedy": "Start it again: penstock relay --url … --group g",
+}  # fmt: skip
+
 
 def running(*parts: Part) -> dict[str, Any]:
     return {"sources": {}, **Health((Part("store"), Part("source shop"), *parts)).as_json()}
@@ -86,10 +91,10 @@ def test_what_a_relay_reports_counts_once() -> None:
     error = {"state": "error", "code": "no_stream", "error": "None captures it."}
     sink = sink_part(SinkFacts("mail", failure=Failure("no_stream", "None captures it.")))
     assert codes(seen(None, running(sink), error)) == [("sink mail", "degraded", "no_stream")]
-    away = {"state": "dead since 12:00", "pending": 4}
+    away = {**DEAD, "pending": 4}
     found = seen(None, running(sink), away)
     assert codes(found) == [
-        ("pipeline mail", "failed", "no_relay"), ("sink mail", "degraded", "no_stream")
+        ("pipeline mail", "failed", "relay_dead"), ("sink mail", "degraded", "no_stream")
     ]  # fmt: skip
 
 
@@ -107,12 +112,24 @@ def test_a_run_that_reports_no_health() -> None:
     assert codes(seen({}, {"sources": {}})) == [("run", "failed", "no_health")]
 
 
-@pytest.mark.parametrize("state", ["dead since 2026-01-31 12:00:00+00", "stopped", None])
-def test_messages_that_wait_for_a_relay_that_does_not_run(state: str | None) -> None:
-    (found,) = codes(seen(pipeline={"state": state, "pending": 4}, expected=False))
-    assert found == ("pipeline mail", "failed", "no_relay")
-    for well in ({"state": state}, {"state": state, "pending": 4, "enabled": False}):
-        assert codes(seen(pipeline=well, expected=False)) == []
+@pytest.mark.parametrize(("pending", "level"), [(4, "failed"), (0, "degraded")])
+def test_a_relay_that_has_died(pending: int, level: str) -> None:
+    (found,) = codes(seen(pipeline={**DEAD, "pending": pending}, expected=False))
+    assert found == ("pipeline mail", level, "relay_dead")
+    assert codes(seen(pipeline={**DEAD, "pending": pending, "enabled": False})) == [
+        ("run", "failed", "not_running")
+    ]
+
+
+def test_messages_that_wait_for_a_first_relay() -> None:
+    none = {
+        "state": "no relay yet", "code": "no_relay", "error": "No relay runs the group g.",
+        "remedy": "Start one: penstock relay --url … --group g",
+    }  # fmt: skip
+    assert codes(seen(pipeline={**none, "pending": 4}, expected=False)) == [
+        ("pipeline mail", "failed", "no_relay")
+    ]
+    assert codes(seen(pipeline=none, expected=False)) == []
 
 
 def test_a_pipeline_in_error() -> None:

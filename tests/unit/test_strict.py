@@ -44,7 +44,7 @@ def fields() -> Iterator[tuple[type[BaseModel], str, type]]:
                 yield model, name, kind
 
 
-@pytest.mark.parametrize(("model", "name", "kind"), fields())
+@pytest.mark.parametrize(("model", "name", "kind"), list(fields()))
 def test_a_field_takes_its_own_type_alone(model: type[BaseModel], name: str, kind: type) -> None:
     field = model.model_fields[name]
     form: Any = Annotated[field.annotation, *field.metadata]
