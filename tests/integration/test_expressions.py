@@ -69,7 +69,7 @@ def _compilable(bed: Bed, condition: str) -> Typed:
 
 @given(seed=st.integers(0, 2**64))
 @settings(
-    max_examples=14, deadline=None, phases=[Phase.generate],
+    max_examples=4, deadline=None, phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_random_conditions_give_what_postgres_gives(bed: Bed, seed: int) -> None:

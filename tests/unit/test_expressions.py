@@ -325,6 +325,8 @@ def test_a_select_list_that_is_refused(text: str, message: str) -> None:
         ("record.amount = 'NaN'", None),
         ("record.amount > 1e100", None),
         ("record.amount + 1 > 1e100", None),
+        ("record.amount + 1 > '1e100' and record.amount * 2 <> 'NaN'", None),
+        ("record.id = '1e50'", "position 13: '1e50' is not an integer: a whole number is expected"),
         ("record.amount + 1e100 > 1", "position 17: numbers have at most 38 digits here"),
         ("record.amount = 'NaN'::numeric", "position 17: 'NaN' is not a numeric: NaN and infinity can only"),
         ("record.created_at > '0044-03-15 BC'", None),

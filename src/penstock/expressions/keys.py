@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.literals import number
 from penstock.expressions.nodes import Node
 from penstock.expressions.types import KEY, Kind
 
@@ -70,7 +71,8 @@ def keyed(nodes: Sequence[Node], positions: Sequence[int]) -> tuple[Node, ...] |
     numbers = kinds & {Kind.INT, Kind.NUMERIC}
     if not numbers or kinds - {Kind.INT, Kind.NUMERIC, Kind.JSON}:
         return None
-    if not any(map(_is_open, nodes)):
+    far = Kind.NUMERIC in kinds and any(map(_is_far, nodes))
+    if not far and not any(map(_is_open, nodes)):
         return None
     return tuple(_key(n, p) for n, p in zip(nodes, positions, strict=True))
 
@@ -88,6 +90,17 @@ def _is_open(node: Node) -> bool:
 
 _DIGITS: Final = 38
 """How many digits a decimal of Spark's has."""
+
+
+def _is_far(node: Node) -> bool:
+    """Tell whether a string is a number that no decimal of Spark's holds."""
+    if node.op != "unknown" or node.value is None:
+        return False
+    try:
+        number(node.value.strip(_BLANKS))
+    except ValueError:
+        return key_of(node.value) is not None
+    return False
 
 
 def _results(node: Node) -> Sequence[Node]:
