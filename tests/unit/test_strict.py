@@ -47,8 +47,8 @@ def fields() -> Iterator[tuple[type[BaseModel], str, type]]:
 @pytest.mark.parametrize(("model", "name", "kind"), list(fields()))
 def test_a_field_takes_its_own_type_alone(model: type[BaseModel], name: str, kind: type) -> None:
     field = model.model_fields[name]
-    form: Any = Annotated[field.annotation, *field.metadata]
-    adapter: TypeAdapter[Any] = TypeAdapter(form)
+    annotated: Any = Annotated[field.annotation, *field.metadata]
+    adapter: TypeAdapter[Any] = TypeAdapter(annotated)
     for value in WRONG[kind]:
         if value is not None or field.annotation is kind:
             with pytest.raises(ValidationError):
