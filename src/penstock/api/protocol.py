@@ -252,7 +252,7 @@ class Protocol(HttpToolsProtocol):
     # Answers.
 
     def on_response_complete(self) -> None:
-        """Go on with what the client has sent since; a body that nobody read is dropped."""
+        """Go on with what the client has sent since; a body that no endpoint read is dropped."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
