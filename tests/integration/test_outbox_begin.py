@@ -62,7 +62,8 @@ class Relayed:
     def places(self, wanted: Wanted, state: Any, starting: Sequence[str] = ()) -> Any:
         source = self.store.register_source(wanted.source, "tag")
         sinks = {
-            name: SimpleNamespace(delivered=1, error=None, behind=False) for name in wanted.sinks
+            name: SimpleNamespace(delivered=1, dead_lettered=0, error=None, behind=False)
+            for name in wanted.sinks
         }
         run: Any = SimpleNamespace(
             state=SimpleNamespace(sources={wanted.source: state}, sinks=sinks),
