@@ -283,9 +283,11 @@ def test_what_the_wal_does_not_tell(shop: Shop) -> None:
 
 def test_numbers_and_times_that_spark_has_not(shop: Shop) -> None:
     shop.database.execute(
-        "INSERT INTO wide VALUES (1, '1e20'), (2, 'NaN'), (3, '1e-25'), (4, '-Infinity'),"
-        " (5, null, '0044-03-15 BC'), (6, null, null, 'infinity'), (7, null, null, '260000-01-01'),"
-        " (8, '-1e400', '10000-01-01', '0044-03-15 BC'), (9, 'Infinity', 'infinity')"
+        "INSERT INTO wide VALUES (1, '1e20', null, null), (2, 'NaN', null, null),"
+        " (3, '1e-25', null, null), (4, '-Infinity', null, null), (5, null, '0044-03-15 BC', null),"
+        " (6, null, null, 'infinity'),"
+        " (7, null, null, '260000-01-01'), (8, '-1e400', '10000-01-01', '0044-03-15 BC'),"
+        " (9, 'Infinity', 'infinity', null)"
     )
     records = [body(m)["record"] for m in shop.messages("WIDE", 6)]
     assert [record["id"] for record in records] == [1, 2, 5, 6, 7, 9]
