@@ -22,7 +22,7 @@ from typing import Final
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.literals import number
 from penstock.expressions.nodes import Node
-from penstock.expressions.types import KEY, Kind
+from penstock.expressions.types import KEY, NUMERIC, Kind
 
 MINUS_INFINITY: Final = "0"
 NEGATIVE: Final = "1"
@@ -82,14 +82,14 @@ def _is_open(node: Node) -> bool:
     if node.op in ("coalesce", "case"):
         return any(map(_is_open, _results(node)))
     if node.op == "literal":
-        return node.kind is Kind.NUMERIC and node.type.precision > _DIGITS
+        # What a column without declared scale has in Spark.
+        whole, scale = node.type.precision - node.type.scale, node.type.scale
+        return node.kind is Kind.NUMERIC and (
+            whole > NUMERIC.precision - NUMERIC.scale or scale > NUMERIC.scale
+        )
     source = exact_source(node)
     # A numeric(p,s) may be NaN too.
     return source.op == "field" and source.kind in (Kind.NUMERIC, Kind.JSON, Kind.TEXT)
-
-
-_DIGITS: Final = 38
-"""How many digits a decimal of Spark's has."""
 
 
 def _is_far(node: Node) -> bool:
