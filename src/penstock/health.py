@@ -151,6 +151,11 @@ class Health:
         return tuple(sorted(found, key=lambda p: -p.level))
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the process goes on by itself: what `/healthz` answers."""
+        return self.part("run").level is not Level.FAILED
+
+    @property
     def has_problems(self) -> bool:
         """Whether anything is degraded or failed: what `penstock status` exits with."""
         return any(p.level in (Level.DEGRADED, Level.FAILED) for p in self.problems)

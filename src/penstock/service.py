@@ -138,7 +138,7 @@ class Service:
         if self._run is not None:
             url = self._run.store.url
             app = Api(url, beside=self._beside)
-        return application(self._states, lambda: self._healthy, app)
+        return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
         await asyncio.gather(Pusher(consumers).run(stop), self._consumers.run(consumers, stop))

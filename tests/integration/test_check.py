@@ -390,7 +390,7 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
     setup.ensure(next(iter(config(path).sources.values())))
     state = State([database.name], {"out": ("nats", database.name)})
     state.update({"sink": "out", "delivered": 7, "duplicates": 1, "bytes": 9, "dead": []})
-    server = Server(application(state, lambda: True), "127.0.0.1:0")
+    server = Server(application(state), "127.0.0.1:0")
     try:
         arguments = ("status", "-c", path, "--listen", server.address)
         report = json.loads(invoke(*arguments, "--json").output)
@@ -433,7 +433,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
         publish(store, make_stream(store), [inserted("a")])
         asyncio.run(disable())
     states = States(list, dict, watch.parts, watch)
-    server = Server(application(states, lambda: True), "127.0.0.1:0")
+    server = Server(application(states), "127.0.0.1:0")
     try:
         result = invoke("status", "-c", path, "--listen", server.address)
         report = httpx.get(f"http://{server.address}/status").json()

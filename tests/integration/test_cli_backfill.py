@@ -311,7 +311,7 @@ def _with(backfills: Backfills, rows: int) -> Backfill:
 def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
     start(folder, "--sink", "public", "--table", "orders")
     state = State(["shop"], {"public": ("stream", "shop")})
-    server = Server(application(state, lambda: True), "127.0.0.1:0")
+    server = Server(application(state), "127.0.0.1:0")
     setup.ensure(load(folder / "penstock.yaml").sources["shop"])
 
     def status() -> Result:

@@ -21,10 +21,12 @@ from penstock.health import (
     SinkFacts,
     SourceFacts,
     StoreFacts,
+    run_part,
     sink_part,
     source_part,
     sources_parts,
     store_part,
+    worker_part,
 )
 
 NOW = 1_800_000_000.0
@@ -206,3 +208,9 @@ def test_a_failure_of_a_whole_text(text: str, remedy: str | None, cause: str) ->
     assert failure.cause == cause
     problem = Problem("store", Level.FAILED, failure.code, failure.cause, failure.remedy)
     assert problem.remedy
+
+
+def test_only_a_run_that_can_not_go_on_fails_healthz() -> None:
+    failure = Failure("spark", "The JVM ended.")
+    assert Health((worker_part("store", failure, NOW),)).goes_on
+    assert not Health((Part("store"), run_part(failure))).goes_on

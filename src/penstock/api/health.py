@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -14,17 +13,15 @@ from penstock.api.server import Uvicorn, address, bind
 from penstock.state import State, States
 
 
-def application(
-    state: State | States, healthy: Callable[[], bool], app: FastAPI | None = None
-) -> FastAPI:
-    """Return `app`, or a new one, with the endpoints; `healthy` is asked each time."""
+def application(state: State | States, app: FastAPI | None = None) -> FastAPI:
+    """Return `app`, or a new one, with the endpoints; all but the counts derive from its health."""
     app = app or FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     registry = CollectorRegistry()
     registry.register(state)
 
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> JSONResponse:
-        ok = healthy()
+        ok = state.health().goes_on
         return JSONResponse({"status": "ok" if ok else "failing"}, 200 if ok else 503)
 
     @app.get("/readyz", include_in_schema=False)
