@@ -125,7 +125,7 @@ def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson
         typer.echo(json.dumps(report))
     else:
         statuses.show(report)
-    raise typer.Exit(int(statuses.has_errors(report)))
+    raise typer.Exit(int(not statuses.is_ready(report)))
 
 
 @app.command()

@@ -155,19 +155,14 @@ class Health:
         """Whether the process goes on by itself: what `/healthz` answers."""
         return self.part("run").level is not Level.FAILED
 
-    @property
-    def has_problems(self) -> bool:
-        """Whether anything is degraded or failed: what `penstock status` exits with."""
-        return any(p.level in (Level.DEGRADED, Level.FAILED) for p in self.problems)
-
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Health:
+    def from_json(cls, reported: dict[str, Any]) -> Health:
         """Return what `as_json` made a dictionary of; raises `KeyError`, `TypeError`, `ValueError`."""
-        problems = [Problem.from_json(problem) for problem in told["problems"]]
+        problems = [Problem.from_json(problem) for problem in reported["problems"]]
         return cls(
             tuple(
                 Part(name, Level[level.upper()], tuple(p for p in problems if p.subject == name))
-                for name, level in told["parts"].items()
+                for name, level in reported["parts"].items()
             )
         )
 

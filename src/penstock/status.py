@@ -164,9 +164,9 @@ def _outbox(source: OutboxSource) -> Status:
     return {"error": None, "pipelines": found}
 
 
-def has_errors(status: Status) -> bool:
-    """Tell whether anything is degraded or failed."""
-    return any(problem["level"] != "starting" for problem in status["problems"])
+def is_ready(status: Status) -> bool:
+    """Return whether all is well and messages move; where something still starts they don't."""
+    return bool(status["level"] == Level.READY.word)
 
 
 def show(status: Status) -> None:

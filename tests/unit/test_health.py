@@ -94,7 +94,7 @@ def test_a_whole_is_what_its_parts_make_it_and_each_problem_has_its_cause_and_re
     told = health.as_json()
     assert told["level"] == health.level.word
     assert len(told["problems"]) == len(health.problems)
-    assert health.has_problems or health.level in (Level.READY, Level.STARTING)
+    assert health.problems or health.level in (Level.READY, Level.STARTING)
 
 
 @given(sources, st.floats(0, 60))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.health import Failure, Health, Part, SinkFacts, sink_part, worker_part
-from penstock.status import assess, has_errors
+from penstock.health import Failure, Health, Level, Part, SinkFacts, sink_part, worker_part
+from penstock.status import assess, is_ready
 
 SLOT: dict[str, Any] = {
     "slot": "penstock_shop", "error": None, "wal_status": "reserved", "active": True,
@@ -49,8 +49,11 @@ def codes(health: Health) -> list[tuple[str, str, str]]:
 def test_all_is_well() -> None:
     health = seen({}, running(), {})
     assert codes(health) == []
-    assert not health.has_problems
-    assert not has_errors(health.as_json())
+    assert is_ready(health.as_json())
+
+
+def test_what_still_starts_is_not_ready() -> None:
+    assert not is_ready(seen({}, running(Part("source stock", Level.STARTING))).as_json())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_all_is_well() -> None:
 def test_what_is_wrong_with_a_slot(slot: dict[str, Any], expected: tuple[str, str, str]) -> None:
     health = seen(slot, running())
     assert codes(health) == [expected]
-    assert has_errors(health.as_json())
+    assert not is_ready(health.as_json())
 
 
 def test_a_lost_slot_names_the_command_that_mends_it() -> None:
