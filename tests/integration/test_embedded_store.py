@@ -22,7 +22,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from penstock.embedded.account import Account, check_program
+from penstock.embedded.account import Account, programs_for
+from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import EmbeddedError
 from penstock.embedded.store import open_store
 from penstock.settings import StoreSettings
@@ -335,22 +336,46 @@ def test_under_root_the_server_runs_as_the_owner_of_the_folder(folder: Path) -> 
 
 
 @as_root
-def test_programs_that_the_servers_user_can_not_reach(folder: Path) -> None:
+def test_programs_below_a_closed_folder_are_run_from_a_copy(folder: Path) -> None:
+    installed = EmbeddedPostgres(folder / "store").bin_dir.parent
+    nobody = pwd.getpwnam("nobody")
+    account = Account("nobody", nobody.pw_uid, nobody.pw_gid)
+    assert programs_for(installed / "bin", account) == installed / "bin"
+    closed = folder.parent / "closed"
+    package = closed / installed.parent.name
+    libraries = f"{package.name}.libs"
+    shutil.copytree(installed, package / installed.name)
+    shutil.copytree(installed.parent.parent / libraries, closed / libraries)
+    closed.chmod(0o700)
+    programs = package / installed.name / "bin"
+    with tempfile.TemporaryDirectory() as copies:
+        Path(copies).chmod(0o755)
+        found = [programs_for(programs, account, Path(copies) / "here") for _ in range(2)]
+        assert found[0] == found[1] != programs
+        asked = [str(found[0] / "initdb"), "--version"]  # it needs the libraries beside the package
+        ran = subprocess.run(
+            asked, user=account.uid, extra_groups=[], cwd="/", check=True, capture_output=True
+        )
+        assert b"18" in ran.stdout
+    assert mode(closed) == 0o700
+
+
+@as_root
+def test_programs_that_can_be_neither_reached_nor_copied(folder: Path) -> None:
     closed = folder.parent / "closed"
     (closed / "bin").mkdir(parents=True)
     closed.chmod(0o700)
-    program = closed / "bin" / "postgres"
-    shutil.copy("/bin/true", program)
+    shutil.copy("/bin/true", closed / "bin" / "postgres")
     nobody = pwd.getpwnam("nobody")
     account = Account("nobody", nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(EmbeddedError) as raised:
-        check_program(program, account)
+        programs_for(closed / "bin", account, closed / "bin" / "postgres" / "copies")
     assert f"the user nobody may not run Postgres's programs in {closed}/bin" in str(raised.value)
     assert f"chmod o+x {closed}" in str(raised.value)
     assert mode(closed) == 0o700
     for path in (closed, closed.parent.parent):
         path.chmod(0o711)
-    check_program(program, account)
+    assert programs_for(closed / "bin", account) == closed / "bin"
 
 
 def test_what_a_killed_server_left_is_not_taken_for_one(folder: Path) -> None:

