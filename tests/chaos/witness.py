@@ -4,7 +4,8 @@ The truth is the test's own: how many messages the writers have committed, how m
 and when a fault was under way. Two rules:
 
 * never better: where nothing was delivered for `STILL` seconds though messages waited all the while,
-  `/readyz` is not 200 and `penstock status` does not exit with 0;
+  `/readyz` is not 200 and `penstock status` does not exit with 0, but for the first `FRESH` seconds
+  after they reported otherwise: what was got over has begun to move, and may first repeat messages;
 * never worse: where everything committed was delivered promptly for `CALM` seconds, and no fault was
   under way meanwhile, `/readyz` is 200 and `penstock status` exits with 0.
 """
@@ -24,6 +25,7 @@ from typing import Final
 from ..pipeline import Penstock, penstock
 
 STILL: Final = 15.0
+FRESH: Final = 12.0
 CALM: Final = 10.0
 PROMPT: Final = 3.0
 """Seconds after its commit by which a message is delivered where nothing is wrong."""
@@ -60,8 +62,12 @@ class Evidence:
 
     def lies(self) -> Iterator[tuple[str, Report]]:
         """Yield each report that was not true, with `better` or `worse`."""
+        bad: dict[str, float] = {}
         for report in self.reports:
-            if report.good and self._still(report.asked - STILL, report.at):
+            if not report.good:
+                bad[report.by] = report.at
+            fresh = report.asked - bad.get(report.by, -FRESH) < FRESH
+            if report.good and not fresh and self._still(report.asked - STILL, report.at):
                 yield "reported better than it was", report
             elif not report.good and self._calm(report.asked - CALM, report.at):
                 yield "reported worse than it was", report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ..chaos.witness import Evidence, Report, Sample
@@ -33,6 +35,18 @@ def test_where_all_moves_good_is_true_and_bad_is_not(at: float) -> None:
 def test_where_nothing_moves_for_long_good_is_not_true() -> None:
     assert lies(evidence(still=(10, 50)), 40.0, good=True) == ["reported better than it was"]
     assert lies(evidence(still=(10, 50)), 40.0, good=False) == []
+
+
+@pytest.mark.parametrize(("bad", "expected"), [(25.0, ["reported better than it was"]), (30.0, [])])
+def test_what_has_just_begun_to_move_may_need_a_while(bad: float, expected: list[str]) -> None:
+    found = evidence(still=(10, 50))
+    found.reports = [
+        Report("/readyz", bad, bad, good=False),
+        Report("/readyz", 40.0, 40.5, good=True),
+    ]
+    assert [kind for kind, _ in found.lies()] == expected
+    found.reports[0] = replace(found.reports[0], by="penstock status")
+    assert [kind for kind, _ in found.lies()] == ["reported better than it was"]
 
 
 def test_a_short_pause_may_be_reported_either_way() -> None:
