@@ -102,8 +102,7 @@ def refuse_gap(config: Config, name: str, store: Store) -> None:
     has_run = position is not None or config.checkpoint_folder(name).is_dir()
     found: CaptureError | None = None
     if has_run:
-        # What else is wrong with the server, `setup.ensure` reports.
-        with contextlib.suppress(CaptureError), open_catalog(config.sources[name]) as catalog:
+        with open_catalog(config.sources[name]) as catalog:
             found = _fault(catalog, name, has_run)
     if found is None and position is not None and position.gap is not None:
         found = noted_gap(name, position.gap)

@@ -255,9 +255,9 @@ class Run:
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; a slot that a killed run's connection still holds is awaited."""
         deadline, told = time.monotonic() + _SLOT_PATIENCE, False
-        self._refuse_gap(name)
         while not self._stopping.is_set():
             try:
+                self._refuse_gap(name)  # each time: the slot may go while it is waited for
                 setup.ensure(source)
                 return
             except CaptureError as found:
@@ -322,6 +322,8 @@ class Run:
         if prepared is not None and not prepared.fits(self._config, self._store):
             prepared.close()
             prepared = None
+        if prepared is not None:
+            self._planners[prepared.source] = prepared.pipeline.planner
         local = self._config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         if prepared is not None:
@@ -380,6 +382,8 @@ class Run:
         for thread in threads.values():
             thread.join(_DRAIN_SECONDS)
         self._end_queries(spark)
+        if prepared is not None and prepared.pipeline.name not in self._queries:
+            prepared.close()  # the end was asked for before it was taken
         if self._backfilling is not None:
             self._backfilling.close()
         monitor.close()
@@ -452,6 +456,8 @@ class Run:
                 pipeline.stop()
                 if planner.altered is None or self._stopping.is_set():
                     return
+                state = self.state.sources[source]
+                state.state, state.warm = "connecting", False
                 log.info("a table of the sinks' expressions was altered; planning the query anew",
                          source=source, table=".".join(planner.altered))  # fmt: skip
             except Exception as error:

@@ -71,7 +71,7 @@ def assess(
         subject = f"source {name}"
         found = _slot_failure(name, slot)
         if found is None and running is not None:
-            found = _reading_failure(name, slot, live)
+            found = _reading_failure(name, slot, running, live)
         if found is not None and (subject, found[1].code) not in known:
             parts.append(seen_part(f"slot {slot['slot']}", *found))
     for name, outbox in outboxes.items():
@@ -123,7 +123,9 @@ def _slot_failure(source: str, slot: Status) -> tuple[Level, Failure] | None:
     return None
 
 
-def _reading_failure(source: str, slot: Status, live: Health) -> tuple[Level, Failure] | None:
+def _reading_failure(
+    source: str, slot: Status, running: Status, live: Health
+) -> tuple[Level, Failure] | None:
     """Return that nothing reads a slot, though the run that answers reports nothing wrong with it."""
     part = next((part for part in live.parts if part.subject == f"source {source}"), None)
     if part is None and live.part("run").level is Level.READY:
@@ -133,6 +135,8 @@ def _reading_failure(source: str, slot: Status, live: Health) -> tuple[Level, Fa
         )  # fmt: skip
     if part is None or part.level is not Level.READY or slot["active"]:
         return None
+    if running["sources"].get(source, {}).get("state") != "streaming":
+        return None  # it has just lost its connection, or begins anew: that is not a failure yet
     return Level.FAILED, Failure(
         "slot_inactive", f"Nothing reads slot {slot['slot']}, though its source runs.",
         "See whether the run has another url than this file, and its log.",

@@ -25,7 +25,8 @@ DEAD: dict[str, Any] = {
 
 
 def running(*parts: Part) -> dict[str, Any]:
-    return {"sources": {}, **Health((Part("store"), Part("source shop"), *parts)).as_json()}
+    sources = {"shop": {"state": "streaming"}}
+    return {"sources": sources, **Health((Part("store"), Part("source shop"), *parts)).as_json()}
 
 
 def seen(
@@ -99,6 +100,11 @@ def test_what_a_relay_reports_counts_once() -> None:
     assert codes(found) == [
         ("pipeline mail", "failed", "relay_dead"), ("sink mail", "degraded", "no_stream")
     ]  # fmt: skip
+
+
+def test_a_slot_that_is_not_read_for_a_moment_is_no_failure() -> None:
+    run = running() | {"sources": {"shop": {"state": "connecting"}}}
+    assert codes(seen({"active": False}, run)) == []
 
 
 def test_a_run_of_another_file() -> None:

@@ -47,7 +47,7 @@ class Pipeline:
         self._routes = routes
         self._store = store
         self._monitor = monitor
-        self._planner = planner or Planner(config.sources[source], config.sinks_of(source))
+        self.planner = planner or Planner(config.sources[source], config.sinks_of(source))
         self._waits = waits
         self._number = time.time_ns()
         # Spark may take a query that has ended for one that runs, and no second one of its name.
@@ -61,7 +61,7 @@ class Pipeline:
         that can't be.
         """
         spark = self._spark
-        plan = self._planner.plan()
+        plan = self.planner.plan()
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
         spark.dataSource.register(PostgresChanges)
@@ -71,7 +71,7 @@ class Pipeline:
         if plan is not None:
             options["shapes"] = orjson.dumps([[*t, s] for t, s in plan.shapes.items()]).decode()
             options["planned"] = str(plan.lsn)
-            options["after"] = orjson.dumps([*self._planner.after]).decode()
+            options["after"] = orjson.dumps([*self.planner.after]).decode()
         messages = spark.readStream.format("postgres-changes").options(**options).load()
         if plan is not None:
             messages = plan.results(messages)
@@ -107,10 +107,11 @@ class Pipeline:
         if "://" in self._config.spark.checkpoint:
             return
         for old in self._config.checkpoint_folder(self._source).iterdir():
-            # Only what an earlier start made: a number for a name, with Spark's own file in it.
+            # Only what an earlier start made: a number for a name, with Spark's own file in it. A newer
+            # one is of a query that waits.
             if (
                 old.name.isdigit()
-                and old.name != str(self._number)
+                and int(old.name) < self._number
                 and (old / "metadata").is_file()
             ):
                 shutil.rmtree(old, ignore_errors=True)

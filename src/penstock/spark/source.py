@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import AuthenticationError
 from typing import Any, Final
 
 import pyarrow as pa
@@ -375,9 +376,11 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _ask(self, report: Report) -> None:
         """Send a report that the run has taken when this returns, if it is there."""
-        if self._reporter is not None:
-            with contextlib.suppress(OSError, EOFError):
-                self._reporter.ask({"capture": self._options.name, **report})
+        if self._options.monitor is not None:
+            # Not over `_reporter`: the thread that takes its commands would read the answer.
+            with contextlib.suppress(OSError, EOFError, AuthenticationError):
+                asked = {"capture": self._options.name, "life": self._life, **report}
+                Reporter(self._options.monitor).ask(asked)
 
     def _report(self, stats: CaptureStats) -> None:
         error = stats.error
