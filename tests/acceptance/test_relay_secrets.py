@@ -39,10 +39,11 @@ class Logins:
     secrets: set[str] = field(default_factory=lambda: {RIGHT, WRONG, SECRET})
 
     def server(self, name: str, config: str, **admin: Any) -> str:
-        """Start one with a stream; return its URL."""
+        """Start one with two streams; return its URL."""
         server = self.stack.enter_context(EmbeddedNats(self.servers / name, config))
         streams = self.stack.enter_context(JetStream(server.url, **admin))
         streams.add_stream("S", "s.>")
+        streams.add_stream("N", "n.>")
         return server.url
 
     def file(self, name: str, text: str) -> str:
@@ -76,7 +77,9 @@ def by_user(made: Logins) -> None:
         "users", f"authorization {{ users: [ {users} ] }}", user="relay", password=RIGHT
     )
     made.right["url"] = {"url": made.env("URL", url.replace("://", f"://relay:{RIGHT}@"))}
-    made.right["nkey"] = {"url": url, "nkey_seed": made.env("SEED", seed)}
+    # In one stream the messages of two pipelines of an outbox would be each other's copies.
+    own = {"subject": "n.nkey", "stream": "N"}
+    made.right["nkey"] = {"url": url, "nkey_seed": made.env("SEED", seed), **own}
     made.wrong["no-url"] = {"url": url.replace("://", f"://relay:{WRONG}@")}
     made.wrong["no-nkey"] = {"url": url, "nkey_seed": other}
     made.wrong["no-seed"] = {"url": url, "nkey_seed": made.env("WRONG", WRONG)}

@@ -168,6 +168,7 @@ class _Root:
         decode, nothing = self._decode, self._nothing
         by_hand: dict[int, dict[int, Any]] = {}
         odd: set[str] = set()
+        tables: list[tuple[str, str] | None] | None = None
         try:
             rows = [nothing if text is None else decode(text) for text in texts]
         except UNREADABLE:
@@ -191,21 +192,18 @@ class _Root:
                     bad += [(row, at) for row, value in enumerate(values) if value is UNFIT]
                     values = [None if value is UNFIT else value for value in values]
                 if UNSET in values:
-                    bad += [(row, at) for row in self._missing(batch, at, values)]
+                    tables = _tables(batch) if tables is None else tables
+                    lacking = self._lacking[at]
+                    bad += [
+                        (row, at)
+                        for row, (value, table) in enumerate(zip(values, tables, strict=True))
+                        if value is UNSET and table is not None and table not in lacking
+                    ]
                     values = [None if value is UNSET else value for value in values]
                 yield at, values
         if odd - self._raw:
             self._raw |= odd
             self._make()
-
-    def _missing(self, batch: pa.RecordBatch, at: int, values: list[Any]) -> Iterator[int]:
-        """Yield the rows that lack a column which their table has; a truncate has no columns."""
-        rows = [row for row, value in enumerate(values) if value is UNSET]
-        some = batch.take(pa.array(rows, pa.int64()))
-        names = [some.column(n).to_pylist() for n in ("table_schema", "table_name", "action")]
-        for row, schema, table, action in zip(rows, *names, strict=True):
-            if action != TRUNCATE and (schema, table) not in self._lacking[at]:
-                yield row
 
     def _by_hand(self, text: str | None, odd: set[str]) -> dict[int, Any]:
         """Return the values of a record that is not as expected; `odd` gets the columns at fault.
@@ -335,3 +333,9 @@ def _text(json: bytes) -> Any:
 
 def _refuse(_: str) -> Any:
     raise msgspec.DecodeError
+
+
+def _tables(batch: pa.RecordBatch) -> list[tuple[str, str] | None]:
+    """Return the table of each message, None for a truncate, which has no columns."""
+    names = (batch.column(name).to_pylist() for name in ("table_schema", "table_name", "action"))
+    return [None if action == TRUNCATE else (s, t) for s, t, action in zip(*names, strict=True)]

@@ -109,11 +109,7 @@ class Pipeline:
         for old in self._config.checkpoint_folder(self._source).iterdir():
             # Only what an earlier start made: a number for a name, with Spark's own file in it. A newer
             # one is of a query that waits.
-            if (
-                old.name.isdigit()
-                and int(old.name) < self._number
-                and (old / "metadata").is_file()
-            ):
+            if old.name.isdigit() and int(old.name) < self._number and (old / "metadata").is_file():
                 shutil.rmtree(old, ignore_errors=True)
 
     def _sources(self) -> int:

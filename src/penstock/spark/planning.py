@@ -72,7 +72,7 @@ class Planner:
                 self._in_vain[altered] = self._in_vain[altered] + 1 if same else 0
                 if self._in_vain[altered] > _MOST_IN_VAIN:
                     # Whatever the reason, the query must not be begun anew for ever.
-                    log.warning("rows come with columns that the catalog has not",
+                    log.warning("rows have columns that the catalog lacks",
                                 table=".".join(altered))  # fmt: skip
                     made.shapes[altered] = {}
         self._plan = made
