@@ -146,13 +146,14 @@ def test_no_secret_is_shown(app: Database, logins: Logins, tmp_path: Path) -> No
             "/metrics": process.get("/metrics")[1],
             "the arguments": arguments(process),
         }
+        running = {name: status(app, name) for name in pipelines}
         assert process.stop() == 0
     shown["the log"] = process.log()
     shown["relay_list"] = str(app.execute("select * from tide.relay_list()"))
     shown["outbox_status"] = str(app.execute("select tide.outbox_status('orders')"))
-    for name in pipelines:
-        of_pipeline = status(app, name)
+    for name, of_pipeline in running.items():
         shown[f"relay_status of {name}"] = json.dumps(of_pipeline)
+        shown[f"relay_status of {name}, stopped"] = json.dumps(status(app, name))
         assert of_pipeline["code"] in (CODES if name in logins.wrong else {None}), of_pipeline
     leaks = {
         what for what, text in shown.items() if any(secret in text for secret in logins.secrets)
