@@ -40,6 +40,7 @@ def server(server_dir: Path, other_machine: Machine) -> Iterator[EmbeddedPostgre
     rules = server_dir / "reached.hba"
     rules.write_text("host all all 0.0.0.0/0 trust\n")
     rules.chmod(0o644)
+    server_dir.chmod(0o711)  # under root Postgres runs as another user
     settings = {"listen_addresses": f"127.0.0.1,{HOST}", "hba_file": str(rules)}
     with EmbeddedPostgres(server_dir / "reached", settings) as server:
         yield server

@@ -62,7 +62,7 @@ class Relayed:
     def places(self, wanted: Wanted, state: Any, starting: Sequence[str] = ()) -> Any:
         source = self.store.register_source(wanted.source, "tag")
         sinks = {
-            name: SimpleNamespace(delivered=1, dead_lettered=0, error=None, behind=False)
+            name: SimpleNamespace(delivered=0, dead_lettered=0, error=None, behind=False)
             for name in wanted.sinks
         }
         run: Any = SimpleNamespace(
@@ -71,6 +71,8 @@ class Relayed:
         )
         places: Any = Places(self.connection, self.store, wanted, run, frozenset(starting))
         places.state, places.run = state, run
+        for sink in sinks.values():  # the run counts on from where it begins
+            sink.delivered = 1
         return places
 
     def wait_with(self, name: str, messages: int = 2) -> None:
