@@ -78,7 +78,7 @@ def keyed(nodes: Sequence[Node], positions: Sequence[int]) -> tuple[Node, ...] |
 
 
 def _is_open(node: Node) -> bool:
-    """Tell whether a number may be one that a decimal of Spark's can't hold."""
+    """Return whether a number may be one that a decimal of Spark's can't hold."""
     if node.op in ("coalesce", "case"):
         return any(map(_is_open, _results(node)))
     if node.op == "literal":
@@ -93,7 +93,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _is_far(node: Node) -> bool:
-    """Tell whether a string is a number that no decimal of Spark's holds."""
+    """Return whether a string is a number that no decimal of Spark's holds."""
     if node.op != "unknown" or node.value is None:
         return False
     try:

@@ -39,7 +39,7 @@ class Watch:
         self._lsn = lsn
 
     def is_altered(self, lsn: int, table: Table, columns: Iterable[tuple[str, int, int]]) -> bool:
-        """Tell whether a table was altered since, given its columns' names, types and type modifiers.
+        """Return whether a table was altered since, given its columns' names, types and type modifiers.
 
         `lsn` is that of the commit of the rows that come now.
         """

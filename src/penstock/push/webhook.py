@@ -267,8 +267,8 @@ class Webhook:
             what += ": redirects are not followed, give the address it leads to"
         elif start := self._quoting.quote(answer.start):
             what += f": {start}"
-        wished = retry.seconds_of(answer.retry_after)
-        self._failed(chunk, f"http_{answer.status}", what, wished, status=answer.status)
+        retry_after = retry.seconds_of(answer.retry_after)
+        self._failed(chunk, f"http_{answer.status}", what, retry_after, status=answer.status)
 
     def _succeeded(self, chunk: Chunk) -> None:
         if self._together:

@@ -204,12 +204,14 @@ def _to_key(_: Node, have: Type) -> Callable[[Column], Column]:
         kept = F.ltrim(digits, F.lit("0"))
         whole = F.length(F.substring_index(bare, ".", 1))
         power = whole + F.length(kept) - F.length(digits) + F.lit(keys.BIAS)
-        told = F.concat(power.cast("string"), F.rtrim(kept, F.lit("0")))
+        digits_key = F.concat(power.cast("string"), F.rtrim(kept, F.lit("0")))
         other = F.concat(
-            F.lit(keys.NEGATIVE), F.translate(told, "0123456789", "9876543210"), F.lit(keys.END)
+            F.lit(keys.NEGATIVE),
+            F.translate(digits_key, "0123456789", "9876543210"),
+            F.lit(keys.END),
         )
         key = F.when(kept == "", keys.ZERO).when(text.startswith("-"), other)
-        return key.otherwise(F.concat(F.lit(keys.POSITIVE), told))
+        return key.otherwise(F.concat(F.lit(keys.POSITIVE), digits_key))
 
     return lambda x: F.when(x.isNotNull(), key(x))
 

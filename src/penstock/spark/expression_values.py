@@ -187,7 +187,7 @@ def _like(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column
 
 
 def is_infinite(time: Column, type_: Type) -> Column:
-    """Tell of a date or timestamp whether it stands for infinity or -infinity."""
+    """Return whether a date or timestamp stands for infinity or -infinity."""
     plus, minus = TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
     if type_.kind is Kind.DATE:
         plus, minus = DATE_INFINITY, DATE_MINUS_INFINITY
@@ -195,7 +195,7 @@ def is_infinite(time: Column, type_: Type) -> Column:
 
 
 def _in_range(time: Column, type_: Type) -> Column:
-    """Tell of a date or timestamp whether Postgres has it."""
+    """Return whether Postgres has a date or timestamp."""
     first, last = FIRST_MOMENT, LAST_MOMENT
     if type_.kind is Kind.DATE:
         first, last = FIRST_DAY, LAST_DAY

@@ -1,4 +1,4 @@
-"""Why an expression has no value for a message: what a dead letter tells of it."""
+"""Why an expression has no value for a message: what a dead letter's reason has."""
 
 from __future__ import annotations
 
