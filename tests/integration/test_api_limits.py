@@ -142,6 +142,54 @@ def until_closed(connection: socket.socket, trickle: bytes = b"") -> tuple[bytes
     raise AssertionError(f"still open after 8 s; the answer so far: {answer[:200]!r}")
 
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [(b"GET /healthz", b"200"), (b"POST /nowhere", b"404")]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"100000\r\n" + b"a" * MIB + b"\r\n1\r\na\r\n", id="too large"),
+        pytest.param(b"no chunk\r\n", id="broken"),
+    ],
+)
+def test_a_refused_body_has_no_second_answer(
+    served: Served, target: bytes, status: bytes, body: bytes
+) -> None:
+    with served.send(target + b" HTTP/1.1\r\nHost: x\r\n" + CHUNKED) as connection:
+        first = connection.recv(1 << 16)  # before the body comes
+        connection.sendall(body)
+        rest, _ = until_closed(connection)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", first + rest) == [status]
+
+
+def test_a_second_request_is_refused_by_itself(served: Served) -> None:
+    with served.send(GET + b"\r\n") as connection:
+        first = connection.recv(1 << 16)
+        connection.sendall(b"nonsense\r\n\r\n")
+        rest, _ = until_closed(connection)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", first + rest) == [b"200", b"400"]
+
+
+def test_an_answer_before_100_continue_ends_the_connection(served: Served) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+    answer, _ = until_closed(served.send(head + b"Expect: 100-continue\r\n\r\n"))
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"404"]
+    assert b"connection: close" in answer
+
+
+def test_a_body_comes_after_100_continue(served: Served) -> None:
+    head = POST + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with served.send(head) as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"ab")
+        answer, _ = until_closed(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\nab")
+
+
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Served]:
     """A server whose times are a second each, but for the one for an idle connection."""

@@ -227,6 +227,9 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] not in _VERSIONS:
             raise Problem(505, "The version of HTTP is not 1.1 or 1.0.")
+        if self.expect_100_continue:
+            # Answered without a 100, the client may leave the body out: what comes next is unknown.
+            self.cycle.keep_alive = False
         self._stage, self._due = _BODY, time.monotonic() + self.body_s
         self._size = self._framed = 0
 
@@ -271,9 +274,10 @@ class Protocol(HttpToolsProtocol):
             self._due = time.monotonic() + self.idle_s
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with `problem` and close; a request that is under way is over."""
+        """Answer with `problem`, unless the request has an answer, and close the connection."""
         cycle = self.cycle
-        started = cycle is not None and cycle.response_started and not cycle.response_complete
+        # Before the end of its head, a request has no cycle, and this is the one of the last request.
+        answered = self._stage != _HEAD and cycle is not None and cycle.response_started
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -281,9 +285,16 @@ class Protocol(HttpToolsProtocol):
         self._rest, self._ready = b"", None
         if self.transport.is_closing():
             return
-        if started:
+        if answered and not cycle.response_complete:
             self.transport.close()
             return
+        if not answered:
+            self._write(problem)
+        # Closed now, with bytes to read, the client's kernel would drop the answer.
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _write(self, problem: Problem) -> None:
         response = problem.response()
         headers = [*self.server_state.default_headers, *response.raw_headers]
         head = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -291,9 +302,6 @@ class Protocol(HttpToolsProtocol):
             b"%b%bconnection: close\r\n\r\n%b"
             % (STATUS_LINE[problem.status], head, bytes(response.body))
         )
-        # Closed now, with bytes to read, the client's kernel would drop the answer.
-        self.transport.write_eof()
-        self.flow.resume_reading()
 
     def _is_gone(self) -> bool:
         return self._stage == _REFUSED or self.transport.is_closing()
