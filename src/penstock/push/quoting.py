@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+from collections.abc import Iterable
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from penstock.redact import MASK, redact_url
 from penstock.streams.consumer_settings import WebhookSettings
@@ -13,6 +16,7 @@ KEPT_BYTES: Final = 1_000
 """How much of a body is looked at: a secret that begins in what is shown must be whole."""
 _SHOWN: Final = 200
 _SHORTEST: Final = 4  # what is shorter would mask half of any text
+_SENT: Final = "/%:@!$&'()*+,;=~?"  # what a request's target has unescaped
 _BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 
 
@@ -20,13 +24,13 @@ class Quoting:
     """Quotes answers of the endpoint of `settings`, without the secrets that it was sent."""
 
     def __init__(self, settings: WebhookSettings) -> None:
-        url = urlsplit(settings.url.get_secret_value())
-        found = {secret.get_secret_value() for secret in settings.secrets}
-        found |= {unquote(part) for part in (url.username, url.password) if part}
-        found |= {value for _name, value in parse_qsl(url.query)}
+        found = _of_url(settings.url.get_secret_value())
+        found |= {secret.get_secret_value() for secret in settings.secrets}
         for value in settings.headers.values():
             text = value.get_secret_value()
             found |= {text, *text.split()}
+        found |= _in_json(found)
+        found |= {_BLANK.sub(" ", secret) for secret in found}
         found -= {"Basic", "Bearer", "Token"}
         self._secrets = sorted((s for s in found if len(s) >= _SHORTEST), key=len, reverse=True)
 
@@ -39,3 +43,24 @@ class Quoting:
             text = text.replace(secret, MASK)
         text = redact_url(text)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _of_url(text: str) -> set[str]:
+    """Return the credentials and the query's values: as written, as meant, and as they are sent."""
+    url = urlsplit(text)
+    found = {part for part in (url.username, url.password) if part}
+    for part in url.query.split("&"):
+        name, _, value = part.partition("=")
+        found.add(value or name)
+    found |= {unquote(part) for part in found} | {unquote_plus(part) for part in found}
+    found |= {quote(part, safe=_SENT) for part in found}
+    if url.username is not None:
+        pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        found |= {pair, base64.b64encode(pair.encode()).decode()}
+    return found
+
+
+def _in_json(texts: Iterable[str]) -> set[str]:
+    """Return texts as they stand between the quotes of JSON; some programs escape slashes too."""
+    found = {json.dumps(text, ensure_ascii=a)[1:-1] for text in texts for a in (False, True)}
+    return found | {text.replace("/", r"\/") for text in found}
