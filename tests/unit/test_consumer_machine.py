@@ -6,12 +6,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import orjson
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.consumer_model import Model
 
 from penstock.streams.ack_tokens import make_tokens, read_tokens
-from penstock.streams.consumer import Entry, Parked, State, replay
+from penstock.streams.consumer import DeliveryFailure, Entry, Parked, State, replay
 from penstock.streams.step import Row, Step
 
 CONSUMER = 7
@@ -272,3 +273,29 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_a_superseded_message_is_no_success(acked: bool) -> None:
+    states = [State(), State()]
+    failure = DeliveryFailure(1, 500, "the endpoint is down")
+    log = [
+        Entry(cursor=(2, 0), passed=2, new=[(1, 0, 1, None), (2, 0, 2, None)], until=50),
+        Entry(failures=[(failure, [1, 2])], moved=[(0, [1, 2])]),
+    ]
+    for entry in log:
+        states[0].apply(entry)
+    states[0].advance(10)
+    step = Step(states[0], 10, -1, 100)
+    assert step.take_again(2) == [1, 2]
+    step.drop([1])
+    if acked:
+        step.again.clear()
+        step.ack(read_tokens(CONSUMER, make_tokens(CONSUMER, 2, [(2, 0)])))
+    entry = step.entry(ACK_WAIT)
+    assert entry is not None
+    states[0].apply(entry)
+    replay(states[1], [e.encode() for e in (*log, entry)])
+    for state in states:
+        assert state.failing == (None if acked else (1, 2))
+        assert 1 not in state.held

@@ -44,6 +44,7 @@ class Entry:
     cursor: tuple[int, int] | None = None
     passed: int = 0  # messages between the old cursor and the new one
     done: list[tuple[int, int]] = field(default_factory=list)  # ranges of numbers, ends included
+    lapsed: int = 0  # how many of `done` the stream has no more: they were neither acked nor failed
     moved: list[tuple[int, list[int]]] = field(default_factory=list)  # until, numbers
     released: list[int] = field(default_factory=list)  # no longer counted as delivered
     again: list[int] = field(default_factory=list)  # handed out again, under new numbers
@@ -64,6 +65,8 @@ class Entry:
             body["n"] = self.passed
         if self.done:
             body["d"] = [number for ends in self.done for number in ends]
+        if self.lapsed:
+            body["x"] = self.lapsed
         if self.moved:
             body["m"] = self.moved
         if self.released:
@@ -106,6 +109,7 @@ class Entry:
             cursor=None if cursor is None else (cursor[0], cursor[1]),
             passed=body.get("n", 0),
             done=list(zip(ends[::2], ends[1::2], strict=True)),
+            lapsed=body.get("x", 0),
             moved=body.get("m", []),
             released=body.get("r", []),
             again=body.get("a", []),
@@ -227,7 +231,7 @@ class State:
         if self.failing is not None and entry.done:
             done = sum(last - first + 1 for first, last in entry.done)
             dead = sum(n not in self.held for _failure, ns in entry.failures for n in ns)
-            if done > dead:
+            if done - entry.lapsed > dead:
                 self.failing = None
         if self.failed or self.returned:
             for first, last in entry.done:

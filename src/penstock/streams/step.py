@@ -51,6 +51,7 @@ class Step:
         self._max_deliver = max_deliver
         self._max_held = max_held
         self._gone: set[int] = set()
+        self._lapsed = 0
         self._moved: dict[int, int] = {}
         self._released: set[int] = set()
         self._failed: dict[DeliveryFailure, list[int]] = {}
@@ -213,6 +214,7 @@ class Step:
         dropped = set(numbers)
         self.again = [number for number in self.again if number not in dropped]
         self._remove(dropped)
+        self._lapsed += len(dropped)
 
     def _came_back(self) -> Iterable[int]:
         out = self._gone if not self._moved else self._gone | self._moved.keys()
@@ -377,6 +379,7 @@ class Step:
             cursor=self._cursor,
             passed=self._passed,
             done=_ranges(self._gone),
+            lapsed=self._lapsed,
             moved=list(times.items()),
             released=[n for n in self._released if n not in self._gone],
             again=self.again,
