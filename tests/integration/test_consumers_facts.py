@@ -15,6 +15,7 @@ from tests.streams_help import Change, inserted, make_stream, publish
 from penstock.consumer_watch import ConsumerWatch
 from penstock.embedded.handles import Database
 from penstock.health import Health, Level
+from penstock.streams import reader
 from penstock.streams.consumer_facts import ConsumerFacts, facts_body
 from penstock.streams.consumer_types import ConsumerSpec
 from penstock.streams.consuming import Consumer
@@ -55,6 +56,43 @@ def test_lag_in_flight_and_retries_are_counted(store: Store) -> None:
             assert 100 <= now.lag_seconds < 200
             await consumer.ack(tokens(got[2:3]))
             assert (await facts(consumer)).failing_since is None
+
+    run(work)
+
+
+def committed(seconds_ago: int, key: int, table: str = "items") -> Change:
+    at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    metadata = {"commit_timestamp": f"{at.replace(tzinfo=None).isoformat()}Z"}
+    return Change({"id": key}, table=table, metadata=metadata)
+
+
+@pytest.mark.parametrize("kind", ["changes", "rows"])
+def test_the_lag_is_that_of_the_first_message_however_far_behind_the_cursor(
+    store: Store, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_LOOKED_AT", 3)
+    monkeypatch.setattr(reader, "_WINDOWS", 2)
+
+    async def work() -> None:
+        stream = make_stream(store, kind=kind)
+        async with workers(store, filters={"table": "shops"}) as consumer:
+            publish(store, stream, [committed(900, key) for key in range(10)])
+            publish(store, stream, [committed(500, 1, "shops"), committed(10, 2, "shops")])
+            lags = [await lag(consumer)]
+            while 900 <= lags[-1] < 930:  # six messages further each time
+                lags.append(await lag(consumer))
+            assert len(lags) <= 2
+            assert 500 <= lags[-1] < 530
+            if kind == "rows":
+                publish(store, stream, [committed(0, 1, "shops")])
+                while 500 <= lags[-1] < 530:  # until the new head is known
+                    lags.append(await lag(consumer))
+                assert 10 <= lags[-1] < 40
+
+    async def lag(consumer: Consumer) -> float:
+        while not (found := await facts(consumer)).lag_messages:
+            await asyncio.sleep(0.01)
+        return found.lag_seconds
 
     run(work)
 

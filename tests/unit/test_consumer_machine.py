@@ -292,10 +292,10 @@ def test_a_superseded_message_is_no_success(acked: bool) -> None:
     if acked:
         step.again.clear()
         step.ack(read_tokens(CONSUMER, make_tokens(CONSUMER, 2, [(2, 0)])))
-    entry = step.entry(ACK_WAIT)
-    assert entry is not None
-    states[0].apply(entry)
-    replay(states[1], [e.encode() for e in (*log, entry)])
+    last = step.entry(ACK_WAIT)
+    assert last is not None
+    states[0].apply(last)
+    replay(states[1], [e.encode() for e in (*log, last)])
     for state in states:
         assert state.failing == (None if acked else (1, 2))
         assert 1 not in state.held

@@ -121,6 +121,12 @@ FROM (
     ORDER BY m.lsn, m.idx LIMIT %(limit)s
 ) m WHERE {wanted} ORDER BY m.lsn, m.idx LIMIT 1
 
+-- name: window
+-- Where the messages end among which `oldest` looked, if more come behind them.
+SELECT lsn, idx FROM {segment}
+WHERE (lsn, idx) > (%(lsn)s, %(idx)s) AND (lsn, idx) <= (%(last_lsn)s, %(last_idx)s)
+ORDER BY lsn, idx OFFSET %(limit)s - 1 LIMIT 1
+
 -- name: at_time
 -- The first message of a segment at or behind an LSN, and when it was committed. Here and below json
 -- is read without its escapes: it refuses a text that has \u0000, or half a surrogate pair, anywhere.

@@ -25,6 +25,7 @@ _FIRST_ROWS: Final = 200
 _LOOKED_UP: Final = 20_000
 _OF_A_GROUP: Final = 50
 _LOOKED_AT: Final = 20_000
+_WINDOWS: Final = 10
 _LAST: Final = (1 << 63) - 1
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
 
@@ -79,6 +80,10 @@ class Reader:
         self._size = _BYTES // _FIRST_ROWS  # of a message, roughly
         self._known: dict[int, _Known] = {}
         self._known_bytes = 0
+        self._passable = (
+            START,
+            START,
+        )  # none of the consumer's messages is behind one, up to the other
         self._generation = 0
         self._asking = asyncio.Lock()
 
@@ -364,22 +369,30 @@ class Reader:
     async def oldest(self, position: Position, *, behind: bool = False) -> datetime | None:
         """Return when the message at `position`, or the consumer's first one `behind` it, was committed.
 
-        Of a position where there is none any more, that of the next one.
+        Of a position where there is none any more, that of the next one. Behind one, very many may
+        come that are not the consumer's: then one of those stands for it until a later call.
         """
         after = position if behind else (position[0], position[1] - 1)
 
         async def work() -> datetime | None:
+            begin, windows = after, _WINDOWS if behind else 0
+            if behind and self._passable[0] <= after <= self._passable[1]:
+                begin = self._passable[1]
             for segment in self.segments:
-                last = min(self.head, segment.through)
-                if last <= after:
-                    continue
                 table = segment_table(segment.id)
-                wanted = self._wanted(segment, self._matches) if behind else ALL
-                query = composed("oldest", segment=table, wanted=wanted)
-                limit = _LOOKED_AT if behind else 1
-                params = {**self._range(max(after, segment.after), last), "limit": limit}
-                for (at,) in await self._sessions.rows(query, params):
-                    return None if at is None else datetime.fromisoformat(at)
+                begin, last = max(begin, segment.after), min(self.head, segment.through)
+                while begin < last:
+                    wanted = self._wanted(segment, self._matches) if windows else ALL
+                    limit = _LOOKED_AT if windows else 1
+                    params = {**self._range(begin, last), "limit": limit}
+                    query = composed("oldest", segment=table, wanted=wanted)
+                    for (at,) in await self._sessions.rows(query, params):
+                        return None if at is None else datetime.fromisoformat(at)
+                    ends = await self._sessions.rows(composed("window", segment=table), params)
+                    begin = (ends[0][0], ends[0][1]) if ends else last
+                    if windows:
+                        windows -= 1
+                        self._passable = after, begin
             return None
 
         return await self.whole(work)
