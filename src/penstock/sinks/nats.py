@@ -57,7 +57,7 @@ from penstock.sinks.nats_client import (
     Reply,
     connect_first,
 )
-from penstock.sinks.nats_duplicates import Duplicates
+from penstock.sinks.nats_duplicates import ASKING_SECONDS, Duplicates
 from penstock.sinks.nats_frames import Encoder
 from penstock.sinks.nats_leader import Silence
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
@@ -88,11 +88,19 @@ class _Patience:
         self._started = time.monotonic()
         self._last = self._started + self._seconds + rows / STEADY_RATE
         self.until = self._started + self._seconds
+        self._spare = ASKING_SECONDS
         # A server that is gone is not waited for: others wait for this batch meanwhile.
         self.tries = float("inf") if seconds is None else CONNECT_TRIES
 
     def progress(self, now: float) -> None:
         self.until = min(now + self._seconds, self._last)
+
+    def extend(self, seconds: float) -> None:
+        """Add time in which a stream is asked about its messages, which is over by itself."""
+        seconds = min(seconds, self._spare)
+        self._spare -= seconds
+        self._last += seconds
+        self.until += seconds
 
     def left(self) -> float:
         return self.until - time.monotonic()
@@ -216,7 +224,7 @@ class NatsSink:
     def _pump(self, connection: Connection, task: Task) -> SinkError | None:
         """Send and read until the batch is done; returns the error if the connection is lost."""
         timeout = self._config.ack_timeout
-        last_ack = now = time.monotonic()
+        last_ack = heard = now = time.monotonic()
         while task.left:
             left = task.left
             if task.buckets:
@@ -233,12 +241,18 @@ class NatsSink:
                 acks, events = connection.step(self._pause(task, now))
             except SinkError as error:
                 return error
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             task.acked(acks, connection.parser.copies)
+            if acks or events:
+                heard = now
             if events:
                 self._handle(connection, task, events, now)
             if task.doubts:
-                self._duplicates.ask(connection, task, now)
+                self._duplicates.ask(connection, task, now, heard)
+                if not self._duplicates.silent(now, heard):
+                    self._patience.extend(now - before)
+                elif now - heard > timeout:
+                    return _silent(connection, timeout)
             if task.left < left:
                 last_ack = now
                 self._patience.progress(now)
@@ -405,6 +419,10 @@ class NatsSink:
             if self._should_stop() or self._patience.left() <= 0:
                 raise _stopped(error)
             time.sleep(min(left, 0.1))
+
+
+def _silent(connection: Connection, seconds: float) -> SinkError:
+    return SinkError("timeout", f"{connection.server} has not answered for {seconds:g} s.")
 
 
 def _stopped(error: SinkError) -> SinkError:

@@ -3,7 +3,7 @@
 A stream drops a message whose `Nats-Msg-Id` it knows, and its ack then names the message that it has.
 After a restart that is the sink's own. Where it is another publisher's, ours is nowhere: it becomes a
 dead letter. So the stream is asked for the message, which names who published it: in `metadata.consumer`
-of its body, or in a header where the body is no envelope.
+of its body, or, of an outbox's message, in a header.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import orjson
 from penstock.outbox.forms import OWNER
 from penstock.sinks.base import OnRetry, SinkError
 from penstock.sinks.nats_client import ANSWER, Answer, Connection
+from penstock.sinks.nats_leader import UNAVAILABLE
 
 if TYPE_CHECKING:
     from penstock.sinks.nats_task import Task
@@ -27,8 +28,16 @@ LOOKUP: Final = "STREAM.MSG.GET"
 ASKED_AT_ONCE: Final = 256
 TRIES: Final = 2
 """Questions without an answer after which a message counts as the sink's own."""
+ANSWER_SECONDS: Final = 1.0
+"""How long an answer may take."""
+ASKING_SECONDS: Final = TRIES * ANSWER_SECONDS + 1.0
+"""By how much the patience with a write is more where its messages are in doubt, at most."""
+SILENCE: Final = 1.5
+"""How often that time a server may say nothing at all before it counts as gone."""
 _NO_MESSAGE: Final = 10037
-_OWNER: Final = f"{OWNER}: ".encode()
+_ASK_AGAIN: Final = UNAVAILABLE | {_NO_MESSAGE}
+_ID: Final = b"Nats-Msg-Id:"
+_OWNER: Final = f"{OWNER}:".encode()
 CODE: Final = "duplicate_key"
 
 
@@ -57,9 +66,20 @@ def stored(ack: bytes) -> Stored:
     return Stored(str(fields["stream"]), int(fields["seq"]), str(fields.get("domain") or ""))
 
 
-def verdict(name: str, where: Stored, answer: dict[str, Any]) -> str | None:
+def refusal(answer: dict[str, Any]) -> str | None:
+    """Return why a stream can't be asked at all, None where it has answered, or may do so later."""
+    error = answer.get("error")
+    if not isinstance(error, dict):
+        return None
+    if error.get("code") == 404 or error.get("err_code") in _ASK_AGAIN:
+        return None
+    return str(error.get("description") or error)
+
+
+def verdict(name: str, key: str, where: Stored, answer: dict[str, Any]) -> str | None:
     """Return why a stream's message is not the sink's own, None where it is, or is gone since.
 
+    `key` is the id that the sink's was sent with; where the stream's has another, nothing is known.
     Raises `LookupError` where the answer names no message: ask again.
     """
     error = answer.get("error")
@@ -72,9 +92,8 @@ def verdict(name: str, where: Stored, answer: dict[str, Any]) -> str | None:
         raise LookupError
     headers = base64.b64decode(message.get("hdrs") or "")
     owner = owner_of(headers, base64.b64decode(message.get("data") or ""))
-    if owner == name:
+    if owner == name or _value(headers, _ID) != key:
         return None
-    key = _value(headers, b"Nats-Msg-Id: ") or ""
     by = "another publisher" if owner is None else f"{owner!r}"
     return (
         f"stream {where.stream} dropped this message of {name!r} as a copy: its message"
@@ -118,7 +137,7 @@ def unchecked(where: Stored, why: str) -> SinkError:
 
 def _value(headers: bytes, name: bytes) -> str | None:
     _, found, rest = headers.partition(b"\r\n" + name)
-    return rest.partition(b"\r\n")[0].decode(errors="replace") if found else None
+    return rest.partition(b"\r\n")[0].strip().decode(errors="replace") if found else None
 
 
 @dataclass(slots=True)
@@ -189,7 +208,7 @@ class Duplicates:
     def __init__(self, name: str, inbox: bytes, timeout: float, on_retry: OnRetry) -> None:
         self._name = name
         self._inbox = inbox
-        self._timeout = timeout
+        self._timeout = min(timeout, ANSWER_SECONDS)
         self._on_retry = on_retry
         self._may_ask = True
 
@@ -197,12 +216,19 @@ class Duplicates:
         """Ask on a new connection, whatever came of it on the last one."""
         self._may_ask = True
 
-    def ask(self, connection: Connection, task: Task, now: float) -> None:
-        """Ask for what is in doubt."""
-        for row, where in list(task.doubts.due(now, self._timeout)):
+    def silent(self, now: float, heard: float) -> bool:
+        """Whether the server itself, last heard then, is silent: nobody else's fault is known."""
+        return now - heard > SILENCE * self._timeout
+
+    def ask(self, connection: Connection, task: Task, now: float, heard: float) -> None:
+        """Ask for what is in doubt, and the server, last heard at `heard`, for a sign of life."""
+        due = list(task.doubts.due(now, self._timeout))
+        if due and self._may_ask:
+            connection.send(b"PING\r\n")
+        for row, where in due:
             if not self._may_ask:
                 task.believe(row)
-            elif task.doubts.tried(row) > TRIES:
+            elif task.doubts.tried(row) > TRIES and not self.silent(now, heard):
                 self._give_up(task, "it does not answer")
                 return
             else:
@@ -220,8 +246,12 @@ class Duplicates:
             self._give_up(task, "JetStream's API does not answer")
             return
         try:
-            why = verdict(self._name, where, orjson.loads(answer.body))
-        except (LookupError, ValueError):
+            body = orjson.loads(answer.body)
+            if (refused := refusal(body)) is not None:
+                self._give_up(task, refused)
+                return
+            why = verdict(self._name, task.key(row), where, body)
+        except (AttributeError, LookupError, ValueError):
             return  # it is asked again
         if why is None:
             task.believe(row)

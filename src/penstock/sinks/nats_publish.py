@@ -119,7 +119,7 @@ class Publisher:
             answer = self._connection.request(
                 where.call, where.question, self._inbox, self._config.ack_timeout
             )
-            why = verdict(self._name, where, orjson.loads(answer.body))
+            why = verdict(self._name, key, where, orjson.loads(answer.body))
         except (SinkError, LookupError, ValueError):
             return  # it can't be asked
         if why is not None:

@@ -321,13 +321,17 @@ class Task:
                 self.dissolve(row)  # by a server that knows nothing of atomic batches
                 continue
             if settle and self.is_early(row):
-                if before == _SENT:
+                if before == _SENT and copy is not None:
+                    self._doubt(row, stored(copy))  # what is there already keeps its place
+                elif before == _SENT:
                     self.take_back(row)
                 continue
             if copy is not None:
                 if before != _DOUBTED:
                     self._doubt(row, stored(copy))
                 continue
+            if before == _DOUBTED:
+                self.doubts.drop(row)
             state[row] = _DONE
             done += 1
             landed += before == _SENT
@@ -338,27 +342,27 @@ class Task:
         self.written.delivered += done
 
     def _doubt(self, row: int, where: Stored) -> None:
-        """Take a row that the stream had before; rows that waited for it may go."""
+        """Take a row that the stream had before; rows that wait for it do so until it is settled."""
         self.flying -= self._state[row] == _SENT
         self._state[row] = _DOUBTED
         self.doubts.add(row, where)
-        self._settle(row)
-        if self._form is not None and self._form.shares(self._key(row)):
+        if self._form is not None and self._form.shares(self.key(row)):
             self.believe(row)
 
-    def _key(self, row: int) -> str:
+    def key(self, row: int) -> str:
         """Return the id that a row is sent with."""
         _, _, rest = bytes(self._block(row).frame(row)).partition(b"\r\nNats-Msg-Id: ")
         return rest.partition(b"\r\n")[0].decode(errors="replace")
 
     def believe(self, row: int) -> None:
-        """Count a row as delivered that the stream had before: the message there is its own."""
+        """Count a row as delivered that the stream had before; those that waited for it may go."""
         self.doubts.drop(row)
         if self._state[row] == _DOUBTED:
             self._state[row] = _DONE
             self.left -= 1
             self.written.delivered += 1
             self.written.duplicates += 1
+            self._settle(row)
 
     def flies(self, number: int) -> int | None:
         """Return the row of a reply's number if an answer to it is still awaited."""
@@ -496,11 +500,20 @@ class Task:
         if self._held and (held := self._held.get(self.subject(row))) and held[0] == row:
             del self._held[self.subject(row)]
             self._again(other for other in held if self._state[other] == _BACKOFF)
-        for follower in self._followers.pop(row, ()):
-            self._waits[follower] -= 1
-            # One in flight is behind this one in the same chain.
-            if not self._waits[follower] and self._state[follower] == _WAITING:
-                self._ready.append(follower)
+        settled = [row]
+        while settled:
+            row = settled.pop()
+            if self.is_early(row):
+                continue  # those behind it go when all before it are done, too
+            for follower in self._followers.pop(row, ()):
+                self._waits[follower] -= 1
+                if self._waits[follower]:
+                    continue
+                # One in flight is behind this one in the same chain.
+                if self._state[follower] == _WAITING:
+                    self._ready.append(follower)
+                elif self._state[follower] == _DONE:
+                    settled.append(follower)
 
     def _block(self, row: int) -> Block:
         while not self._blocks or row >= self._blocks[-1].first + self._blocks[-1].rows:
