@@ -71,8 +71,7 @@ def check(
     assert [v for n, v in sent if n == "Nats-Msg-Id"] == [key]
     published = pairs_of(of)
     mine = [pair for pair in sent if pair[0] != "Nats-Msg-Id"]
-    if form != "envelope":
-        assert mine.pop(0)[0] == "Penstock-Pipeline"
+    assert mine.pop(0)[0] == "Penstock-Pipeline"
     text = payload.encode()
     if form == "cloudevents":
         published = [

@@ -104,6 +104,16 @@ def test_a_plain_message_is_the_payload_with_id_and_headers() -> None:
     ]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_who_published_a_forwarded_message_is_left_out(form: Format) -> None:
+    """The pipeline would take its own message for another's by it."""
+    ((_, headers, _),) = messages(
+        rows({"headers": {"penstock-pipeline": "other", "h": "x"}}), format=form
+    )
+    assert [pair for pair in headers if pair[0].lower() == OWNER[0].lower()] == [OWNER]
+    assert ("h", "x") in headers
+
+
 def test_a_stream_is_demanded() -> None:
     ((_, headers, _),) = messages(rows({}), stream="ORDERS")
     assert headers == [
@@ -124,7 +134,7 @@ def test_an_envelope_is_the_message_of_a_change() -> None:
     ((_, headers, body),) = messages(
         rows({"payload": {"a": 1}, "headers": {"h": "x"}}), format="envelope"
     )
-    assert headers == [("Nats-Msg-Id", f"orders/{TAG}#1"), ("h", "x")]
+    assert headers == [("Nats-Msg-Id", f"orders/{TAG}#1"), OWNER, ("h", "x")]
     message = json.loads(body)
     assert message["record"]["payload"] == {"a": 1}
     assert (message["action"], message["changes"]) == ("insert", None)
@@ -282,8 +292,7 @@ def test_any_headers_give_whole_frames_or_a_reason(
         assert len(rest) == total + 2
         lines = rest[: header - 4].split(b"\r\n")
         if row not in block.refused:
-            own = 2 if form == "envelope" else 3
-            sent = [tuple(line.decode().split(": ", 1)) for line in lines[own:]]
+            sent = [tuple(line.decode().split(": ", 1)) for line in lines[3:]]
             wanted = [(n, v) for n, v in names.items() if v is not None]
             if form in ("plain", "envelope"):
                 assert sent == wanted

@@ -105,12 +105,12 @@ _list_values: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 OWNER: Final = "Penstock-Pipeline"
-"""The header that names the pipeline of a message whose body does not."""
+"""The header that names the pipeline of a message. A publisher's own of that name is left out."""
 
 
-def owner_header(form: OutboxForm, pipeline: str) -> bytes:
+def owner_header(pipeline: str) -> bytes:
     """Return the header by which a pipeline knows its messages, a line end before it."""
-    return b"" if form.format == "envelope" else f"\r\n{OWNER}: {pipeline}".encode()
+    return f"\r\n{OWNER}: {pipeline}".encode()
 
 
 def groups_of(batch: pa.RecordBatch, form: OutboxForm) -> Iterable[tuple[Any, ...]] | None:
@@ -234,16 +234,18 @@ class _Headers:
         routed: list[bytes] = []
         for name, value in _pairs(raw):
             self.refused = self.refused or _wrong(name, value)
+            lower = name.lower()
+            self.given.setdefault(lower, value)
+            if lower == OWNER.lower():
+                continue  # such as of a message that was forwarded
             line = f"\r\n{name}: {value}".encode()
             lines.append(line)
-            lower = name.lower()
             if lower != "content-type" and not lower.startswith("ce-"):
                 event.append(line)
             if name != "op":
                 routed.append(line)
             elif value in _LETTERS:
                 self.op = value
-            self.given.setdefault(lower, value)
         if self.refused is None:
             self.lines, self.without_op = b"".join(lines), b"".join(routed)
             self.of_event = b"".join([*event, _OF_EVENT])

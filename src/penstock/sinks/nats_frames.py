@@ -88,8 +88,7 @@ class Encoder:
         self._template = config.template
         self._has_changes = config.kind == "changes"
         self._form = None if config.form is None else Maker(config.form)
-        # An envelope names who published it; of other forms a header does.
-        owner = b"" if config.form is None else owner_header(config.form, name)
+        owner = b"" if config.form is None else owner_header(name)
         self._owner = _constant(owner)
         self._source = source
         consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
