@@ -71,10 +71,11 @@ class Leases:
                 with contextlib.closing(connect(self._url)) as connection:
                     connection.execute(_SQL["no_flush"])
                     self._renew(connection)
-            except psycopg.Error as error:
+            except Exception as error:  # without it a relay that is well would read as dead
                 if not self._failed:
                     self._failed = True
-                    log.warning("leases could not be renewed; trying again", error=str(error))
+                    log.warning("leases could not be renewed; trying again", error=str(error),
+                                exc_info=not isinstance(error, psycopg.Error))  # fmt: skip
                 self._stopping.wait(_BEAT_SECONDS)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
@@ -91,6 +92,11 @@ class Leases:
             "instance": self._instance, "host": socket.gethostname(), "pid": os.getpid(),
             "groups": [of.group for of in leases], "states": [of.state for of in leases],
             "warm": [of.warm for of in leases], "lock_pids": [of.lock_pid for of in leases],
-            "codes": [of.code for of in leases], "errors": [of.error for of in leases],
-            "remedies": [of.remedy for of in leases],
+            "codes": [of.code for of in leases], "errors": [_text(of.error) for of in leases],
+            "remedies": [_text(of.remedy) for of in leases],
         }  # fmt: skip
+
+
+def _text(given: str | None) -> str | None:
+    """Return a text as Postgres takes it."""
+    return None if given is None else given.replace("\0", "")
