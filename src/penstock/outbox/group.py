@@ -307,7 +307,7 @@ class Group:
                 ended = self._run is not run or self._stopping.is_set()
                 same = latest is None or wanted is None or latest.config == wanted.config
                 if not ended and (same or query is None or time.monotonic() > deadline):
-                    self._next, query = query, None
+                    self._next, query = query, self._next  # one that nobody took is closed
                     run.stop()
                     ended = True
             if query is not None:
@@ -416,8 +416,9 @@ class Group:
             if wanted.pipelines[name].enabled:
                 log.error("pipeline stopped", pipeline=name, group=self.name, code=trouble.code,
                           error=trouble.message, remedy=trouble.remedy)  # fmt: skip
-        run.prepare()
+        # Before anything is delivered: what the run counts by then is of the one before.
         places = Places(self._lock.connection, store, wanted, run, starting)
+        run.prepare()
         ended = threading.Event()
         keeper = threading.Thread(
             target=self._keep, args=(run, places, ended), name=f"places {self.name}", daemon=True
