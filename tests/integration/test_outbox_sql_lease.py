@@ -276,7 +276,9 @@ def test_a_slot_stays_while_its_group_has_a_pipeline(tide: Database) -> None:
 
 
 def test_an_owner_that_may_not_drop_it_is_given_the_statement(tide: Database) -> None:
+    """Also while a relay runs, as that may be one that may not either."""
     name = slot(tide)
+    lease(tide)
     owner = f"owner_{tide.name}"
     tide.execute(
         f"CREATE ROLE {owner}; GRANT ALL ON SCHEMA tide TO {owner};"
@@ -298,6 +300,21 @@ def test_an_owner_that_may_not_drop_it_is_given_the_statement(tide: Database) ->
     finally:
         tide.execute("ALTER FUNCTION tide.relay_delete(text) OWNER TO CURRENT_USER")
         tide.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
+
+
+def test_an_old_snapshot_drops_no_slot(tide: Database) -> None:
+    """It may not know of a pipeline that was made since, whose slot it would be."""
+    name = slot(tide)
+    notices: list[str] = []
+    with tide.connect() as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+        connection.execute("SELECT tide.relay_delete('p')")
+    assert notices == [
+        f"the replication slot {name} keeps WAL, and is not dropped in a transaction with the"
+        " isolation level repeatable read"
+    ]
+    assert slots(tide) == [name]
 
 
 def test_a_slot_that_is_still_read(tide: Database) -> None:

@@ -115,6 +115,9 @@ $tide$;
 CREATE OR REPLACE FUNCTION tide._drop_slots() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE slot record; allowed boolean; statement text;
+    -- An older snapshot may not know of a pipeline that was made meanwhile.
+    is_now CONSTANT boolean NOT NULL
+        := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
     SELECT r.rolsuper OR r.rolreplication INTO allowed
     FROM pg_roles r WHERE r.rolname = current_user;
@@ -126,7 +129,7 @@ BEGIN
               SELECT tide._slot(r.relay_group) FROM tide.relays r WHERE r.direction = 'out')
     LOOP
         statement := format('select pg_drop_replication_slot(%L);', slot.slot_name);
-        IF NOT slot.active AND allowed THEN
+        IF NOT slot.active AND allowed AND is_now THEN
             BEGIN
                 PERFORM pg_drop_replication_slot(slot.slot_name);
                 CONTINUE;
@@ -136,13 +139,17 @@ BEGIN
             END;
         END IF;
         -- By its own process, within seconds.
-        CONTINUE WHEN EXISTS (SELECT FROM tide.leases l
+        CONTINUE WHEN (allowed OR slot.active) AND EXISTS (SELECT FROM tide.leases l
             WHERE l.state = 'running' AND l.heartbeat > clock_timestamp() - interval '10 s');
         IF slot.active THEN
             RAISE NOTICE 'the replication slot % is still in use, by process %, and keeps WAL',
                 slot.slot_name,
                 (SELECT s.active_pid FROM pg_replication_slots s WHERE s.slot_name = slot.slot_name)
                 USING HINT = 'Once that has ended: ' || statement;
+        ELSIF allowed THEN
+            RAISE NOTICE 'the replication slot % keeps WAL, and is not dropped in a transaction with the '
+                'isolation level %', slot.slot_name, current_setting('transaction_isolation')
+                USING HINT = 'In another transaction: ' || statement;
         ELSE
             RAISE NOTICE 'the replication slot % keeps WAL, and the role % may not drop it',
                 slot.slot_name, current_user
