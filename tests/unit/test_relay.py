@@ -9,18 +9,22 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.config import Config, ConfigError, load
-from penstock.outbox import relay
+from penstock.health import Failure
+from penstock.outbox import lease, relay
+from penstock.outbox.lease import Lease, Leases
 from penstock.outbox.relay import Relay
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.wanted import Pipeline, Planner, capture_url, slot_of, source_name
+from penstock.postgres.errors import CaptureError
 from penstock.settings import OutboxSource, SparkSettings
 from penstock.spark.options import SourceOptions
 from penstock.spark.pipeline import Pipeline as PipelineOfSpark
@@ -196,6 +200,81 @@ def test_changes_in_a_row_are_looked_at_as_one(
     source = OutboxSource.model_validate({"type": "outbox", "url": URL})
     looks = Relay("box", source, Config(sources={}, sinks={}))._looks(session)
     assert [session.now for _ in itertools.islice(looks, len(expected))] == pytest.approx(expected)
+
+
+def own_relay() -> Relay:
+    source = OutboxSource.model_validate({"type": "outbox", "url": URL})
+    return Relay("box", source, Config(sources={}, sinks={}))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CaptureError("unreadable", "It can't be read."), "unreadable"),
+        (ValueError("password"), "internal"),
+    ],
+)
+def test_a_relay_that_can_not_look_says_so(
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = own_relay()
+    looks: list[Exception | None] = [error, None]
+    found: list[Failure | None] = []
+
+    def look(_: object) -> None:
+        if (wrong := looks.pop(0)) is not None:
+            raise wrong
+        found.append(of._failure)
+
+    def swept(_: object) -> None:
+        of.stop()
+
+    session = SimpleNamespace(execute=lambda _: None, close=lambda: None)
+    monkeypatch.setattr(relay, "connect", lambda _: session)
+    monkeypatch.setattr(relay, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(of, "_look", look)
+    monkeypatch.setattr(of, "_sweeper", SimpleNamespace(look=swept, busy=False))
+    of._watch()
+    (failure,) = found
+    assert failure is not None
+    assert failure.code == code
+    assert "password" not in failure.text
+    assert of._failure is None
+
+
+def test_a_slot_that_may_not_be_dropped_keeps_nothing_from_running() -> None:
+    """As by a relay of inboxes alone, which needs no REPLICATION."""
+
+    def execute(*_: object) -> None:
+        raise psycopg.errors.InsufficientPrivilege
+
+    of, session = own_relay(), SimpleNamespace(execute=execute)
+    of._planner = planner()
+    of._drop_slots(cast("Any", session), ["tide_g_00000000"], [])
+
+
+def test_leases_go_on_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[dict[str, Any]] = []
+    asked = 0
+
+    def ask() -> list[Lease]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError
+        return [Lease("g", "running", warm=True, code="c", error="a\0b", remedy="\0")]
+
+    def execute(_: object, values: object = None) -> None:
+        if isinstance(values, dict):
+            beats.append(values)
+            leases._stopping.set()
+
+    session = SimpleNamespace(execute=execute, close=lambda: None)
+    monkeypatch.setattr(lease, "connect", lambda _: session)
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 0.0)
+    leases = Leases(URL, ask)
+    leases._main()
+    assert [(b["errors"], b["remedies"]) for b in beats] == [(["ab"], [""])]
 
 
 def configured(folder: Path, text: str) -> Config:

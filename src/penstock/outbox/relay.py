@@ -172,19 +172,32 @@ class Relay:
                         self._failure = None
                         if told:
                             told = False
-                            log.info("the outboxes' database answers again", relay=self.name)
+                            log.info("the relay looks at its pipelines again", relay=self.name)
             except psycopg.Error as error:
                 known = postgres_error(error, self._url)
-                failure = Failure(known.code, known.message, known.remedy)
-                self._failure = failure.lasting(self._failure, time.time())
+                self._fail(Failure(known.code, known.message, known.remedy))
                 if not told:
                     told = True
                     log.warning("the outboxes' database does not answer", relay=self.name,
                                 code=known.code, error=str(known))  # fmt: skip
                 self._stopping.wait(_RETRY_SECONDS)
-            except Exception:
+            except CaptureError as error:  # such as a route that could not be looked at now
+                self._fail(Failure(error.code, error.message, error.remedy))
+                if not told:
+                    told = True
+                    log.warning("the relay could not look at its pipelines", relay=self.name,
+                                code=error.code, error=str(error))  # fmt: skip
+                self._stopping.wait(_POLL_SECONDS)
+            except Exception as error:
+                self._fail(Failure(
+                    "internal", f"Unexpected: {type(error).__name__}.", "See the relay's log."
+                ))  # fmt: skip
+                told = True
                 log.exception("the relay could not look at its pipelines", relay=self.name)
                 self._stopping.wait(_POLL_SECONDS)
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure.lasting(self._failure, time.time())
 
     def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
         """Yield when there is something to look at: at once, soon after it was told, now and then."""
@@ -210,12 +223,7 @@ class Relay:
         found = find(connection)
         self._drop_slots(connection, slots, found)
         mine = [p for p in found if self._only in (None, p.relay_group)]
-        try:
-            planned = self._planner.plan(mine)
-        except CaptureError as error:  # a route could not be looked at now
-            log.warning("the relay could not look at its pipelines", relay=self.name,
-                        code=error.code, error=str(error))  # fmt: skip
-            return
+        planned = self._planner.plan(mine)
         self._shared.look(planned.values())
         inboxes: dict[str, list[InboxPipeline]] = {}
         for into in find_inboxes(connection):
@@ -233,11 +241,15 @@ class Relay:
     def _drop_slots(
         self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
     ) -> None:
-        """Drop the slots of groups that are no more: they would keep the server's WAL for ever."""
+        """Drop the slots of groups that are no more: they would keep the server's WAL for ever.
+
+        A relay of inboxes alone may not be allowed to; it goes on without.
+        """
         assert self._planner is not None  # noqa: S101
         wanted = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
         for slot in set(idle) - wanted:
-            with contextlib.suppress(psycopg.errors.ObjectInUse):
+            refused = psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege
+            with contextlib.suppress(*refused):
                 connection.execute(_SQL["drop_slot"], [slot])
                 log.info("slot dropped: its group has no pipelines any more", slot=slot)
 
