@@ -22,6 +22,7 @@ USERS = {
     "other": '["$JS.API.>", "other.>", "{info}"]',
     "but": '{{ allow: [">"], deny: ["shop.*.orders.delete", "{no_info}"] }}',
     "bare": '["shop.>", "{info}"]',
+    "unread": '["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.*", "shop.>", "{info}"]',
 }
 
 
@@ -60,7 +61,7 @@ ORDERS = [f"shop.public.orders.{action}" for action in ("insert", "update", "del
 @pytest.mark.parametrize("user", [*USERS, *map(str.upper, USERS)])
 def test_subjects_that_are_known(server: EmbeddedNats, streams: JetStream, user: str) -> None:
     (found,) = of_user(server, user, "{source}.{schema}.{table}.{action}", *ORDERS)
-    if user.lower() in ("all", "some", "bare"):
+    if user.lower() in ("all", "some", "bare", "unread"):
         assert (found.level, found.message) == ("ok", "this user may publish to it")
     else:
         denied = ORDERS if user.lower() == "other" else ORDERS[-1:]
@@ -72,6 +73,18 @@ def test_subjects_that_are_known(server: EmbeddedNats, streams: JetStream, user:
         assert found.message == "this user may not publish to shop.x"
     # Nobody has got a message of it.
     assert streams.info("SHOP").state.last_seq == 0
+
+
+@pytest.mark.parametrize("user", ["all", "some", "unread", "ALL", "SOME", "UNREAD"])
+def test_whose_the_messages_of_a_stream_are(
+    server: EmbeddedNats, streams: JetStream, user: str
+) -> None:
+    """Who may not ask for them takes another publisher's for its own."""
+    config = NatsSinkConfig(url=server.url, user=user, password="x")
+    found = nats_check.inspect(config, ORDERS, source="shop")
+    told = [f for f in found if "$JS.API.STREAM.MSG.GET.SHOP" in f.message]
+    assert [f.level for f in told] == ["warning"] * (user.lower() == "unread")
+    assert all('allow: ["$JS.API.STREAM.MSG.GET.SHOP"]' in f.fix for f in told)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ def _inspect_stream(
             found.append(Finding("warning", f"stream {name}", "its settings cannot be read"))
             continue
         found += _settings(f"stream {name}", name, reply)
+        found += api.may_ask(name)
     return found
 
 
@@ -364,6 +365,16 @@ class _Api:
     def permission(self, wildcard: str, samples: Sequence[str]) -> Finding:
         """Look whether the user may publish to what a template gives."""
         return nats_permissions.inspect(self.connection, self._inbox, wildcard, samples)
+
+    def may_ask(self, stream: str) -> Iterable[Finding]:
+        """Look whether the user may see whose the messages are that the stream has already."""
+        call = f"$JS.API.STREAM.MSG.GET.{stream}"
+        found = nats_permissions.inspect(self.connection, self._inbox, call, [call])
+        if found.level != "ok":
+            message = (
+                f"{found.message}: of copies that it drops, another publisher's message is not seen"
+            )
+            yield Finding("warning", f"stream {stream}", message, found.fix)
 
     def close(self) -> None:
         """Close the connection."""
