@@ -168,12 +168,25 @@ def test_a_chain_in_doubt_is_sent_once_and_settled_in_any_order() -> None:
     numbers = [b"1", b"2", b"3"]
     task.acked(numbers, {n: orjson.dumps({"stream": "S", "seq": 9}) for n in numbers})
     assert (task.flying, len(task.doubts.all())) == (1, 3)
-    task.acked([b"4"])  # sent again, behind the others
+    task.acked([b"4"])
+    assert task.flying == 0
     task.believe(2)
     task.believe(1)
-    assert not task.ready
+    assert task.left == 1
     task.believe(0)
+    assert not task.ready
+    assert (task.left, task.written.delivered, task.written.duplicates) == (0, 4, 3)
+
+
+def test_what_a_stream_takes_without_the_one_before_is_sent_again() -> None:
+    config = NatsSinkConfig(url="nats://localhost", batch_size=8)
+    task = Task(batch(3, [0] * 3), Encoder(config, "orders", "shop", INBOX), 1, None, None, 8)
+    task.linking = True
+    task.wave(9, 1_000_000, 0.0)
+    task.acked([b"2", b"3"], {b"2": orjson.dumps({"stream": "S", "seq": 9})})
+    task.acked([b"1"])
+    task.believe(1)
     assert task.ready
     task.wave(9, 1_000_000, 0.0)
-    task.acked([b"4"])
-    assert (task.left, task.flying, task.written.delivered) == (0, 0, 4)
+    task.acked([b"3"])
+    assert (task.left, task.flying, task.written.delivered) == (0, 0, 3)

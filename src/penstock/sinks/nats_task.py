@@ -161,6 +161,8 @@ class Task:
         self._batches = 0
         self._singles: set[int] = set()  # rows whose batch was refused
         self.doubts = Doubts()
+        self._placed: set[int] = set()  # rows in the stream, in order, behind some in doubt
+        self._before: dict[int, list[int]] = {}  # row -> those it waits for, once that is asked
         if keys := _keys(batch, group_by, form):
             self._waits, self._followers = waits_of(keys)
             self._ready.extend(row for row, count in enumerate(self._waits) if not count)
@@ -321,9 +323,16 @@ class Task:
                 self.dissolve(row)  # by a server that knows nothing of atomic batches
                 continue
             if settle and self.is_early(row):
-                if before == _SENT and copy is not None:
+                if before != _SENT:
+                    continue
+                if copy is not None:
                     self._doubt(row, stored(copy))  # what is there already keeps its place
-                elif before == _SENT:
+                elif self._in_place(row):
+                    self._placed.add(row)
+                    state[row] = _DONE
+                    done += 1
+                    landed += 1
+                else:
                     self.take_back(row)
                 continue
             if copy is not None:
@@ -345,9 +354,24 @@ class Task:
         """Take a row that the stream had before; rows that wait for it do so until it is settled."""
         self.flying -= self._state[row] == _SENT
         self._state[row] = _DOUBTED
+        if self._in_place(row):
+            self._placed.add(row)
         self.doubts.add(row, where)
         if self._form is not None and self._form.shares(self.key(row)):
             self.believe(row)
+
+    def _in_place(self, row: int) -> bool:
+        """Whether the stream has all that `row` waits for, though some of it may be in doubt."""
+        if not self.is_early(row):
+            return True
+        if not self._before:
+            for earlier, followers in self._followers.items():
+                for follower in followers:
+                    self._before.setdefault(follower, []).append(earlier)
+        return all(
+            earlier in self._placed or earlier not in self._followers
+            for earlier in self._before[row]
+        )
 
     def key(self, row: int) -> str:
         """Return the id that a row is sent with."""
