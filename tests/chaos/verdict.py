@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from penstock.embedded.handles import JetStream, Msg
 from .writer import ROLLED_BACK, Key, Step
 
 _SHOWN = 10
+_OUTBOX_ID = re.compile(r"(?P<outbox>\w+)/[0-9a-f]{8}(?::(?P<key>.+)|#(?P<id>\d+))")
 
 
 @dataclass
@@ -102,9 +104,12 @@ def message_of_table(message: Msg) -> Said:
 def message_of_outbox(message: Msg) -> Said:
     """Read a publisher's message; of its id the writers' histories tell."""
     body = json.loads(message.data)
-    name = message.headers.get("Nats-Msg-Id", "")
+    found = _OUTBOX_ID.fullmatch(message.headers.get("Nats-Msg-Id", ""))
+    # Without a key of its own it has the row's number.
+    name = found["key"] or f"{found['outbox']}:{found['id']}" if found is not None else ""
     key = Key(message.subject.rpartition(".")[2], body["key"])
-    return Said(name, body["note"], [(key, Step(name, body["n"]))])
+    whole = message.headers.get("Nats-Msg-Id", "")
+    return Said(whole, body["note"], [(key, Step(name, body["n"]))])
 
 
 def steps_of(body: dict[str, Any]) -> list[tuple[Key, Step]]:

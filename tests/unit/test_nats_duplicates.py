@@ -135,6 +135,15 @@ def stored(key: str, owner: str | None) -> dict[str, Any]:
     return {"message": {"subject": "s", "seq": 9, "hdrs": base64.b64encode(f"{head}\r\n".encode())}}
 
 
+def test_a_message_that_names_nobody_is_known_by_its_body() -> None:
+    """A dead letter that is replayed twice."""
+    answer = stored("k", None)
+    answer["message"]["data"] = base64.b64encode(b"body").decode()
+    assert verdict("mine", "k", WHERE, answer, b"body") is None
+    assert verdict("mine", "k", WHERE, answer, b"other") is not None
+    assert verdict("mine", "k", WHERE, answer) is not None
+
+
 def test_a_message_of_another_id_tells_nothing() -> None:
     """As where the stream was made anew since."""
     assert verdict("mine", "k", WHERE, stored("other", None)) is None

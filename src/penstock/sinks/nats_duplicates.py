@@ -76,11 +76,14 @@ def refusal(answer: dict[str, Any]) -> str | None:
     return str(error.get("description") or error)
 
 
-def verdict(name: str, key: str, where: Stored, answer: dict[str, Any]) -> str | None:
+def verdict(
+    name: str, key: str, where: Stored, answer: dict[str, Any], body: bytes | None = None
+) -> str | None:
     """Return why a stream's message is not the sink's own, None where it is, or is gone since.
 
     `key` is the id that the sink's was sent with; where the stream's has another, nothing is known.
-    Raises `LookupError` where the answer names no message: ask again.
+    One that names nobody is the sink's own if it has the same `body`, where that is given. Raises
+    `LookupError` where the answer names no message: ask again.
     """
     error = answer.get("error")
     if isinstance(error, dict):
@@ -91,8 +94,9 @@ def verdict(name: str, key: str, where: Stored, answer: dict[str, Any]) -> str |
     if not isinstance(message, dict):
         raise LookupError
     headers = base64.b64decode(message.get("hdrs") or "")
-    owner = owner_of(headers, base64.b64decode(message.get("data") or ""))
-    if owner == name or _value(headers, _ID) != key:
+    data = base64.b64decode(message.get("data") or "")
+    owner = owner_of(headers, data)
+    if owner == name or _value(headers, _ID) != key or (owner is None and data == body):
         return None
     by = "another publisher" if owner is None else f"{owner!r}"
     return (

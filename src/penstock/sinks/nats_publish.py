@@ -57,9 +57,10 @@ class Publisher:
             acks, events = self._connection.step(left)
             number = str(self._number).encode()
             if number in acks:
-                self._check_owner(key, self._connection.parser.copies.pop(number, None))
+                copy = self._connection.parser.copies.pop(number, None)
+                self._check_owner(key, body, copy)
                 return
-            if any(self._is_ack(subject, key, event) for event in events):
+            if any(self._is_ack(subject, key, body, event) for event in events):
                 return
         raise ack_overdue(subject, self._config.ack_timeout)
 
@@ -88,8 +89,8 @@ class Publisher:
             return
         raise SinkError(code, reason, transient=False)
 
-    def _is_ack(self, subject: str, key: str, event: Event) -> bool:
-        """Tell whether the stream has the message; raises for a refusal."""
+    def _is_ack(self, subject: str, key: str, message: bytes, event: Event) -> bool:
+        """Return whether the stream has the message; raises for a refusal."""
         if isinstance(event, Problem) and event.denied_subject is not None:
             raise publish_denied(subject, self._connection.server)
         if not isinstance(event, Reply) or event.number != self._number:
@@ -106,11 +107,11 @@ class Publisher:
             raise refused_by_stream(body, self._config, subject)
         if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):
             return False
-        self._check_owner(key, event.body if body.get("duplicate") else None)
+        self._check_owner(key, message, event.body if body.get("duplicate") else None)
         return True
 
-    def _check_owner(self, key: str, copy: bytes | None) -> None:
-        """Raise `SinkError` where the message that the stream has is another publisher's."""
+    def _check_owner(self, key: str, message: bytes, copy: bytes | None) -> None:
+        """Raise `SinkError` where the stream dropped a message as a copy of another publisher's."""
         form = self._config.form
         if copy is None or (form is not None and form.shares(key)):
             return
@@ -119,7 +120,7 @@ class Publisher:
             answer = self._connection.request(
                 where.call, where.question, self._inbox, self._config.ack_timeout
             )
-            why = verdict(self._name, key, where, orjson.loads(answer.body))
+            why = verdict(self._name, key, where, orjson.loads(answer.body), message)
         except (SinkError, LookupError, ValueError):
             return  # it can't be asked
         if why is not None:
