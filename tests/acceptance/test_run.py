@@ -83,6 +83,13 @@ SINK_FAMILIES = {
     "penstock_last_delivery_seconds", "penstock_sink_behind", "penstock_sink_detached",
     "penstock_backlog_messages", "penstock_backlog_bytes", "penstock_filtered_messages",
 }  # fmt: skip
+CONSUMER_FAMILIES = {
+    f"penstock_consumer_{name}"
+    for name in (
+        "up", "lag_messages", "lag_seconds", "in_flight", "waiting_for_retry", "redeliveries",
+        "failures", "dead_letters",
+    )
+}  # fmt: skip
 
 
 @dataclass
@@ -313,6 +320,8 @@ def test_metrics_are_prometheus_text(shop: Shop) -> None:
     )
     for lone in ("store_up", "backfill_rows_done", "backfill_rows_estimated"):
         assert families.pop(f"penstock_{lone}").documentation
+    for name in CONSUMER_FAMILIES:  # it has no consumers
+        assert families.pop(name).samples == []
     assert set(families) == SOURCE_FAMILIES | SINK_FAMILIES
     for name, family in families.items():
         label = "source" if name in SOURCE_FAMILIES else "sink"
@@ -460,8 +469,12 @@ def test_the_embedded_store_is_restarted(shop: Shop) -> None:
     assert events[0]["cause"] == "killed by SIGKILL"
     assert 1 <= len(events[1:-1]) <= 2  # why it did not start, each cause once
     assert "postgresql.conf" in events[1]["error"]
-    claimed = [e for e in shop.pipeline.events() if e["event"] == "the source is claimed again"]
-    assert sorted(e["source"] for e in claimed) == ["shop", "stock"]
+
+    def claimed() -> list[str]:
+        events = shop.pipeline.events()
+        return sorted(e["source"] for e in events if e["event"] == "the source is claimed again")
+
+    shop.wait_for(lambda: claimed() == ["shop", "stock"], "claiming both sources again")
     assert [s["restarts"] for s in shop.pipeline.status()["sources"].values()] == [0, 0]
     # It is one and the same store, on one port, and everything works with it again.
     assert postmaster() != killed
