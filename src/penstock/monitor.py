@@ -20,6 +20,7 @@ from multiprocessing.connection import (
     Listener,
     answer_challenge,
     deliver_challenge,
+    wait,
 )
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from penstock import log as logging
 Report = dict[str, Any]
 _HANDSHAKE_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
+_FLUSH_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.02
 _BROKEN: Final = (EOFError, OSError, AuthenticationError)
 
 Handler = Callable[[Report], Report | None]
@@ -45,6 +48,7 @@ class Monitor:
         # not keep the others waiting.
         self._listener = Listener((host, 0), backlog=128)
         self._captures: dict[Connection[Any, Any], str] = {}
+        self._connections: set[Connection[Any, Any]] = set()
         self._commanding = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="monitor", daemon=True).start()
@@ -71,6 +75,15 @@ class Monitor:
         with self._commanding, contextlib.suppress(OSError, TypeError):
             connection.send_bytes(orjson.dumps(command))
 
+    def flush(self) -> None:
+        """Wait until what has arrived is handled, for a moment at most: counts may be behind it."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+            with contextlib.suppress(OSError, ValueError):  # closed in the middle of it
+                quiet = 0 if wait(list(self._connections), 0) else quiet + 1
+
     def close(self) -> None:
         """Stop listening."""
         self._closed = True
@@ -94,6 +107,7 @@ class Monitor:
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
             stranger.cancel()
+            self._connections.add(connection)
             while True:
                 report = orjson.loads(connection.recv_bytes())
                 if report.get("capture"):
@@ -106,6 +120,7 @@ class Monitor:
         finally:
             stranger.cancel()
             self._captures.pop(connection, None)
+            self._connections.discard(connection)
             connection.close()
 
 

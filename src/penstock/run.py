@@ -386,6 +386,7 @@ class Run:
             prepared.close()  # the end was asked for before it was taken
         if self._backfilling is not None:
             self._backfilling.close()
+        monitor.flush()
         monitor.close()
 
     def _waits(self, sink: str) -> bool:

@@ -163,16 +163,17 @@ def test_links_that_others_break_keep_the_order(
     """Another publisher writes to the stream all the while, and nothing comes twice or late."""
     make(nats, stream)
     writer = Writer(settings(nats_server.url, stream))
-    writer.start(rows(range(20_000)))
+    # Enough that a link is broken on a busy machine, too.
+    writer.start(rows(range(60_000)))
     others = 0
-    while nats.info(stream).state.messages < 15_000:
+    while nats.info(stream).state.messages < 55_000:
         others += 1
         nats.publish(f"{stream}.other", b'{"n": -1}')
     assert others > 0
     written = writer.result()
-    assert (written.delivered, written.duplicates) == (20_000, 0)
+    assert (written.delivered, written.duplicates) == (60_000, 0)
     messages = nats.messages(stream)
-    assert [n for n in numbers(messages) if n >= 0] == list(range(20_000))
+    assert [n for n in numbers(messages) if n >= 0] == list(range(60_000))
     assert batches(messages)  # while it linked none
 
 

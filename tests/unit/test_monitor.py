@@ -110,3 +110,20 @@ def test_no_run() -> None:
     reporter.send({"number": 1})
     with pytest.raises(EOFError):
         reporter.ask({"number": 1})
+
+
+def test_what_has_arrived_is_handled_before_the_end() -> None:
+    handled: list[Report] = []
+    slowly = threading.Event()
+
+    def handle(report: Report) -> None:
+        slowly.wait(0.005)  # as where the machine is busy
+        handled.append(report)
+
+    monitor = Monitor(handle)
+    reporter = Reporter(monitor.address)
+    for number in range(50):
+        reporter.send({"number": number})
+    monitor.flush()
+    assert len(handled) == 50
+    monitor.close()
