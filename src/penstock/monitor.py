@@ -197,6 +197,8 @@ def _connect(address: str) -> Connection[Any, Any]:
     with socket.create_connection((host, int(port)), _HANDSHAKE_SECONDS) as made:
         made.settimeout(None)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Reports have no answer: the second would wait for the first one's delayed ACK.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection: Connection[Any, Any] = Connection(made.detach())
     answer_challenge(connection, key.encode())
     deliver_challenge(connection, key.encode())

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock import run as runs
+from penstock.backoff import Backoff
 from penstock.config import Config
 from penstock.embedded.handles import Database
 from penstock.postgres.errors import CaptureError
@@ -58,6 +59,7 @@ def restarts(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[d
             pass
 
     monkeypatch.setattr(runs, "Pipeline", Query)
+    monkeypatch.setattr(run, "_note_gap", lambda *_: None)  # nothing is registered in the store
     spark: Any = None
     monitor: Any = SimpleNamespace(address="")
     with capture_logs() as logs:
@@ -65,19 +67,33 @@ def restarts(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[d
     return [dict(entry) for entry in logs if entry["event"].startswith("query ended")]
 
 
+def delays(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[float]:
+    """Have each of `queries` end by an error, then stop; return how long each restart waited."""
+    found: list[float] = []
+    after_failure = Backoff.after_failure
+
+    def noted(backoff: Backoff, mark: Any) -> float:
+        found.append(after_failure(backoff, mark))
+        return found[-1]
+
+    monkeypatch.setattr(Backoff, "after_failure", noted)
+    # One reason is logged once, until the source streams again.
+    assert len(restarts(run, monkeypatch, *queries)) == 1
+    return found
+
+
 def test_faults_with_progress_between_them_never_wait_for_long(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     working = [{"confirmed": 0}, {"confirmed": 7}]
-    logged = restarts(run, monkeypatch, *[working] * 5)
-    assert [entry["retry_in"] for entry in logged] == [DELAY] * 4
+    assert delays(run, monkeypatch, *[working] * 5) == [DELAY] * 4
 
 
 def test_faults_without_progress_wait_longer_each_time(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logged = restarts(run, monkeypatch, *[[{"confirmed": 0}]] * 5)
-    assert [entry["retry_in"] for entry in logged] == [DELAY, 2 * DELAY, 4 * DELAY, 8 * DELAY]
+    waited = delays(run, monkeypatch, *[[{"confirmed": 0}]] * 5)
+    assert waited == [DELAY, 2 * DELAY, 4 * DELAY, 8 * DELAY]
 
 
 def test_the_reason_in_the_status_is_the_one_in_the_log(
@@ -90,6 +106,7 @@ def test_the_reason_in_the_status_is_the_one_in_the_log(
         (gone, "It is gone. Make it."), ([lost], "It is gone. Make it."), ([], "Query ended."),
     ):  # fmt: skip
         run._stopping.clear()
+        run._ended.clear()
         (entry,) = restarts(run, monkeypatch, ending, RuntimeError("the end"))
         found = run.state.as_json()["sources"]["shop"]
         assert entry["error"] == found["error"]
