@@ -282,9 +282,14 @@ def test_what_is_no_exception_fails_its_message_alone(
 
 
 def test_ctrl_c_ends_the_command(module: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        apply(f"{module}:interrupted", inserted(1))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Ignored where the tests run in the background of a shell.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            apply(f"{module}:interrupted", inserted(1))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def nested(levels: int) -> Any:
