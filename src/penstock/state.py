@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from penstock import metrics
 from penstock.consumer_watch import ConsumerWatch
 from penstock.counting import Counts, Ledger
 from penstock.health import (
     Failure,
     Health,
-    Level,
     Part,
     SinkFacts,
     SourceFacts,
@@ -34,8 +34,24 @@ _WELL_SECONDS: Final = 5.0
 """How long a query that had failed must be idle and well for its failure to be over."""
 
 
+class _Failing:
+    """What has a failure, or none."""
+
+    failure: Failure | None
+
+    @property
+    def error(self) -> str | None:
+        """The failure's text, cause first."""
+        return None if self.failure is None else self.failure.text
+
+    @property
+    def code(self) -> str | None:
+        """The failure's code."""
+        return None if self.failure is None else self.failure.code
+
+
 @dataclass
-class SourceState:
+class SourceState(_Failing):
     """A source's capture, as it last reported, and its query.
 
     `failure` is why it does not stream, or why its query ended: that stands until the next one has
@@ -63,16 +79,6 @@ class SourceState:
     drained: bool = False
     restarts: int = 0
     done: list[int] | None = None
-
-    @property
-    def error(self) -> str | None:
-        """The failure's text, cause first."""
-        return None if self.failure is None else self.failure.text
-
-    @property
-    def code(self) -> str | None:
-        """The failure's code."""
-        return None if self.failure is None else self.failure.code
 
     @property
     def waited(self) -> float:
@@ -124,7 +130,7 @@ class Rate:
 
 
 @dataclass
-class SinkState:
+class SinkState(_Failing):
     """A sink's counts since the run started, the error that holds it up now, and its backlog.
 
     `refused`: why its expressions don't go with the columns that its tables have by now.
@@ -147,16 +153,6 @@ class SinkState:
     backlog: int = 0
     backlog_bytes: int = 0
     rate: Rate = field(default_factory=Rate)
-
-    @property
-    def error(self) -> str | None:
-        """The whole text of its failure: of its newest try, if that was one."""
-        return None if self.failure is None else self.failure.text
-
-    @property
-    def code(self) -> str | None:
-        """The failure's code."""
-        return None if self.failure is None else self.failure.code
 
     @property
     def remedy(self) -> str:
@@ -432,48 +428,12 @@ class State(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of `/metrics` (Prometheus's own interface)."""
         health = self.health()
-        yield health_metric(health)
+        yield metrics.of_health(health)
         with self._lock:
-            yield from self._metrics("source", self.sources, _SOURCE_METRICS)
-            yield from self._metrics("sink", self.sinks, _SINK_METRICS)
-            nats = {name: sink for name, sink in self.sinks.items() if sink.type != "stream"}
-            yield from self._metrics("sink", nats, _BACKLOG_METRICS)
-            up = GaugeMetricFamily("penstock_store_up", "0 while the store does not answer")
-            up.add_metric([], float(not health.part("store").problems))
-            yield up
-            yield from self._backfill_metrics()
-
-    def _backfill_metrics(self) -> Iterator[Metric]:
-        labels = ["number", "sink", "table", "state"]
-        done = GaugeMetricFamily(
-            "penstock_backfill_rows_done",
-            "Rows that a backfill has delivered; open and failed ones",
-            labels=labels,
-        )
-        total = GaugeMetricFamily(
-            "penstock_backfill_rows_estimated", "About how many there will be", labels=labels
-        )
-        for backfill in self.backfills:
-            values = [str(backfill[label]) for label in labels]
-            done.add_metric(values, backfill["rows_done"])
-            if backfill["rows_total"] is not None:
-                total.add_metric(values, backfill["rows_total"])
-        yield done
-        yield total
-
-    @staticmethod
-    def _metrics(
-        label: str, states: dict[str, Any], metrics: tuple[tuple[type[Metric], str, str, str], ...]
-    ) -> Iterator[Metric]:
-        for kind, attribute, name, text in metrics:
-            family: Any = kind(f"penstock_{name}", text, labels=[label])  # type: ignore[call-arg]
-            for key, state in states.items():
-                value = getattr(state, attribute)
-                up = attribute in ("state", "error")
-                # A source whose query ends again and again streams in between, and is not well.
-                ok = state.error is None and (attribute == "error" or value == "streaming")
-                family.add_metric([key], float(ok) if up else float(value))
-            yield family
+            yield from metrics.of_sources(self.sources)
+            yield from metrics.of_sinks(self.sinks)
+            yield metrics.of_store(health)
+            yield from metrics.of_backfills(self.backfills)
 
 
 class States(Collector):
@@ -503,14 +463,14 @@ class States(Collector):
     def as_json(self) -> dict[str, Any]:
         """Return the body of `/status`."""
         health = self.health()
-        told = [state.as_json() for state in self._runs()]
+        runs = [state.as_json() for state in self._runs()]
         body: dict[str, Any] = {**health.as_json(), "sources": {}, "sinks": {}}
-        for of_run in told:
+        for of_run in runs:
             body["sources"] |= of_run["sources"]
             body["sinks"] |= of_run["sinks"]
-        errors = [of_run["store"]["error"] for of_run in told]
+        errors = [of_run["store"]["error"] for of_run in runs]
         body["store"] = {"error": next((error for error in errors if error is not None), None)}
-        body["backfills"] = [backfill for of_run in told for backfill in of_run["backfills"]]
+        body["backfills"] = [backfill for of_run in runs for backfill in of_run["backfills"]]
         if self._consumers is not None:
             body["consumers"] = self._consumers.as_json()
         relays = self._relays()
@@ -527,7 +487,7 @@ class States(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all runs; a name comes once (Prometheus's own interface)."""
-        metric = health_metric(self.health())
+        metric = metrics.of_health(self.health())
         found: dict[str, Metric] = {metric.name: metric}
         for state in self._runs():
             for metric in state.collect():
@@ -542,18 +502,6 @@ class States(Collector):
             yield from self._consumers.collect()
 
 
-def health_metric(health: Health) -> Metric:
-    """Return the gauge of how each part is."""
-    family = GaugeMetricFamily(
-        "penstock_health",
-        "How a part is: 0 failed, 1 starting, 2 degraded, 3 ready",
-        labels=["part"],
-    )
-    for part in health.parts:
-        family.add_metric([part.subject], float(Level.FAILED - part.level))
-    return family
-
-
 def _cause_of(part: Part) -> str | None:
     problem = next(iter(part.problems), None)
     return None if problem is None else problem.cause
@@ -566,36 +514,3 @@ _SOURCE_COUNTERS: Final = ("captured", "truncates_skipped", "reconnects", "resta
 _REPORTED: Final = (
     "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained", "done", "waiting",
 )  # fmt: skip
-_SOURCE_METRICS = (
-    (GaugeMetricFamily, "state", "source_streaming", "1 while the slot's stream is being read"),
-    (CounterMetricFamily, "captured", "captured_messages", "Messages read from the slot"),
-    (CounterMetricFamily, "truncates_skipped", "truncates_skipped", "Truncates no sink lists"),
-    (CounterMetricFamily, "reconnects", "reconnects", "Replication connections made again"),
-    (CounterMetricFamily, "restarts", "restarts", "Queries started again after an error"),
-    (GaugeMetricFamily, "received_lsn", "received_lsn", "LSN up to which the WAL was read"),
-    (GaugeMetricFamily, "confirmed_lsn", "confirmed_lsn", "LSN confirmed to the server"),
-    (GaugeMetricFamily, "waiting", "waiting_messages", "Messages captured and not yet delivered"),
-    (GaugeMetricFamily, "waited", "oldest_waiting_seconds", "How long the oldest has waited"),
-    (
-        GaugeMetricFamily,
-        "unread_bytes",
-        "unread_bytes",
-        "WAL bytes captured and not yet in a batch",
-    ),
-)
-_SINK_METRICS = (
-    (GaugeMetricFamily, "error", "sink_up", "0 while an error holds the sink up"),
-    (CounterMetricFamily, "delivered", "delivered_messages", "Messages that it has, each once"),
-    (CounterMetricFamily, "duplicates", "duplicate_messages", "Messages it was sent again and had"),
-    (CounterMetricFamily, "bytes", "delivered_bytes", "Bytes of the delivered bodies"),
-    (CounterMetricFamily, "dead_lettered", "dead_letters", "Messages that can never be delivered"),
-    (CounterMetricFamily, "filtered", "filtered_messages", "Messages left out by its expressions"),
-    (CounterMetricFamily, "retries", "sink_retries", "Waits after an error"),
-    (GaugeMetricFamily, "delivered_at", "last_delivery_seconds", "Unix time of the last delivery"),
-)
-_BACKLOG_METRICS = (
-    (GaugeMetricFamily, "behind", "sink_behind", "1 while its messages go to its backlog"),
-    (GaugeMetricFamily, "detached", "sink_detached", "1 once that has lasted for detach_after"),
-    (GaugeMetricFamily, "backlog", "backlog_messages", "Messages that wait in the store"),
-    (GaugeMetricFamily, "backlog_bytes", "backlog_bytes", "Their bytes there"),
-)
