@@ -186,14 +186,6 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """What is known of the store: why it fails what is asked, and since when it owes an answer."""
-
-    failure: Failure | None = None
-    asked_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SinkFacts:
     """A sink: `failure` is its newest outcome if that is one, None once it has taken messages again.
 
@@ -229,20 +221,6 @@ class SourceFacts:
     progress_at: float | None = None
     reported_at: float | None = None
     sinks: tuple[SinkFacts, ...] = ()
-
-
-def store_part(store: StoreFacts, now: float) -> Part:
-    """Return how the store is."""
-    if store.failure is not None:
-        return worker_part("store", store.failure, now)
-    if (asked := store.asked_at) is not None and now - asked >= GRACE_SECONDS:
-        silent = Failure(
-            "no_answer", f"The store has not answered for {now - asked:.0f} s.",
-            "See whether its server is stopped or overloaded, and whether the network is there.",
-            asked,
-        )  # fmt: skip
-        return Part.of("store", [_of("store", silent, Level.FAILED)])
-    return Part("store")
 
 
 def sink_part(sink: SinkFacts) -> Part:
@@ -297,9 +275,9 @@ def backfill_part(number: int, failure: Failure) -> Part:
     return Part.of(subject, [_of(subject, replace(failure, remedy=remedy), Level.DEGRADED)])
 
 
-def sources_parts(sources: Sequence[SourceFacts], store: StoreFacts, now: float) -> list[Part]:
-    """Return the parts of a run: its store, its sources and their sinks."""
-    of_store = store_part(store, now)
+def sources_parts(sources: Sequence[SourceFacts], store: Failure | None, now: float) -> list[Part]:
+    """Return the parts of a run: its store, which may fail, its sources and their sinks."""
+    of_store = worker_part("store", store, now)
     parts = [of_store]
     for source in sources:
         parts.append(source_part(source, now, of_store))

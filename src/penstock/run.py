@@ -114,7 +114,6 @@ class Run:
             config, store_url, self._handle,
             {} if holding is None else holding.sinks, () if holding is None else holding.starting,
         )  # fmt: skip
-        self.state.store_asked_at = self._store.probe.asked_at
         for name, why in ({} if holding is None else holding.sinks).items():
             error = None if why.code in QUIET else str(why)
             self.state.hold(name, why.code, error, why.remedy)

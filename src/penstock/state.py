@@ -20,7 +20,6 @@ from penstock.health import (
     Part,
     SinkFacts,
     SourceFacts,
-    StoreFacts,
     backfill_part,
     iso,
     sources_parts,
@@ -193,8 +192,6 @@ class State(Collector):
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
         self.store_failure: Failure | None = None
-        self.store_asked_at: Callable[[], float | None] = lambda: None
-        """Since when the store owes the run's probe an answer."""
         self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str], int] = {}
@@ -306,9 +303,9 @@ class State(Collector):
         if report["store"] is None:
             self.store_failure = None
         else:
-            now = time.time()
-            failure = Failure.of(report["code"], report["store"], report.get("remedy"), now)
-            self.store_failure = failure.lasting(self.store_failure, now)
+            since = report.get("since", time.time())
+            failure = Failure.of(report["code"], report["store"], report.get("remedy"))
+            self.store_failure = failure.lasting(self.store_failure, since)
 
     def query_failed(self, source: str, failure: Failure) -> None:
         """Note that a source's query has ended by an error."""
@@ -333,7 +330,7 @@ class State(Collector):
                 )
                 for name, s in self.sources.items()
             ]  # fmt: skip
-            store = StoreFacts(self.store_failure, self.store_asked_at())
+            store = self.store_failure
         failed = [b for b in self.backfills if b["state"] == "failed"]
         return [
             *sources_parts(sources, store, time.time()),

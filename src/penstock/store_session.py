@@ -56,7 +56,6 @@ class StoreSession:
         self._held = dict(held or {})
         self._starting = frozenset(starting)
         self._store = Store.open(url)
-        self.probe: Final = Probe(url, on_report)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
         self._drainers: dict[str, Drainer] = {}
@@ -118,7 +117,7 @@ class StoreSession:
         for name, consumer in self._config.consumers.items():
             self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
         self._check_backlogs()
-        self._stack.enter_context(self.probe)
+        self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):

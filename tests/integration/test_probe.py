@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import time
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import pytest
+
 from penstock.embedded.handles import Database
 from penstock.embedded.process import free_port
+from penstock.health import GRACE_SECONDS
 from penstock.streams.probe import Probe
 
 from .capturing import eventually
@@ -27,7 +33,7 @@ def session(database: Database) -> int:
 
 def test_a_session_that_ends_and_one_that_hangs(database: Database) -> None:
     reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    with Probe(database.url, reports.put) as probe:
+    with Probe(database.url, reports.put):
         database.execute("SELECT pg_terminate_backend(%s)", [session(database)])
         lost = reports.get(timeout=10)
         assert lost["store"]
@@ -36,14 +42,35 @@ def test_a_session_that_ends_and_one_that_hangs(database: Database) -> None:
         pid = session(database)
         os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: probe.asked_at() is not None)
             hangs = reports.get(timeout=30)
-            assert "no answer" in hangs["store"]
+            assert (hangs["code"], "has not answered" in hangs["store"]) == ("no_answer", True)
+            assert time.time() - hangs["since"] >= GRACE_SECONDS  # so the store has failed at once
         finally:
             os.kill(pid, signal.SIGCONT)
         assert reports.get(timeout=30) == {"store": None}
-        eventually(lambda: probe.asked_at() is None)
         assert reports.empty()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """So many open files that the next one has a number that `select` does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for file in held:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_process_with_many_connections(database: Database) -> None:
+    reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    with Probe(database.url, reports.put):
+        for _ in range(2):
+            database.execute("SELECT pg_terminate_backend(%s)", [session(database)])
+            assert reports.get(timeout=10)["store"]
+            assert reports.get(timeout=10) == {"store": None}
 
 
 def test_no_server() -> None:

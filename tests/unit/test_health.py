@@ -20,12 +20,10 @@ from penstock.health import (
     Problem,
     SinkFacts,
     SourceFacts,
-    StoreFacts,
     run_part,
     sink_part,
     source_part,
     sources_parts,
-    store_part,
     worker_part,
 )
 
@@ -59,12 +57,12 @@ sources = st.builds(
     reported_at=times,
     sinks=st.lists(sinks, max_size=3).map(tuple),
 )
-stores = st.builds(StoreFacts, failure=st.none() | failures, asked_at=times)
+stores = st.none() | failures
 
 
 @given(sources, stores)
 def test_it_is_never_ready_while_messages_wait_and_nothing_progresses(
-    source: SourceFacts, store: StoreFacts
+    source: SourceFacts, store: Failure | None
 ) -> None:
     health = Health(tuple(sources_parts([source], store, NOW)))
     last = max(source.waiting_since or 0, source.progress_at or 0)
@@ -76,7 +74,7 @@ def test_it_is_never_ready_while_messages_wait_and_nothing_progresses(
 
 @given(st.lists(sources, max_size=3), stores)
 def test_a_whole_is_what_its_parts_make_it_and_each_problem_has_its_cause_and_remedy(
-    found: list[SourceFacts], store: StoreFacts
+    found: list[SourceFacts], store: Failure | None
 ) -> None:
     health = Health(tuple(sources_parts(found, store, NOW)))
     assert health.level == max(part.level for part in health.parts)
@@ -129,14 +127,14 @@ def test_a_moment_of_failure_degrades_and_more_of_it_fails() -> None:
     for since, level in ((0.5, Level.DEGRADED), (GRACE_SECONDS, Level.FAILED)):
         failure = Failure("connection_lost", "Postgres is gone.", "", NOW - since)
         assert source_part(replace(SHOP, failure=failure), NOW).level is level
-        assert store_part(StoreFacts(failure), NOW).level is level
+        assert worker_part("store", failure, NOW).level is level
     unknown = Failure("slot_missing", "The slot is gone.")
     assert source_part(replace(SHOP, failure=unknown), NOW).level is Level.FAILED
 
 
 def test_one_sink_of_several_degrades_and_all_of_them_fail_the_source() -> None:
     orders, mail = SinkFacts("orders", "behind", REFUSED, backlog=7), SinkFacts("mail")
-    one = Health(tuple(sources_parts([replace(SHOP, sinks=(orders, mail))], StoreFacts(), NOW)))
+    one = Health(tuple(sources_parts([replace(SHOP, sinks=(orders, mail))], None, NOW)))
     assert one.level is Level.DEGRADED
     (problem,) = one.problems
     assert problem.subject == "sink orders"
@@ -176,7 +174,7 @@ def test_a_sink_that_catches_up_is_degraded_and_its_source_ready() -> None:
 def test_messages_that_wait_for_the_store_name_it() -> None:
     away = Failure("connection_refused", "Store: nothing answers.", "Start Postgres.", NOW - 20)
     waiting = replace(SHOP, waiting=3, waiting_since=NOW - 20, progress_at=NOW - 30)
-    parts = sources_parts([waiting], StoreFacts(away), NOW)
+    parts = sources_parts([waiting], away, NOW)
     (problem,) = Health(tuple(parts)).part("source shop").problems
     assert problem.code == "stalled"
     assert "3 messages wait, the oldest for 20 s" in problem.cause
@@ -184,11 +182,7 @@ def test_messages_that_wait_for_the_store_name_it() -> None:
     assert problem.remedy == "Start Postgres."
 
 
-def test_a_store_that_owes_an_answer_and_a_capture_that_is_silent() -> None:
-    assert store_part(StoreFacts(asked_at=NOW - 1), NOW).level is Level.READY
-    owing = store_part(StoreFacts(asked_at=NOW - 4), NOW)
-    assert owing.level is Level.FAILED
-    assert owing.problems[0].code == "no_answer"
+def test_a_capture_that_is_silent() -> None:
     silent = source_part(replace(SHOP, reported_at=NOW - SILENCE_SECONDS), NOW)
     assert silent.level is Level.FAILED
     assert silent.problems[0].code == "silent"

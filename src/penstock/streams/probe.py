@@ -16,7 +16,7 @@ from penstock.streams.errors import StoreError, store_error
 
 _PAUSE_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 1.0
-_ANSWER_SECONDS: Final = 5
+_ANSWER_SECONDS: Final = 3
 _STOP_SECONDS: Final = 2.0
 
 Report = dict[str, Any]
@@ -25,21 +25,15 @@ Report = dict[str, Any]
 class Probe:
     """Asks the store at `url` in a thread, over a connection of its own; a context manager.
 
-    `on_report` gets a report of the store where an answer differs from the one before. `asked_at` is
-    when the question was asked that has no answer yet.
+    `on_report` gets a report of the store when it fails, again after each try, and when it is back.
     """
 
     def __init__(self, url: str, on_report: Callable[[Report], object]) -> None:
         self._url = url
         self._on_report = on_report
         self._connection: psycopg.Connection[Any] | None = None
-        self._asked_at: float | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store probe", daemon=True)
-
-    def asked_at(self) -> float | None:
-        """Return since when the store owes an answer, None where it owes none."""
-        return self._asked_at
 
     def __enter__(self) -> Probe:
         self._thread.start()
@@ -50,21 +44,31 @@ class Probe:
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        code: str | None = None
+        failing_since: float | None = None
         while not self._stopped.is_set():
-            error = self._try()
-            if error is not None:
+            asked_at = time.time()
+            try:
+                self._ask()
+            except StoreError as error:
+                failing_since = failing_since or asked_at
                 # Repeated on purpose: a task that has an answer meanwhile reports the store as well.
-                self._on_report({"store": str(error), "code": error.code, "remedy": error.remedy})
-            elif code is not None:
-                self._on_report({"store": None})
-            code = None if error is None else error.code
-            self._stopped.wait(_PAUSE_SECONDS if error is None else _RETRY_SECONDS)
+                self._on_report(
+                    {
+                        "store": str(error), "code": error.code, "remedy": error.remedy,
+                        "since": failing_since,
+                    }
+                )  # fmt: skip
+                self._stopped.wait(_RETRY_SECONDS)
+            else:
+                if failing_since is not None:
+                    failing_since = None
+                    self._on_report({"store": None})
+                self._stopped.wait(_PAUSE_SECONDS)
         if self._connection is not None:
             self._connection.close()
 
-    def _try(self) -> StoreError | None:
-        self._asked_at = time.time()
+    def _ask(self) -> None:
+        """Ask once, over the connection there is or a new one; raises `StoreError`."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(
@@ -75,29 +79,39 @@ class Probe:
                         "application_name": "penstock probe",
                     },
                 )  # fmt: skip
-            self._ask(self._connection.pgconn)
-        except psycopg.Error as error:
+            _exchange(self._connection.pgconn)
+        except (psycopg.Error, TimeoutError) as error:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            return store_error(error, self._url)
-        finally:
-            self._asked_at = None
-        return None
+            if isinstance(error, TimeoutError | psycopg.errors.ConnectionTimeout):
+                raise _no_answer() from None
+            raise store_error(error, self._url) from None
 
-    def _ask(self, pgconn: pq.abc.PGconn) -> None:
-        """Ask the least there is to ask; psycopg itself would wait for ever for the answer."""
-        until = time.monotonic() + _ANSWER_SECONDS
-        pgconn.send_query(b"")
-        while True:
-            if pgconn.is_busy():
-                left = until - time.monotonic()
-                if left <= 0 or not select.select([pgconn.socket], [], [], left)[0]:
-                    raise psycopg.OperationalError(f"no answer for {_ANSWER_SECONDS} s")
-                pgconn.consume_input()
-                continue
-            result = pgconn.get_result()
-            if result is None:
-                return
-            if result.status == pq.ExecStatus.FATAL_ERROR:
-                raise psycopg.errors.error_from_result(result)
+
+def _exchange(pgconn: pq.abc.PGconn) -> None:
+    """Ask the least there is to ask; psycopg itself would wait for ever for the answer."""
+    until = time.monotonic() + _ANSWER_SECONDS
+    poll = select.poll()  # `select` takes no descriptor above 1,023, which a process may have
+    poll.register(pgconn.socket, select.POLLIN)
+    pgconn.send_query(b"")
+    while True:
+        if pgconn.is_busy():
+            if not poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
+                raise TimeoutError
+            pgconn.consume_input()
+            continue
+        result = pgconn.get_result()
+        if result is None:
+            return
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+
+
+def _no_answer() -> StoreError:
+    return StoreError(
+        "no_answer",
+        f"The store has not answered for {_ANSWER_SECONDS} s.",
+        remedy="See whether its server is stopped or overloaded, and whether the network is there.",
+        transient=True,
+    )
