@@ -47,18 +47,8 @@ _BACKOFF_SECONDS: Final = (0.5, 30.0)
 # After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
 # by default, if the machine went with it.
 _SLOT_PATIENCE: Final = 75.0
-# Errors of a capture that trying again won't mend, and that mean that changes may be gone.
-_FATAL: Final = frozenset(
-    {
-        "slot_missing",
-        "slot_invalidated",
-        "other_server",
-        "position_ahead_of_server",
-        "position_behind_slot",
-        "unknown_column",
-        "internal",
-    }
-)
+# Errors of a capture that end the run. One without its publication goes on reporting that.
+_FATAL: Final = recovery.GAP_CODES - {"publication_missing"} | {"unknown_column", "internal"}
 
 log = structlog.get_logger("penstock")
 

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from penstock.backoff import Backoff
 from penstock.embedded.process import EmbeddedError
 
 _LOOK_SECONDS: Final = 0.25
@@ -51,7 +52,7 @@ class Supervisor:
         self._server = server
         self._on_outage = on_outage
         self._stopping = threading.Event()
-        self._delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._started_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -75,13 +76,13 @@ class Supervisor:
         self._on_outage(f"{name} has ended and is being restarted.")
         ending = self._server.ending()
         self._on_outage(f"{name} has ended ({ending}) and is being restarted.")
-        soon = began - self._started_at < _STABLE_SECONDS
-        if not soon:
-            self._delay = _BACKOFF_SECONDS[0]
-        log.error(f"{name} ended; starting it again", cause=ending,
-                  retry_in=self._delay if soon else 0)  # fmt: skip
-        if soon:
-            self._wait()
+        delay = 0.0
+        if began - self._started_at < _STABLE_SECONDS:
+            delay = self._backoff.after_failure()
+        else:
+            self._backoff.reset()
+        log.error(f"{name} ended; starting it again", cause=ending, retry_in=delay)
+        self._stopping.wait(delay)
         while not self._stopping.is_set():
             try:
                 self._server.restart()
@@ -91,14 +92,10 @@ class Supervisor:
                 if cause != logged:
                     logged = cause
                     log.error(f"{name} does not start; trying again", error=cause)
-                self._wait()
+                self._stopping.wait(self._backoff.after_failure())
             else:
                 self._started_at = time.monotonic()
                 seconds = round(self._started_at - began, 1)
                 self._on_outage(None)
                 log.info(f"{name} runs again", seconds=seconds)
                 return
-
-    def _wait(self) -> None:
-        self._stopping.wait(self._delay)
-        self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])

@@ -108,6 +108,9 @@ class Claims:
         since = self._lost_at[source]
         with contextlib.suppress(StoreError):  # the store is away: that is reported by others
             if claim.acquire():
+                if self._stopped.is_set():  # `close` may not have waited for this one
+                    claim.close()
+                    return
                 del self._lost_at[source]
                 seconds = round(time.monotonic() - since, 1)
                 log.info("the source is claimed again", source=source, seconds=seconds)
