@@ -22,7 +22,7 @@ from penstock.outbox.begin import begin, leave
 from penstock.outbox.places import Places
 from penstock.outbox.wanted import Planner, Wanted, find, source_name
 from penstock.settings import SparkSettings
-from penstock.sinks.base import SinkError
+from penstock.sinks.base import DeadLetter, SinkError
 from penstock.streams import backlog
 from penstock.streams.backfills import OPEN, Backfills
 from penstock.streams.errors import StoreError
@@ -281,3 +281,15 @@ def test_a_release_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
         with contextlib.suppress(StoreError):
             places.tick()
     assert released == ["p"]
+
+
+def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed) -> None:
+    """Relays of two databases may share a store, and have pipelines of one name."""
+    it.begin()
+    places = it.places(it.wanted(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+    it.store.register_source("tide.g.elsewhere", "other")
+    for key in ("tag-8-0", "earlier-8-0", "other-8-0", "other-8-1"):
+        it.store.add_dead_letters("p", [DeadLetter(key, "s", "too_large", f"Of {key}.", "{}")])
+    places.tick()
+    found = it.app.execute("SELECT dead_letters, dead_letter FROM tide.places")
+    assert found == [(2, "too_large: Of earlier-8-0.")]

@@ -148,8 +148,10 @@ class Places:
         seen = sum(sink.dead_lettered for sink in self._run.state.sinks.values())
         if seen == self._dead_seen and time.monotonic() < self._dead_due:
             return
+        tag = self._run.store.source(self._wanted.source).tag
         with self._store.connection() as connection:
-            rows = connection.execute(_SQL["dead_letters"], [list(self._places)]).fetchall()
+            values = {"sinks": list(self._places), "tag": tag}
+            rows = connection.execute(_SQL["dead_letters"], values).fetchall()
         self._dead = {sink: _DeadLetters(*of) for sink, *of in rows}
         self._dead_seen, self._dead_due = seen, time.monotonic() + _DEAD_LETTER_SECONDS
 

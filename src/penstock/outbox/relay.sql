@@ -161,10 +161,14 @@ WHERE source = %s AND state NOT IN ('done', 'cancelled')
 GROUP BY sink
 
 -- name: dead_letters
--- Of each sink, in the store: how many dead letters wait, the cause of the newest and when it came.
+-- Of each of the sinks of a source, in the store: how many dead letters wait, the cause of the newest and
+-- when it came. Those of another source there, which may have sinks of the same names, have its tag.
 SELECT d.sink, d.waiting, n.code || ': ' || n.reason, n.at
-FROM (SELECT sink, count(*) AS waiting, max(id) AS newest FROM penstock.dead_letters
-      WHERE sink = ANY (%s) AND replayed_at IS NULL GROUP BY sink) AS d
+FROM (SELECT l.sink, count(*) AS waiting, max(l.id) AS newest FROM penstock.dead_letters l
+      WHERE l.sink = ANY (%(sinks)s) AND l.replayed_at IS NULL AND NOT EXISTS (
+          SELECT FROM penstock.sources s
+          WHERE s.tag <> %(tag)s AND pg_catalog.starts_with(l.idempotency_key, s.tag || '-'))
+      GROUP BY l.sink) AS d
 JOIN penstock.dead_letters n ON n.id = d.newest
 
 -- name: beat
