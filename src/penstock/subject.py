@@ -85,6 +85,28 @@ def is_subject(column: pa.Array) -> pa.Array:
     return pc.match_substring_regex(column, _SUBJECT)
 
 
+def covers(pattern: str, subject: str) -> bool:
+    """Return whether a pattern takes all that `subject` (wildcards allowed) stands for."""
+    have, want = pattern.split("."), subject.split(".")
+    for i, part in enumerate(have):
+        if part == ">":
+            return len(want) > i
+        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
+            return False
+    return len(have) == len(want)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Return whether there is a subject that both patterns take."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectTemplate:
     """A template that was read: literal parts and variables in turn.

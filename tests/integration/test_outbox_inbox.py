@@ -24,7 +24,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.health import Health, Level
 from penstock.outbox.group import Group
 from penstock.outbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
-from penstock.outbox.inbox_nats import _overlap, durable_name
+from penstock.outbox.inbox_nats import durable_name
 from penstock.outbox.relay import Relay
 from penstock.outbox.wanted import Trouble
 from penstock.postgres.errors import SetupError
@@ -547,18 +547,6 @@ def test_a_durable_with_a_limit_of_its_own(tide: Database, stream: JetStream) ->
     with filling(tide):
         told = await_state(tide, "error", "jetstream_refused")
         assert "MaxRequestBatch of 5" in told["error"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "overlap"),
-    [
-        ("a.*", "a.b", True), ("a.>", "*.b.c", True), ("a", "a.>", False), ("a.b", "a.*.c", False),
-        ("*", ">", True), ("a.b", "a.c", False),
-    ],
-)  # fmt: skip
-def test_patterns_overlap(one: str, other: str, overlap: bool) -> None:
-    assert _overlap(one, other) is overlap
-    assert _overlap(other, one) is overlap
 
 
 def test_consumers_of_two_databases_differ() -> None:

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.message import WIRE_SCHEMA
-from penstock.sinks.nats_permissions import covers
 from penstock.subject import (
     DEFAULT_SUBJECT,
     EMPTY,
     NULL,
     SubjectTemplate,
+    covers,
     escape,
     escape_parts,
     is_subject,
+    overlaps,
 )
 
 
@@ -190,3 +191,15 @@ def test_wildcard() -> None:
 )
 def test_covers(pattern: str, subject: str, expected: bool) -> None:
     assert covers(pattern, subject) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("a.*", "a.b", True), ("a.>", "*.b.c", True), ("a", "a.>", False), ("a.b", "a.*.c", False),
+        ("*", ">", True), ("a.b", "a.c", False),
+    ],
+)  # fmt: skip
+def test_overlaps(one: str, other: str, overlap: bool) -> None:
+    assert overlaps(one, other) is overlap
+    assert overlaps(other, one) is overlap

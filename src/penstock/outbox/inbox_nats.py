@@ -36,6 +36,7 @@ from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
 from penstock.sinks.nats_client import connect_first
 from penstock.sinks.nats_leader import UNAVAILABLE, no_quorum
+from penstock.subject import overlaps
 
 log = structlog.get_logger("penstock")
 
@@ -324,7 +325,7 @@ class Puller:
         subjects = info.config.subjects or []
         # A mirror's and a source's subjects are told elsewhere.
         if subject and subjects and not info.config.sources:
-            if any(_overlap(subject, taken) for taken in subjects):
+            if any(overlaps(subject, taken) for taken in subjects):
                 return stream
             raise SinkError(
                 "no_subject",
@@ -458,14 +459,3 @@ def _choose(config: NatsSinkConfig, name: str) -> tuple[Server, bool]:
     connection.close()
     server = connection.server
     return server, server.tls or config.wants_tls or bool(connection.info.get("tls_required"))
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Tell whether there is a subject that both patterns match."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
-        if ">" in (a, b):
-            return True
-        if a != b and "*" not in (a, b):
-            return False
-    return len(left) == len(right)

@@ -20,7 +20,7 @@ from penstock.sinks import nats_permissions
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import connect_first
 from penstock.sinks.nats_leader import UNAVAILABLE, Verdict, no_leader, no_quorum
-from penstock.sinks.nats_permissions import covers
+from penstock.subject import covers
 
 REQUEST_TIMEOUT: Final = 5.0
 CLUSTER_SECONDS: Final = 10.0

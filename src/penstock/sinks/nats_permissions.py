@@ -17,6 +17,7 @@ import orjson
 from penstock.finding import Finding
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import Connection, Pong, Problem
+from penstock.subject import covers, overlaps
 
 _USER_INFO: Final = "$SYS.REQ.USER.INFO"
 _RESERVED: Final = b"_R_.penstock"
@@ -24,30 +25,6 @@ _RESERVED: Final = b"_R_.penstock"
 _TRIES: Final = 200
 """Subjects that are tried, each of which the server's log has."""
 _TIMEOUT: Final = 5.0
-
-
-def covers(pattern: str, subject: str) -> bool:
-    """Return whether a pattern takes all that `subject` (wildcards allowed) stands for."""
-    have, want = pattern.split("."), subject.split(".")
-    for i, part in enumerate(have):
-        if part == ">":
-            return len(want) > i
-        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
-            return False
-    return len(have) == len(want)
-
-
-def overlaps(a: str, b: str) -> bool:
-    """Return whether there is a subject that both patterns take."""
-    left, right = a.split("."), b.split(".")
-    for i, (x, y) in enumerate(zip(left, right, strict=False)):
-        if x == ">":
-            return len(right) > i
-        if y == ">":
-            return len(left) > i
-        if "*" not in (x, y) and x != y:
-            return False
-    return len(left) == len(right)
 
 
 @dataclass(frozen=True, slots=True)
