@@ -458,7 +458,9 @@ class Run:
                 state = self.state.sources[source]
                 failure = self._why(source, error)
                 self._note_gap(source, failure)
-                if failure.code in _FATAL or self._once:
+                # A relay makes the slot anew, and reads the outboxes' tables.
+                gap = self._holding is not None and failure.code in recovery.GAP_CODES
+                if gap or failure.code in _FATAL or self._once:
                     self.state.query_failed(source, failure)
                     self._fail(failure.text, source=source, code=failure.code)
                     return

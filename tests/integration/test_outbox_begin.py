@@ -19,8 +19,10 @@ from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.message import Position
 from penstock.outbox.begin import begin, leave
+from penstock.outbox.group import Group
 from penstock.outbox.places import Places
 from penstock.outbox.wanted import Planner, Wanted, find, source_name
+from penstock.postgres.errors import CaptureError
 from penstock.settings import SparkSettings
 from penstock.sinks.base import DeadLetter, SinkError
 from penstock.streams import backlog
@@ -293,3 +295,23 @@ def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed)
     places.tick()
     found = it.app.execute("SELECT dead_letters, dead_letter FROM tide.places")
     assert found == [(2, "too_large: Of earlier-8-0.")]
+
+
+def test_what_a_slot_lacks_is_read_from_the_table(it: Relayed) -> None:
+    """As what was published while somebody had dropped the publication."""
+    it.begin()
+    it.deliver()
+    it.app.execute("DROP PUBLICATION tide")
+    publish(it.app)
+    spark: Any = None
+    group = Group("g", it.app.url, it.app.name, it.store.url, spark)
+    group.want(it.wanted())
+    with contextlib.closing(group._lock) as lock:
+        assert lock.acquire()
+        with pytest.raises(CaptureError) as raised:
+            group._turn()
+    assert raised.value.code == "publication_missing"
+    assert it.begin() == {"p"}
+    assert it.catching_up() == {"p"}
+    published = "SELECT tablename::text FROM pg_publication_tables WHERE pubname = 'tide'"
+    assert it.app.execute(published) == [("outbox_o",)]

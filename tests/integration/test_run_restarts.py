@@ -15,7 +15,7 @@ from penstock.backoff import Backoff
 from penstock.config import Config
 from penstock.embedded.handles import Database
 from penstock.postgres.errors import CaptureError
-from penstock.run import Run
+from penstock.run import Holding, Run
 
 REPORT = {"capture": "shop", "state": "streaming", "error": None, "code": None, "warm": True}
 DELAY = 0.01
@@ -116,3 +116,13 @@ def test_the_reason_in_the_status_is_the_one_in_the_log(
         for report in ({"state": "connecting", "warm": False}, {"warm": False}):
             run.state.update({**REPORT, **report})  # the next one begins
             assert run.state.as_json()["sources"]["shop"]["error"] == entry["error"]
+
+
+def test_a_relays_run_ends_where_changes_are_missed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group begins anew, and reads what is missed from the outboxes' tables."""
+    monkeypatch.setattr(run, "_holding", Holding({}))
+    gone = CaptureError("publication_missing", "It is gone.", remedy="Make it.")
+    assert restarts(run, monkeypatch, gone, RuntimeError("not begun")) == []
+    assert run.failure == ("publication_missing", "It is gone. Make it.")

@@ -51,11 +51,16 @@ def begin(connection: psycopg.Connection[Any], store: Store, wanted: Wanted) -> 
     return _starting(backfills, wanted)
 
 
+def give_up_slot(connection: psycopg.Connection[Any], wanted: Wanted) -> None:
+    """Drop the slot of a group behind which messages are missed; `begin` makes it anew."""
+    connection.execute(_SQL["drop_slot"], [wanted.config.sources[wanted.source].slot])
+
+
 def leave(connection: psycopg.Connection[Any], store: Store, wanted: Wanted) -> None:
     """Give up the slot of a group that has nothing to run: what is to come stays in the outboxes."""
     slot = wanted.config.sources[wanted.source].slot
     with contextlib.suppress(psycopg.errors.ObjectInUse):
-        connection.execute(_SQL["drop_slot"], [slot])
+        give_up_slot(connection, wanted)
     if connection.execute(_SQL["slot"], [slot]).fetchone() is not None:
         return  # who read it is just going: the next look drops it
     _unplace(connection, wanted, ())
@@ -112,7 +117,7 @@ def _make_slot(connection: psycopg.Connection[Any], wanted: Wanted) -> bool:
     # First, so that a relay that ends in the middle of this begins anew.
     _unplace(connection, wanted, ())
     if found is not None:
-        connection.execute(_SQL["drop_slot"], [source.slot])
+        give_up_slot(connection, wanted)
     setup.ensure(source)
     return True
 

@@ -21,7 +21,7 @@ from penstock import queries
 from penstock.backoff import Backoff
 from penstock.handover import NextQuery
 from penstock.health import Failure, Level, Part, Problem, pipeline_part, worker_part
-from penstock.outbox.begin import begin, forget, leave
+from penstock.outbox.begin import begin, forget, give_up_slot, leave
 from penstock.outbox.inbox import Inboxes, InboxPipeline
 from penstock.outbox.lease import Lease
 from penstock.outbox.lock import GroupLock
@@ -29,6 +29,7 @@ from penstock.outbox.places import Places
 from penstock.outbox.sessions import postgres_error
 from penstock.outbox.wanted import Trouble, Wanted
 from penstock.postgres.errors import CaptureError
+from penstock.recovery import GAP_CODES
 from penstock.run import Holding, Run
 from penstock.sinks.base import SinkError
 from penstock.spark.reasons import query_failure
@@ -212,17 +213,16 @@ class Group:
                 self._pause(_TICK_SECONDS)
                 continue
             except (CaptureError, StoreError) as error:
-                delay = backoff.after_failure(self._confirmed)
-                self._fail(error.code, error.message, error.remedy, delay)
+                failure = Failure(error.code, error.message, error.remedy)
             except psycopg.Error as error:
                 self._inboxes.activate(self._lock.check())
                 known = postgres_error(error, self._url)
-                delay = backoff.after_failure(self._confirmed)
-                self._fail(known.code, known.message, known.remedy, delay)
+                failure = Failure(known.code, known.message, known.remedy)
             except Exception as error:
                 log.exception("the group could not be run", group=self.name)
-                delay = backoff.after_failure(self._confirmed)
-                self._fail("internal", f"{type(error).__name__}: {error}", "", delay)
+                failure = Failure("internal", f"{type(error).__name__}: {error}", "")
+            delay = backoff.after_failure(self._confirmed)
+            self._fail(failure, delay)
             self._discard_next()
             self._pause(delay)
         self._discard_next()
@@ -255,20 +255,19 @@ class Group:
             except Exception:  # it only saves time later
                 log.exception("Spark could not be warmed up", group=self.name)
 
-    def _fail(self, code: str, message: str, remedy: str, delay: float) -> None:
-        """Tell what keeps the group from running: in the log once, and in its pipelines' status."""
-        failure = Failure(code, message, remedy).lasting(self._failure, time.time())
-        self._state, self._failure = "error", failure
+    def _fail(self, failure: Failure, delay: float) -> None:
+        """Report what keeps the group from running: in the log once, and in its pipelines' status."""
+        self._state, self._failure = "error", failure.lasting(self._failure, time.time())
         self._within(delay + _STEP_SECONDS)
-        if code not in self._told:
-            self._told.add(code)
-            log.error("the group does not run; trying again", group=self.name, code=code,
+        if failure.code not in self._told:
+            self._told.add(failure.code)
+            log.error("the group does not run; trying again", group=self.name, code=failure.code,
                       error=failure.text, retry_in=delay)  # fmt: skip
         wanted = self._wanted
         if wanted is None or not self._lock.held:
             return
         pipelines = [name for name in wanted.pipelines if name not in wanted.left_out]
-        self._tell(wanted, pipelines, Trouble(code, message, remedy))
+        self._tell(wanted, pipelines, Trouble(failure.code, failure.cause, failure.remedy))
 
     def _tell(self, wanted: Wanted, pipelines: list[str], trouble: Trouble) -> None:
         values = {
@@ -369,20 +368,25 @@ class Group:
             name: SinkError(t.code, t.message, remedy=t.remedy) for name, t in wanted.held.items()
         }
         held |= {name: SinkError("starting", _STARTING) for name in starting}
-        with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
-            if self._ended is not None:
-                run.state.go_on_from(self._ended)
-            self._ended = run.state
-            if self._enlist(run, wanted):
-                try:
-                    self._stream(run, wanted, store, starting)
-                finally:
-                    with self._changing:
-                        self._run = self._running = None
-                    self._confirmed += sum(s.confirmed for s in run.state.sources.values())
-                    self._within(_LONG_STEP_SECONDS)
-        if run.failure is not None and not self._stopping.is_set():
-            raise CaptureError(*run.failure)
+        try:
+            with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
+                if self._ended is not None:
+                    run.state.go_on_from(self._ended)
+                self._ended = run.state
+                if self._enlist(run, wanted):
+                    try:
+                        self._stream(run, wanted, store, starting)
+                    finally:
+                        with self._changing:
+                            self._run = self._running = None
+                        self._confirmed += sum(s.confirmed for s in run.state.sources.values())
+                        self._within(_LONG_STEP_SECONDS)
+            if run.failure is not None and not self._stopping.is_set():
+                raise CaptureError(*run.failure)
+        except CaptureError as error:
+            if error.code in GAP_CODES:
+                give_up_slot(self._lock.connection, wanted)
+            raise
 
     def _retire(self) -> None:
         """Forget what the pipelines had waiting, now that the group has none any more."""
