@@ -1,7 +1,7 @@
 -- The config of a pipeline, checked when it is set: its keys, the types of their values, and what can
--- be known of these without the relay. What is null is as if it was not given. A reference, ${env:NAME} or ${file:path}, may stand in any text,
--- and as a whole in the place of a number or a boolean; what it gives is the relay's to check. Only
--- `start` of an outbox's pipeline takes none.
+-- be known of these without the relay. What is null is as if it was not given. A reference, ${env:NAME}
+-- or ${file:path}, may stand in any text, and as a whole in the place of a number or a boolean; what it
+-- gives is the relay's to check. Only `start` of an outbox's pipeline takes none.
 
 -- name: config_keys
 -- The keys that a config knows, by direction; `kind` is what `_check_value` tests, `expected` the words

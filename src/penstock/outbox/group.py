@@ -136,7 +136,7 @@ class Group:
         }
 
     def lease(self) -> Lease | None:
-        """Return what others shall know of it, None while its loop hangs or has not begun."""
+        """Return its lease on the group, None while its loop hangs or has not begun."""
         if self._thread.ident is None:
             return None
         if time.monotonic() > self._due:
@@ -232,7 +232,7 @@ class Group:
         self._lock.close()
 
     def _within(self, seconds: float) -> None:
-        """Note that the loop shows itself again within so many seconds."""
+        """Expect the loop's next step within so many seconds."""
         self._due = time.monotonic() + seconds
 
     def _pause(self, seconds: float) -> None:

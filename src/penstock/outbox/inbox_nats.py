@@ -35,7 +35,7 @@ from penstock.settings import dotted
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_check import jetstream_not_enabled
 from penstock.sinks.nats_client import connect_first
-from penstock.sinks.nats_leader import UNAVAILABLE, no_quorum
+from penstock.sinks.nats_leader import NOT_ENABLED, UNAVAILABLE, no_quorum
 from penstock.subject import overlaps
 
 log = structlog.get_logger("penstock")
@@ -370,9 +370,8 @@ class Puller:
         except APIError as error:
             if error.err_code in UNAVAILABLE:
                 raise no_quorum(self._server) from None
-            if isinstance(error, ServiceUnavailableError) and error.err_code is None:
-                raise jetstream_not_enabled(self._server) from None
-            if error.err_code in (10039, 10076):
+            no_code = isinstance(error, ServiceUnavailableError) and error.err_code is None
+            if no_code or error.err_code in NOT_ENABLED:
                 raise jetstream_not_enabled(self._server) from None
             raise self._refused(error.err_code, error.description) from None
         except TimeoutError:

@@ -161,7 +161,6 @@ class Relay:
     # -- the watching thread
 
     def _watch(self) -> None:
-        told = False
         while not self._stopping.is_set():
             try:
                 with contextlib.closing(connect(self._url)) as connection:
@@ -169,34 +168,29 @@ class Relay:
                     for _ in self._looks(connection):
                         self._look(connection)
                         self._sweeper.look(connection)
-                        self._failure = None
-                        if told:
-                            told = False
+                        if self._failure is not None:
+                            self._failure = None
                             log.info("the relay looks at its pipelines again", relay=self.name)
             except psycopg.Error as error:
                 known = postgres_error(error, self._url)
-                self._fail(Failure(known.code, known.message, known.remedy))
-                if not told:
-                    told = True
-                    log.warning("the outboxes' database does not answer", relay=self.name,
-                                code=known.code, error=str(known))  # fmt: skip
+                self._fail(known, "the outboxes' database does not answer")
                 self._stopping.wait(_RETRY_SECONDS)
             except CaptureError as error:  # such as a route that could not be looked at now
-                self._fail(Failure(error.code, error.message, error.remedy))
-                if not told:
-                    told = True
-                    log.warning("the relay could not look at its pipelines", relay=self.name,
-                                code=error.code, error=str(error))  # fmt: skip
+                self._fail(error, "the relay could not look at its pipelines")
                 self._stopping.wait(_POLL_SECONDS)
             except Exception as error:
-                self._fail(Failure(
-                    "internal", f"Unexpected: {type(error).__name__}.", "See the relay's log."
-                ))  # fmt: skip
-                told = True
+                cause = f"Unexpected: {type(error).__name__}."
+                self._note(Failure("internal", cause, "See the relay's log."))
                 log.exception("the relay could not look at its pipelines", relay=self.name)
                 self._stopping.wait(_POLL_SECONDS)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, error: CaptureError, event: str) -> None:
+        """Report why the relay could not look; log it once."""
+        if self._failure is None:
+            log.warning(event, relay=self.name, code=error.code, error=str(error))
+        self._note(Failure(error.code, error.message, error.remedy))
+
+    def _note(self, failure: Failure) -> None:
         self._failure = failure.lasting(self._failure, time.time())
 
     def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:

@@ -39,8 +39,8 @@ class Pipeline:
     """A row of `tide.relays` with its place; `snapshot` and `delivered` are what it had delivered.
 
     `placed`: a relay has run it, so that what is committed goes to its sink or into its backlog, which
-    is in `store`. By `created_at` it is told from a deleted one of its name. `outbox_tag`
-    differs for each outbox of a name, here and elsewhere.
+    is in `store`. `created_at` differs from that of a deleted one of its name, `outbox_tag` for each
+    outbox of a name, here and elsewhere.
     """
 
     pipeline: str
@@ -96,7 +96,7 @@ class Wanted:
         return any(pipeline.placed for pipeline in self.pipelines.values())
 
     def same(self, other: Wanted | None) -> bool:
-        """Tell whether `other` would run the same pipelines as this does, and in the same way.
+        """Return whether `other` would run the same pipelines as this does, and in the same way.
 
         Pipelines that neither would run make no difference.
         """

@@ -58,6 +58,7 @@ from penstock.sinks.nats_client import (
     connect_first,
 )
 from penstock.sinks.nats_duplicates import ASKING_SECONDS, Duplicates
+from penstock.sinks.nats_errors import unresponsive
 from penstock.sinks.nats_frames import Encoder
 from penstock.sinks.nats_leader import Silence
 from penstock.sinks.nats_task import WAVE_BYTES, Task, backoff
@@ -252,7 +253,7 @@ class NatsSink:
                 if not self._duplicates.silent(now, heard):
                     self._patience.extend(now - before)
                 elif now - heard > timeout:
-                    return _silent(connection, timeout)
+                    return unresponsive(connection.server, timeout)
             if task.left < left:
                 last_ack = now
                 self._patience.progress(now)
@@ -419,10 +420,6 @@ class NatsSink:
             if self._should_stop() or self._patience.left() <= 0:
                 raise _stopped(error)
             time.sleep(min(left, 0.1))
-
-
-def _silent(connection: Connection, seconds: float) -> SinkError:
-    return SinkError("timeout", f"{connection.server} has not answered for {seconds:g} s.")
 
 
 def _stopped(error: SinkError) -> SinkError:

@@ -5,7 +5,6 @@ The sink uses the errors while it runs; `inspect` looks for the same troubles be
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
 import time
@@ -19,12 +18,13 @@ from penstock.nats_config import NatsSinkConfig, Server
 from penstock.sinks import nats_permissions
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import connect_first
-from penstock.sinks.nats_leader import UNAVAILABLE, Verdict, no_leader, no_quorum
+from penstock.sinks.nats_leader import NOT_ENABLED, UNAVAILABLE, Verdict, no_leader, no_quorum
 from penstock.subject import covers
 
 REQUEST_TIMEOUT: Final = 5.0
 CLUSTER_SECONDS: Final = 10.0
 """Seconds for which a cluster without a leader is asked again; an election takes less."""
+_ASK_SECONDS: Final = 0.5
 MIN_DUPLICATE_WINDOW: Final = 60 * 10**9
 ATOMIC_DISABLED: Final = 10174
 """The error of a stream without `allow_atomic` to which an atomic batch is sent."""
@@ -157,7 +157,7 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
             remedy="Start the servers that are down: more than half of those that have a replica of "
             "the stream must run. See: nats stream report",
         )
-    if code in (10039, 10076):
+    if code in NOT_ENABLED:
         return SinkError(
             "jetstream_not_enabled",
             f"JetStream is not enabled for this user's account: {text} ({code}).",
@@ -323,14 +323,19 @@ class _Api:
         Raises `SinkError` (`no_quorum`) where a cluster has no leader.
         """
         body = orjson.dumps(payload) if payload else b""
-        for attempt in itertools.count():
-            answer = self._ask(call, body)
-            if not isinstance(answer, SinkError):
-                return answer
-            if time.monotonic() >= self._until:
+        answer = self._ask(call, body)
+        while isinstance(answer, SinkError):
+            if not self._may_ask_again():
                 raise answer
-            time.sleep(min(2.0, 0.25 * 2**attempt))
-        raise AssertionError
+            answer = self._ask(call, body)
+        return answer
+
+    def _may_ask_again(self) -> bool:
+        """Return whether there is patience left to ask again, a little later."""
+        if time.monotonic() >= self._until:
+            return False
+        time.sleep(_ASK_SECONDS)
+        return True
 
     def _ask(self, call: str, body: bytes) -> dict[str, Any] | SinkError | None:
         timeout = 2.0 if self._patience else REQUEST_TIMEOUT
@@ -352,15 +357,13 @@ class _Api:
 
     def streams(self, subject: str) -> list[str]:
         """Return the names of the streams whose subjects overlap `subject`."""
-        for attempt in itertools.count():
+        while True:
             answer = self.ask("STREAM.NAMES", subject=subject)
             if answer is None or "error" in answer:
                 raise jetstream_not_enabled(self.connection.server)
             found = list(answer.get("streams") or [])
-            if found or time.monotonic() >= self._until:
+            if found or not self._may_ask_again():
                 return found
-            time.sleep(min(2.0, 0.25 * 2**attempt))
-        raise AssertionError
 
     def permission(self, wildcard: str, samples: Sequence[str]) -> Finding:
         """Look whether the user may publish to what a template gives."""

@@ -21,7 +21,7 @@ import orjson
 
 from penstock.nats_config import NatsSinkConfig, Server, hello, tls_context
 from penstock.sinks.base import SinkError
-from penstock.sinks.nats_errors import none_of, not_nats, problem_error, tls_error
+from penstock.sinks.nats_errors import none_of, not_nats, problem_error, tls_error, unresponsive
 
 READ_SIZE: Final = 256 * 1024
 WRITE_SIZE: Final = 256 * 1024
@@ -236,10 +236,7 @@ class Connection:
         while (left := deadline - time.monotonic()) > 0:
             if any(isinstance(event, Pong) for event in self.step(left)[1]):
                 return
-        raise SinkError(
-            "timeout", f"{self.server} has not answered for {timeout:g} s.",
-            remedy="See whether the server is stopped or overloaded, and the network.",
-        )  # fmt: skip
+        raise unresponsive(self.server, timeout)
 
     def request(self, subject: str, payload: bytes, inbox: bytes, timeout: float) -> Reply:
         """Send a request and wait for its reply; for the rare calls, never for publishing."""

@@ -34,6 +34,7 @@ ASKING_SECONDS: Final = TRIES * ANSWER_SECONDS + 1.0
 """By how much the patience with a write is more where its messages are in doubt, at most."""
 SILENCE: Final = 1.5
 """How often that time a server may say nothing at all before it counts as gone."""
+_DENIED: Final = "not permitted"
 _NO_MESSAGE: Final = 10037
 _ASK_AGAIN: Final = UNAVAILABLE | {_NO_MESSAGE}
 _ID: Final = b"Nats-Msg-Id:"
@@ -82,7 +83,7 @@ def verdict(
     """Return why a stream's message is not the sink's own, None where it is, or is gone since.
 
     `key` is the id that the sink's was sent with; where the stream's has another, nothing is known.
-    One that names nobody is the sink's own if it has the same `body`, where that is given. Raises
+    One that names no publisher is the sink's own if it has the same `body`, where that is given. Raises
     `LookupError` where the answer names no message: ask again.
     """
     error = answer.get("error")
@@ -131,11 +132,12 @@ def _at_end(body: bytes) -> str | None:
 
 def unchecked(where: Stored, why: str) -> SinkError:
     """Return what is reported where a stream can't be asked."""
+    see = f"See whether it answers: nats stream get {where.stream} {where.number}"
     return SinkError(
         "duplicates_unchecked",
         f"Messages that stream {where.stream} has already can't be looked at ({why}): they count as"
         " delivered.",
-        remedy=f"Allow the user to publish to {where.call}.",
+        remedy=f"Allow the user to publish to {where.call}." if why == _DENIED else see,
     )
 
 
@@ -221,7 +223,7 @@ class Duplicates:
         self._may_ask = True
 
     def silent(self, now: float, heard: float) -> bool:
-        """Whether the server itself, last heard then, is silent: nobody else's fault is known."""
+        """Return whether the server itself is silent, last heard then: streams can't answer either."""
         return now - heard > SILENCE * self._timeout
 
     def ask(self, connection: Connection, task: Task, now: float, heard: float) -> None:
@@ -266,7 +268,7 @@ class Duplicates:
         """Take a subject that the user may not publish to; return whether it is that of a question."""
         if f".API.{LOOKUP}." not in subject:
             return False
-        self._give_up(task, "not permitted")
+        self._give_up(task, _DENIED)
         return True
 
     def _give_up(self, task: Task, why: str) -> None:

@@ -78,6 +78,15 @@ def tls_error(
     )
 
 
+def unresponsive(server: Server, seconds: float) -> SinkError:
+    """Return the error for a server that sends nothing."""
+    return SinkError(
+        "timeout",
+        f"{server} has not answered for {seconds:g} s.",
+        remedy="See whether the server is stopped or overloaded, and the network.",
+    )
+
+
 def not_nats(where: str, line: bytes) -> SinkError:
     """Return the error for a port where something else listens."""
     return SinkError(

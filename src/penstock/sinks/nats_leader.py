@@ -27,18 +27,19 @@ _UNANSWERED: Final = 3.0
 _FORGET: Final = 60.0
 UNAVAILABLE: Final = frozenset({10004, 10008, 10009, 10118})
 """Errors of a cluster that can't do it now: incomplete, unavailable, not the leader, stream offline."""
+NOT_ENABLED: Final = frozenset({10039, 10076})
+"""Errors of an account, or a server, without JetStream."""
 
 
 def api_verdict(answer: dict[str, Any] | None) -> Verdict:
-    """Return what an answer to `STREAM.NAMES` means; None: nobody answers for JetStream."""
+    """Return what an answer to `STREAM.NAMES` means; None: there is no JetStream to answer."""
     if answer is None:
         return "not_enabled"
     error = answer.get("error")
     if isinstance(error, dict):
-        if error.get("err_code") in UNAVAILABLE or error.get("code") == 503:
-            disabled = error.get("err_code") in (10039, 10076)
-            return "not_enabled" if disabled else "no_quorum"
-        return "not_enabled"
+        code = error.get("err_code")
+        away = code in UNAVAILABLE or (error.get("code") == 503 and code not in NOT_ENABLED)
+        return "no_quorum" if away else "not_enabled"
     return "stream_leaderless" if answer.get("streams") else "no_stream"
 
 

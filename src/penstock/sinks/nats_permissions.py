@@ -17,6 +17,7 @@ import orjson
 from penstock.finding import Finding
 from penstock.sinks.base import SinkError
 from penstock.sinks.nats_client import Connection, Pong, Problem
+from penstock.sinks.nats_errors import unresponsive
 from penstock.subject import covers, overlaps
 
 _USER_INFO: Final = "$SYS.REQ.USER.INFO"
@@ -93,7 +94,7 @@ def ask(connection: Connection, inbox: bytes) -> Permissions | None:
         answer = orjson.loads(reply.body)["data"]
         return Permissions.read(answer.get("permissions") or {})
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return None  # a server before 2.10, which has nobody who answers
+        return None  # a server before 2.10, which does not know the question
 
 
 def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
@@ -110,4 +111,4 @@ def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
                 denied.add(event.denied_subject)
             if isinstance(event, Pong):
                 return [subject for subject in tried if subject in denied]
-    raise SinkError("timeout", f"{connection.server} did not answer within {_TIMEOUT:g} s.")
+    raise unresponsive(connection.server, _TIMEOUT)
