@@ -18,9 +18,7 @@ from penstock.streams.engine import Consumers
 
 _PERIOD: Final = 2.0
 _LONGEST_PERIOD: Final = 15.0
-_SHARE: Final = 50  # of its time, about one part in so many goes into looking, where there is much
-_PATIENCE: Final = 10.0
-_AT_ONCE: Final = 4
+_SHARE: Final = 50  # a look that takes long is repeated after so many times its length
 
 log = structlog.get_logger("penstock")
 
@@ -40,7 +38,7 @@ class ConsumerWatch:
             except ConsumerError:
                 pass  # the store is away, which others report
             except Exception:
-                log.exception("the consumers could not be looked at")
+                log.exception("the consumers' status can't be read")
             wait = min(max(_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST_PERIOD)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -48,24 +46,9 @@ class ConsumerWatch:
 
     async def look(self, consumers: Consumers) -> None:
         """Look once at each consumer; raises `ConsumerError` where the store does not answer."""
-        infos = await consumers.list()
-        some = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(info: ConsumerInfo) -> None:
-            async with some, asyncio.timeout(_PATIENCE):
-                consumer = await consumers.get(info.name)
-                self._found[info.name] = (consumer.info, await consumer.facts())
-
-        outcomes = await asyncio.gather(*map(one, infos), return_exceptions=True)
-        for info, outcome in zip(infos, outcomes, strict=True):
-            if info.name in self._found:  # disabled or not is known, whatever became of the rest
-                self._found[info.name] = (info, self._found[info.name][1])
-            if isinstance(outcome, BaseException) and not isinstance(
-                outcome, ConsumerError | TimeoutError
-            ):
-                raise outcome
-        names = {info.name for info in infos}
-        self._found = {name: found for name, found in self._found.items() if name in names}
+        known = {name: facts for name, (_, facts) in self._found.items()}
+        now = [(info, facts or known.get(info.name)) for info, facts in await consumers.facts()]
+        self._found = {info.name: (info, facts) for info, facts in now if facts is not None}
 
     def parts(self) -> list[Part]:
         """Return how each consumer is."""
@@ -77,19 +60,24 @@ class ConsumerWatch:
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` has of the consumers."""
         return {
-            name: {"stream": info.stream, "type": info.type, "own": info.own}
-            | {"disabled": info.disabled} | facts_body(info, facts)
+            name: {
+                "stream": info.stream,
+                "type": info.type,
+                "own": info.own,
+                "disabled": info.disabled,
+                **facts_body(info, facts),
+            }
             for name, (info, facts) in sorted(self._found.items())
-        }  # fmt: skip
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Yield what `/metrics` has of the consumers (Prometheus's own interface)."""
         found = sorted(self._found.items())
         labels = ["stream", "consumer"]
-        for kind, attribute, name, text in _METRICS:
+        for kind, name, text in _METRICS:
             family: Any = kind(f"penstock_consumer_{name}", text, labels=labels)  # type: ignore[call-arg]
             for key, (info, facts) in found:
-                family.add_metric([info.stream, key], float(getattr(facts, attribute)))
+                family.add_metric([info.stream, key], float(getattr(facts, name)))
             yield family
         up = GaugeMetricFamily(
             "penstock_consumer_up", "0 while it is disabled or its deliveries fail", labels=labels
@@ -99,12 +87,12 @@ class ConsumerWatch:
         yield up
 
 
-_METRICS: Final[tuple[tuple[type[Metric], str, str, str], ...]] = (
-    (GaugeMetricFamily, "lag_messages", "lag_messages", "Messages not acked yet"),
-    (GaugeMetricFamily, "lag_seconds", "lag_seconds", "Age of the oldest message not acked yet"),
-    (GaugeMetricFamily, "in_flight", "in_flight", "Messages handed out, not acked and not nacked"),
-    (GaugeMetricFamily, "waiting_for_retry", "waiting_for_retry", "Messages to be redelivered"),
-    (GaugeMetricFamily, "dead_letters", "dead_letters", "Dead letters that were not replayed"),
-    (CounterMetricFamily, "redeliveries", "redeliveries", "Deliveries but each message's first"),
-    (CounterMetricFamily, "failures", "failures", "Deliveries nacked or not acked in time"),
+_METRICS: Final[tuple[tuple[type[Metric], str, str], ...]] = (
+    (GaugeMetricFamily, "lag_messages", "Messages not acked yet"),
+    (GaugeMetricFamily, "lag_seconds", "Age of the oldest message not acked yet"),
+    (GaugeMetricFamily, "in_flight", "Messages handed out, not acked and not nacked"),
+    (GaugeMetricFamily, "waiting_for_retry", "Messages to be redelivered"),
+    (GaugeMetricFamily, "dead_letters", "Dead letters that were not replayed"),
+    (CounterMetricFamily, "redeliveries", "Deliveries but each message's first"),
+    (CounterMetricFamily, "failures", "Deliveries nacked or not acked in time"),
 )

@@ -17,7 +17,7 @@ from penstock.embedded.handles import Database
 from penstock.health import Health, Level
 from penstock.streams import reader
 from penstock.streams.consumer_facts import ConsumerFacts, facts_body
-from penstock.streams.consumer_types import ConsumerSpec
+from penstock.streams.consumer_types import ConsumerSpec, StoreUnavailable
 from penstock.streams.consuming import Consumer
 from penstock.streams.store import Store
 
@@ -183,6 +183,33 @@ def test_a_webhook_that_takes_nothing_is_a_problem(store: Store, disabled: bool)
                 return
             await watch.look(consumers)
             assert Health(tuple(watch.parts())).problems == ()
+
+    run(work)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), ValueError("no time")])
+def test_one_consumer_that_can_t_be_read_hides_no_other(
+    store: Store, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        make_stream(store)
+        watch = ConsumerWatch()
+        async with workers(store) as broken, serving(store) as consumers:
+            await watch.look(consumers)
+            before = watch.as_json()
+
+            async def fail(consumer: Consumer) -> ConsumerFacts:
+                if consumer.info.name == broken.info.name:
+                    raise error
+                return await read(consumer)
+
+            read = Consumer.facts
+            monkeypatch.setattr(Consumer, "facts", fail)
+            found = {info.name: facts for info, facts in await consumers.facts()}
+            assert found.pop(broken.info.name) is None
+            assert found["events"] is not None
+            await watch.look(consumers)
+            assert watch.as_json() == before
 
     run(work)
 

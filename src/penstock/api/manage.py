@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -39,7 +38,6 @@ from penstock.streams.consumer_types import (
     ConsumerLetter,
     ConsumerSpec,
     Looked,
-    UnknownConsumer,
     UnknownStream,
 )
 from penstock.streams.engine import Consumers
@@ -49,7 +47,6 @@ _STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"
 _CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
 _MAX_BIGINT: Final = 2**63 - 1
-_AT_ONCE: Final = 4
 
 
 class _Limit(BaseModel):
@@ -103,18 +100,8 @@ def _add_streams(api: APIRouter, consumers: Consumers) -> None:
 def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
     async def list_consumers() -> Response:
-        infos = await consumers.list()
-        some = asyncio.Semaphore(_AT_ONCE)
-
-        async def body(info: ConsumerInfo) -> dict[str, Any] | None:
-            async with some:
-                try:
-                    return await _shown(consumers, info.name)
-                except UnknownConsumer:
-                    return None
-
-        bodies = await asyncio.gather(*map(body, infos))
-        return _json({"data": [body for body in bodies if body is not None]})
+        found = await consumers.facts()
+        return _json({"data": [consumer_body(info, facts) for info, facts in found]})
 
     @api.post(
         _CONSUMERS,

@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 
 from penstock import queries
 from penstock.streams.consumer import START, State
+from penstock.streams.consumer_facts import ConsumerFacts
 from penstock.streams.consumer_settings import settings_of
 from penstock.streams.consumer_types import (
     ConsumerError,
@@ -38,6 +39,8 @@ _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 _LISTENER: Final = "penstock api"
 _PRESENCE: Final = 3.0
 _RETRY: Final = 0.5
+_FACTS_AT_ONCE: Final = 4
+_FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
 
 
@@ -123,6 +126,25 @@ class Consumers:
         """Return all consumers by name."""
         await self._load()
         return sorted(self._names.values(), key=lambda info: info.name)
+
+    async def facts(self) -> list[tuple[ConsumerInfo, ConsumerFacts | None]]:
+        """Return all consumers by name and how each is; None where the store gave no answer to that."""
+        infos = await self.list()
+        some = asyncio.Semaphore(_FACTS_AT_ONCE)
+
+        async def one(name: str) -> ConsumerFacts | None:
+            try:
+                async with some, asyncio.timeout(_FACTS_PATIENCE):
+                    return await (await self.get(name)).facts()
+            except (ConsumerError, TimeoutError):
+                pass
+            except Exception:
+                _log.exception("the status of a consumer can't be read", consumer=name)
+            return None
+
+        found = await asyncio.gather(*[one(info.name) for info in infos])
+        pairs = zip(infos, found, strict=True)
+        return [(info, facts) for info, facts in pairs if info.name in self._names]
 
     async def create(self, spec: ConsumerSpec) -> ConsumerInfo:
         """Make a consumer; raises `NameTaken`, `UnknownStream`, `pydantic.ValidationError`."""
