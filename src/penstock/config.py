@@ -62,6 +62,14 @@ _SECRET_KEY: Final = re.compile(
 )
 _KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
 
+_IN_QUOTES: Final = {
+    "int_type": r"-?\d+", "float_type": r"-?\d+(\.\d+)?", "bool_type": "true|false|yes|no|on|off",
+}  # fmt: skip
+"""What looks like the value of a type where it stands in quotes."""
+_EXPECTED: Final = {
+    "int_parsing": "a whole number", "float_parsing": "a number", "bool_parsing": "true or false",
+}  # fmt: skip
+
 _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
     "stream": StreamSinkSettings,
@@ -265,6 +273,7 @@ class _Reader:
         kind, given, context = error["type"], error["input"], error.get("ctx", {})
         message = error["msg"].removeprefix("Value error, ")
         expected = message.removeprefix("Input should be ").removeprefix("a valid ")
+        expected = _EXPECTED.get(kind, expected)
         if kind == "missing":
             field = _model_at(model, error["loc"]).model_fields[str(error["loc"][-1])]
             options = [repr(option) for option in get_args(field.annotation)]
@@ -291,7 +300,7 @@ class _Reader:
             return f"expected a list, got {self.shown(path, given)}{hint}"
         if kind == "too_short":
             return "expected at least one; leave the key out for its default"
-        if kind in ("int_type", "float_type") and isinstance(given, str) and given.isdecimal():
+        if isinstance(given, str) and re.fullmatch(_IN_QUOTES.get(kind, "(?!)"), given):
             return f"expected {expected}, got {self.shown(path, given)}: remove its quotes"
         if kind == "string_type" and isinstance(given, int | float):
             return f"expected a string, got {self.shown(path, given)}: put it in quotes"

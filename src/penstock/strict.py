@@ -27,30 +27,16 @@ def is_name(text: str) -> bool:
     return re.fullmatch(_NAME, text) is not None
 
 
-def _whole(value: Any) -> Any:
-    if isinstance(value, Untyped):
-        return str(value)
-    if type(value) is float and value.is_integer():
-        return int(value)  # 5.0 is a whole number in JSON
-    if type(value) is not int:
-        raise PydanticCustomError("int_type", "Input should be a whole number")
-    return value
+def _only(kinds: tuple[type, ...], code: str, expected: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, Untyped):
+            return str(value)
+        # 5.0 is a whole number in JSON.
+        if type(value) in kinds or (int in kinds and type(value) is float and value.is_integer()):
+            return value
+        raise PydanticCustomError(code, f"Input should be {expected}")
 
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Untyped):
-        return str(value)
-    if type(value) not in (int, float):
-        raise PydanticCustomError("float_type", "Input should be a number")
-    return value
-
-
-def _flag(value: Any) -> Any:
-    if isinstance(value, Untyped):
-        return str(value)
-    if type(value) is not bool:
-        raise PydanticCustomError("bool_type", "Input should be true or false")
-    return value
+    return BeforeValidator(check)
 
 
 def _digits(value: Any) -> Any:
@@ -65,9 +51,9 @@ def _name(text: str) -> str:
     return text
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Number = Annotated[float, BeforeValidator(_number)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Whole = Annotated[int, _only((int,), "int_type", "a whole number")]
+Number = Annotated[float, _only((int, float), "float_type", "a number")]
+Flag = Annotated[bool, _only((bool,), "bool_type", "true or false")]
 DIGITS: Final = BeforeValidator(_digits)
 """For a whole number of a URL, where all is text; it comes last in an annotation."""
 Name = Annotated[

@@ -96,28 +96,28 @@ def read(tmp_path: Path, sink: str = "", consumer: str = "", **environ: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("sink", "consumer", "problem"),
+    ("key", "value", "problem"),
     [
-        ("", "ack_wait_ms: true", "consumers.c.ack_wait_ms: expected a whole number, got True"),
-        (
-            "",
-            'ack_wait_ms: "3000"',
-            "consumers.c.ack_wait_ms: expected a whole number, got '3000': remove its quotes",
-        ),
-        (
-            "ack_timeout: '5'",
-            "",
-            "sinks.out.ack_timeout: expected a number, got '5': remove its quotes",
-        ),
-        ("batch_size: yes", "", "sinks.out.batch_size: expected a whole number, got True"),
-        ("tls: 1", "", "sinks.out.tls: expected true or false, got 1"),
-        ("tls: 'on'", "", "sinks.out.tls: expected true or false, got 'on'"),
+        ("ack_wait_ms", "true", "expected a whole number, got True (a boolean)"),
+        ("ack_wait_ms", "1.5", "expected a whole number, got 1.5 (a number)"),
+        ("ack_wait_ms", '"3000"', "expected a whole number, got '3000': remove its quotes"),
+        ("max_deliver", "'-1'", "expected a whole number, got '-1': remove its quotes"),
+        ("batch_size", "yes", "expected a whole number, got True (a boolean)"),
+        ("ack_timeout", "'5'", "expected a number, got '5': remove its quotes"),
+        ("ack_timeout", "'2.5'", "expected a number, got '2.5': remove its quotes"),
+        ("ack_timeout", "${S:-soon}", "expected a number, got '${S:-soon}'"),
+        ("tls", "1", "expected true or false, got 1 (a number)"),
+        ("tls", "'on'", "expected true or false, got 'on': remove its quotes"),
+        ("tls", "${T:-maybe}", "expected true or false, got '${T:-maybe}'"),
     ],
 )
-def test_the_file(tmp_path: Path, sink: str, consumer: str, problem: str) -> None:
+def test_the_file(tmp_path: Path, key: str, value: str, problem: str) -> None:
+    parts = {"sinks.out": "", "consumers.c": ""}
+    part = "consumers.c" if key in PullConsumer.model_fields else "sinks.out"
+    parts[part] = f'{key}: "{value}"' if "$" in value else f"{key}: {value}"
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path, sink, consumer)
-    assert problem in str(caught.value)
+        read(tmp_path, *parts.values())
+    assert str(caught.value).endswith(f" {part}.{key}: {problem}")
 
 
 def test_a_variable_of_the_environment_stands_for_any_type(tmp_path: Path) -> None:
