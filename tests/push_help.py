@@ -283,12 +283,7 @@ class MemoryConsumer:
         return self._outcome(tokens, found)
 
     async def nack(
-        self,
-        tokens: Sequence[str],
-        delay: float = 0.0,
-        *,
-        reason: str | None = None,
-        status: int | None = None,
+        self, tokens: Sequence[str], delay: float, *, reason: str, status: int | None
     ) -> Outcome:
         found = self._held(tokens)
         self.failures.append((status, reason))
