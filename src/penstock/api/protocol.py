@@ -1,9 +1,17 @@
 """HTTP/1.1 within limits: what a connection may send, and how long it may take.
 
 uvicorn's protocol bounds neither a request's head nor its body nor their time, and parses all
-pipelined requests at once. Here the parser is fed one request at a time: a head ends at its empty
-line, a body where its length or its last chunk says, and what follows waits for the answer.
-`Protocol.check`, which the server calls each second, ends the connections whose time is over.
+pipelined requests at once. What this one promises:
+
+* An endpoint is called once the whole head is valid and within its limits, and never for two requests
+  of a connection at a time. What comes behind a request is kept unparsed until that is answered.
+* What breaks a limit is answered with a `Problem`, unless its answer has begun; then the connection is
+  closed, and what the client still sends is dropped.
+* `Protocol.check`, which the server calls each second, ends the connections whose time is over.
+
+So the parser is fed one piece at a time: a head ends at its empty line, a body where its length or its
+last chunk says. uvicorn's part is the parser's callbacks, the scope, and the cycle that runs the
+endpoint; its own timer and its queue of pipelined requests are not used.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ MAX_CONNECTIONS: Final = 4096
 _END: Final = b"\r\n\r\n"
 _VERSIONS: Final = ("1.1", "1.0")
 
-# What a connection is doing.
+# What a connection is doing: the first three in turn, and from each of them the last.
 _HEAD: Final = 0  # it waits for a request, or for the rest of its head
 _BODY: Final = 1  # it reads a body
 _ANSWER: Final = 2  # it has read a request, which is being answered
@@ -102,11 +110,9 @@ class Protocol(HttpToolsProtocol):
             return
         elif self._stage == _REFUSED:
             self.transport.abort()
-        elif self._stage == _BODY and self.cycle.response_complete:
-            self.transport.close()
-        elif self._stage == _BODY:
+        elif self._stage == _BODY and not self.cycle.response_complete:
             self._refuse(Problem(408, f"The body did not come within {self.body_s:.0f} s."))
-        elif self._head:
+        elif self._stage == _HEAD and self._head:
             self._refuse(Problem(408, f"The head did not come within {self.head_s:.0f} s."))
         else:
             self.transport.close()
@@ -203,20 +209,19 @@ class Protocol(HttpToolsProtocol):
             raise Problem(400, "A request follows another one that has not ended.")
         super().on_message_begin()
         self.scope["state"]["gone"] = self._is_gone
-        self._left, self._chunked = 0, False
+        self._left = self._size = self._framed = 0
+        self._chunked = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not those after a chunked body."""
         if self._stage != _HEAD:
             return
+        super().on_header(name, value)
         name = name.lower()
         if name == b"content-length":
             self._left = int(value)
         elif name == b"transfer-encoding":
             self._chunked = True
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
         if len(self.headers) > MAX_HEADERS:
             raise Problem(431, f"There are more than {MAX_HEADERS} headers.")
 
@@ -231,9 +236,9 @@ class Protocol(HttpToolsProtocol):
             # Answered without a 100, the client may leave the body out: what comes next is unknown.
             self.cycle.keep_alive = False
         self._stage, self._due = _BODY, time.monotonic() + self.body_s
-        self._size = self._framed = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        # The parser may still find the head invalid, such as its Transfer-Encoding.
         self._ready = cycle, app
 
     def on_body(self, body: bytes) -> None:
