@@ -1,8 +1,8 @@
 """An HTTP/1.1 client for one endpoint: POST, keep-alive, and only to addresses that were checked.
 
 Redirects are not followed, nor are proxies used: either would let the answer of a stranger say where
-a request goes. Of an answer only the status and Retry-After matter; its body is read for the
-connection's sake, up to a limit. Where it is no success, its start is kept, for people.
+a request goes. Of an answer the status and Retry-After matter; its body is read for the connection's
+sake, up to a limit. The start of a failure's body is kept, for people to read.
 """
 
 from __future__ import annotations

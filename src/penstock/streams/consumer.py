@@ -284,10 +284,11 @@ class State:
 
     def _forget(self) -> None:
         self.epoch = self.next
-        for kept in (self.held, self.busy, self.parked, self.replays, self.due, self.ready):
+        for kept in (
+            self.held, self.busy, self.parked, self.replays, self.due, self.ready, self.failed,
+            self.returned,
+        ):  # fmt: skip
             kept.clear()
-        self.failed.clear()
-        self.returned.clear()
         self.failing = None
         self._timers.clear()
 

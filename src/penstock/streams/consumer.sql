@@ -10,8 +10,8 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
                AND application_name = 'penstock api' AND pid <> pg_backend_pid())
 
 -- name: consumers
-SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.disabled_at,
-       c.created_at, s.id, s.kind, s.source_id
+SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
+       c.disabled_at, s.id, s.kind, s.source_id
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
 
 -- name: streams

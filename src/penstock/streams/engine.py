@@ -238,16 +238,18 @@ class Consumers:
                 raise
             self._names = {}
             for row in rows:
-                id_, name_, stream, type_, own, settings, disabled, since, created_at, *of = row
+                id_, name_, stream, type_, own, settings, *state, stream_id, kind, source = row
                 checked = settings_of(type_, settings)
-                info = ConsumerInfo(
-                    id_, name_, stream, type_, own, checked, disabled, created_at, since
-                )
+                info = ConsumerInfo(id_, name_, stream, type_, own, checked, *state)
                 self._names[name_] = info
                 consumer = self._consumers.get(id_)
                 if consumer is None:
                     self._consumers[id_] = Consumer(
-                        self._sessions, info, StreamRef(*of), self._save, self._freed
+                        self._sessions,
+                        info,
+                        StreamRef(stream_id, kind, source),
+                        self._save,
+                        self._freed,
                     )
                 elif consumer.info != info:
                     consumer.change(info)

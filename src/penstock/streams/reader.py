@@ -80,10 +80,7 @@ class Reader:
         self._size = _BYTES // _FIRST_ROWS  # of a message, roughly
         self._known: dict[int, _Known] = {}
         self._known_bytes = 0
-        self._passable = (
-            START,
-            START,
-        )  # none of the consumer's messages is behind one, up to the other
+        self._passable = (START, START)  # between these are none of the consumer's messages
         self._generation = 0
         self._asking = asyncio.Lock()
 
