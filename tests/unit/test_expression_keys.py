@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.expressions.keys import key_of
 from penstock.expressions.times import FIRST_DAY, LAST_DAY, civil, days_of
-from penstock.expressions.types import KEY
+from penstock.expressions.types import DATE, KEY, TIMESTAMP, TIMESTAMPTZ, Type
 from penstock.expressions.values import arrow
 
 NUMBERS = st.one_of(
@@ -44,6 +44,23 @@ def test_keys_of_many_are_those_of_each(numbers: list[Any], odd: bool) -> None:
     found, unfit = arrow(KEY, texts)
     assert found.to_pylist() == [None if text is None else key_of(text) for text in texts]
     assert unfit == [row for row, text in enumerate(texts) if text == "x"]
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_keys_end_where_numbers_do_in_small_and_large_batches_alike(count: int) -> None:
+    most = "9" * 131_072
+    texts = [most, "0." + "0" * 16_382 + "1", "1" + most, "0." + "0" * 131_073 + "1"]
+    found, unfit = arrow(KEY, texts * count)
+    assert found.to_pylist()[:4] == [key_of(text) for text in texts]
+    assert unfit[:2] == [2, 3]
+
+
+@pytest.mark.parametrize("type_", [DATE, TIMESTAMP, TIMESTAMPTZ])
+def test_days_that_no_date_can_be_are_no_error(type_: Type) -> None:
+    days = ["9999999-01-01", "9999999-01-01 BC", "4714-11-23 BC", "4714-11-24 BC", "2024-10-28"]
+    found, unfit = arrow(type_, days)
+    assert unfit == [0, 1, 2]
+    assert found.null_count == 3
 
 
 def _decimal(number: Any) -> Decimal | None:

@@ -35,7 +35,8 @@ END: Final = "~"
 BIAS: Final = 500_000
 """What is added to an exponent, so that all have six digits."""
 COMPLEMENT: Final = str.maketrans("0123456789", "9876543210")
-_MOST: Final = 131_072
+MOST_DIGITS: Final = 131_072
+"""Up to which power of ten a number has a key."""
 _NUMBER: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,7}))?", re.ASCII)
 _WORDS: Final = {
     "nan": NAN, "infinity": INFINITY, "inf": INFINITY, "+infinity": INFINITY, "+inf": INFINITY,
@@ -56,7 +57,7 @@ def key_of(text: str) -> str | None:
     if not digits:
         return ZERO
     power = len(digits) - len(fraction) + (int(exponent) if exponent else 0)
-    if abs(power) > _MOST:
+    if abs(power) > MOST_DIGITS:
         return None
     key = f"{power + BIAS}{digits.rstrip('0')}"
     return f"{NEGATIVE}{key.translate(COMPLEMENT)}{END}" if sign == "-" else f"{POSITIVE}{key}"

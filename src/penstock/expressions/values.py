@@ -13,8 +13,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.expressions.keys import BIAS, INFINITY, MINUS_INFINITY, POSITIVE, ZERO, key_of
-from penstock.expressions.times import LAST_MOMENT, days_of
+from penstock.expressions.keys import (
+    BIAS,
+    INFINITY,
+    MINUS_INFINITY,
+    MOST_DIGITS,
+    POSITIVE,
+    ZERO,
+    key_of,
+)
+from penstock.expressions.times import FIRST_DAY, LAST_DAY, LAST_MOMENT, days_of
 from penstock.expressions.types import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -116,6 +124,8 @@ def _keys(texts: pa.Array) -> pa.Array:
     at = pc.find_substring(texts, ".")
     digits = pc.replace_substring(texts, ".", "")
     length = pc.binary_length(digits)
+    if (pc.max(length).as_py() or 0) > MOST_DIGITS:
+        raise ValueError
     kept = pc.ascii_ltrim(digits, "0")
     whole = pc.if_else(pc.less(at, _NOUGHT), length, at)
     power = pc.add(pc.add(whole, pc.subtract(pc.binary_length(kept), length)), _BIAS)
@@ -200,9 +210,10 @@ def _timestamp(_: Type, value: Any) -> Any:
 def _day(match: re.Match[str]) -> Any:
     year = int(match[1])
     try:
-        return days_of(1 - year if match[5] else year, int(match[2]), int(match[3]))
+        days = days_of(1 - year if match[5] else year, int(match[2]), int(match[3]))
     except ValueError:
         return UNFIT
+    return days if FIRST_DAY <= days <= LAST_DAY else UNFIT
 
 
 def _interval(_: Type, value: Any) -> Any:
