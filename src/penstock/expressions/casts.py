@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.expressions import decimals
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.keys import exact_source
+from penstock.expressions.keys import exact_source, with_results
 from penstock.expressions.literals import numeric_type, read
 from penstock.expressions.nodes import Node
 from penstock.expressions.syntax import TypeName
@@ -64,12 +64,8 @@ def _wide(node: Node, to: Type, position: int) -> Node | None:
     source = exact_source(node)
     if source.op == "field":
         return Node("field", to, value=replace(source.value, type=to))
-    if source.op == "coalesce":
-        return Node("coalesce", to, tuple(convert(a, to, position) for a in source.args))
-    if source.op == "case":
-        *branches, last = source.args
-        args = [convert(a, to, position) if at % 2 else a for at, a in enumerate(branches)]
-        return Node("case", to, (*args, convert(last, to, position)))
+    if source.op in ("coalesce", "case"):
+        return with_results(source, to, lambda result: convert(result, to, position))
     return None
 
 

@@ -15,14 +15,15 @@ whose order, by its bytes, is that of the numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from penstock.expressions import decimals
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.literals import number
 from penstock.expressions.nodes import Node
-from penstock.expressions.types import KEY, NUMERIC, Kind
+from penstock.expressions.types import KEY, NUMERIC, Kind, Type
 
 MINUS_INFINITY: Final = "0"
 NEGATIVE: Final = "1"
@@ -84,9 +85,8 @@ def _is_open(node: Node) -> bool:
         return any(map(_is_open, _results(node)))
     if node.op == "literal":
         # What a column without declared scale has in Spark.
-        whole, scale = node.type.precision - node.type.scale, node.type.scale
         return node.kind is Kind.NUMERIC and (
-            whole > NUMERIC.precision - NUMERIC.scale or scale > NUMERIC.scale
+            decimals.whole(node.type) > decimals.whole(NUMERIC) or node.type.scale > NUMERIC.scale
         )
     source = exact_source(node)
     # A numeric(p,s) may be NaN too.
@@ -109,6 +109,15 @@ def _results(node: Node) -> Sequence[Node]:
     return node.args if node.op == "coalesce" else (*node.args[1:-1:2], node.args[-1])
 
 
+def with_results(node: Node, to: Type, converted: Callable[[Node], Node]) -> Node:
+    """Return a `coalesce` or `case` of another type, with each of its results converted."""
+    if node.op == "coalesce":
+        return Node("coalesce", to, tuple(map(converted, node.args)))
+    *branches, last = node.args
+    args = [converted(arg) if at % 2 else arg for at, arg in enumerate(branches)]
+    return Node("case", to, (*args, converted(last)))
+
+
 def exact_source(node: Node) -> Node:
     """Return what a number has its exact value from: what was cast to numeric without a rounding."""
     while node.op == "cast" and node.kind is Kind.NUMERIC and node.value in (None, "exact"):
@@ -124,12 +133,8 @@ def _key(node: Node, position: int) -> Node:
     match node.op:
         case "unknown" | "literal":
             return _literal(node, position)
-        case "coalesce":
-            return Node("coalesce", KEY, tuple(_key(a, position) for a in node.args))
-        case "case":
-            *branches, last = node.args
-            args = [_key(a, position) if at % 2 else a for at, a in enumerate(branches)]
-            return Node("case", KEY, (*args, _key(last, position)))
+        case "coalesce" | "case":
+            return with_results(node, KEY, lambda result: _key(result, position))
     source = exact_source(node)
     if source.op == "field":
         return Node("field", KEY, value=replace(source.value, type=KEY))

@@ -19,11 +19,10 @@ _METADATA: Final = {
 
 
 class Names:
-    """Looks up in some tables' columns, and notes which of the tables lack a column."""
+    """Looks up in some tables' columns."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self.lacking: dict[Reference, tuple[tuple[str, str], ...]] = {}
 
     def type(self, reference: Reference, position: int) -> Type:
         """Return what a reference leads to; raises `ExpressionError`."""
@@ -45,9 +44,13 @@ class Names:
                     position, f"messages of {qualified_name(*table)} never have {reference}: "
                     f"{of.withheld}",
                 )  # fmt: skip
-        if len(found) < len(self._columns):
-            self.lacking[reference] = tuple(t for t in self._columns if t not in found)
         return self._joined(reference, found, position)
+
+    def lacking(self, reference: Reference) -> tuple[tuple[str, str], ...]:
+        """Return the tables that lack the column of a reference."""
+        if reference.root in ("action", "metadata"):
+            return ()
+        return tuple(t for t, of in self._columns.items() if reference.column not in of)
 
     def _unknown(self, reference: Reference) -> str:
         head = f"{reference.root}." if reference.root else ""

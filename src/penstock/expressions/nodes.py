@@ -64,11 +64,9 @@ class Typed:
 
     Attributes:
         root: Its tree.
-        lacking: The columns that some of the tables lack, and those tables: null there.
     """
 
     root: Node
-    lacking: tuple[tuple[Reference, tuple[tuple[str, str], ...]], ...] = ()
 
     @property
     def type(self) -> Type:
@@ -84,6 +82,11 @@ class Typed:
     def fields(self) -> tuple[Field, ...]:
         """The fields that it needs, each once, in their order."""
         return tuple(dict.fromkeys(_fields(self.root)))
+
+    @property
+    def lacking(self) -> tuple[tuple[Reference, tuple[tuple[str, str], ...]], ...]:
+        """The columns that some of the tables lack, and those tables: see `Field`."""
+        return tuple({f.reference: f.lacking for f in self.fields if f.lacking}.items())
 
 
 def _fields(root: Node) -> Iterator[Field]:

@@ -43,15 +43,14 @@ def typed(expression: Expression, columns: Columns) -> Typed:
     Raises `ExpressionError` for a column that no table has, for operands that don't go together, and
     for a condition that is no boolean.
     """
-    names = Names(columns)
-    root = settled(Typer(names).node(expression.root))
+    root = settled(Typer(Names(columns)).node(expression.root))
     if expression.condition and root.kind is not Kind.BOOL:
         if root.kind is not Kind.JSON:
             raise ExpressionError(
                 expression.root.position, f"a condition is expected, but this is {root.type}"
             )
         root = convert(root, BOOL, expression.root.position)
-    return Typed(root, tuple(names.lacking.items()))
+    return Typed(root)
 
 
 class Typer:
@@ -66,8 +65,8 @@ class Typer:
             case "reference":
                 assert isinstance(expr.value, Reference)  # noqa: S101
                 type_ = self._names.type(expr.value, expr.position)
-                lacking = self._names.lacking.get(expr.value, ())
-                return Node("field", type_, value=Field(expr.value, type_, lacking))
+                field = Field(expr.value, type_, self._names.lacking(expr.value))
+                return Node("field", type_, value=field)
             case "string":
                 return Node("unknown", TEXT, value=expr.value)
             case "null":

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from penstock.expressions import decimals
 from penstock.expressions.fields import UNREADABLE, Extractor, Walk, place
 from penstock.expressions.types import TIMES, Field, Kind
 from penstock.json_members import members, text_of
@@ -63,7 +64,8 @@ def _reason(message: pa.RecordBatch, field: Field) -> str:
     if field.kind in (Kind.NUMERIC, Kind.KEY, Kind.FLOAT) and _NUMBER.fullmatch(value or ""):
         return f"{reference} is {shown}, {_limit(field)}"
     if field.kind in TIMES and _TIME.fullmatch(value or ""):
-        return f"{reference} is {shown}, which is after the year 294246, the last one here"
+        last = "5874897" if field.kind is Kind.DATE else "294246"
+        return f"{reference} is {shown}; the years from 4714 BC to {last} can be compared"
     if field.kind in (Kind.TEXT, Kind.JSON):
         return f"{reference} is no text that Postgres could have, or nested too deep"
     if reference.path:
@@ -82,7 +84,7 @@ def _limit(field: Field) -> str:
         case Kind.KEY:
             return "which is out of a numeric's range"
     return (
-        f"and what computes with it takes up to {type_.precision - type_.scale} digits before the"
+        f"and what computes with it takes up to {decimals.whole(type_)} digits before the"
         f" point and {type_.scale} after it, no NaN and no infinity (a comparison of the column alone"
         " takes any)"
     )
