@@ -164,7 +164,7 @@ class Recovery:
         slot = catalog.slot()
         if slot is not None and slot.confirmed_flush_lsn and noted not in _NOT_BY_SLOT:
             lsn = max(lsn or 0, parse_lsn(slot.confirmed_flush_lsn))
-        end_lsn, end = setup.position_now(catalog)
+        end_lsn, end = catalog.position()
         return Gap(
             cause,
             tag if position is None or noted != UNFINISHED else position.tag,

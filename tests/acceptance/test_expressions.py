@@ -393,7 +393,7 @@ def test_a_query_is_planned_anew_where_a_table_is_altered(shop: Shop) -> None:
     assert len(shop.messages("FREE", words + 1)) == words + 1
     shop.wait_for(lambda: len(shop.letters("stock")) == 2, "at the second dead letter")
     assert {json.loads(each["message"])["record"]["id"] for each in shop.letters("stock")} == {6, 8}
-    refused = [e for e in shop.pipeline.events() if e["event"].startswith("sink has expressions")]
+    refused = [e for e in shop.pipeline.events() if e["event"].startswith("altered tables refuse")]
     assert [event["sink"] for event in refused] == ["stock"]
     assert "unknown column record.quantity" in refused[0]["error"]
 

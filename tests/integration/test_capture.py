@@ -6,7 +6,7 @@ import pytest
 from tests.integration.capturing import Reader, capturing, eventually, of, prepare
 
 from penstock.embedded.handles import Database
-from penstock.expressions.shapes import Watch
+from penstock.expressions.planned import Planned
 
 
 def test_insert_update_delete(database: Database) -> None:
@@ -250,8 +250,8 @@ def test_a_batch_ends_before_rows_that_the_plan_was_not_made_for(database: Datab
     """The next capture goes on there, in the middle of a transaction too."""
     prepare(database, "CREATE TABLE t (id int PRIMARY KEY, n int, note text)")
     number, text = (23, -1), (25, -1)
-    shapes = {("public", "t"): {"n": number, "gone": None}}
-    with Reader(database.url, watch=Watch(shapes)) as reader:
+    tables = {("public", "t"): {"n": number, "gone": None}}
+    with Reader(database.url, planned=Planned(tables)) as reader:
         with database.connect() as connection:
             connection.execute("INSERT INTO t VALUES (1, 1)")
             connection.execute("ALTER TABLE t ADD COLUMN other int")
@@ -265,8 +265,8 @@ def test_a_batch_ends_before_rows_that_the_plan_was_not_made_for(database: Datab
         reader.confirm()
         after, planned = reader.position, reader.written()
     # Rows from before are of an older table, which the new plan need not fit.
-    shapes = {("public", "t"): {"n": None, "note": text}}
-    with Reader(database.url, after, watch=Watch(shapes, planned)) as reader:
+    tables = {("public", "t"): {"n": None, "note": text}}
+    with Reader(database.url, after, planned=Planned(tables, planned)) as reader:
         database.execute("ALTER TABLE t DROP n")
         database.execute("INSERT INTO t VALUES (5)")
         database.execute("CREATE TABLE later (id int PRIMARY KEY)")

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from structlog.testing import capture_logs
 
 from penstock.expressions import ColumnType
-from penstock.expressions.shapes import Watch
-from penstock.settings import Sink
+from penstock.expressions.planned import Planned
+from penstock.settings import PostgresSource, Sink
+from penstock.spark import planning
 from penstock.spark.plan import PlanError, plan
 
 SINK: TypeAdapter[Any] = TypeAdapter(Sink)
@@ -39,10 +41,10 @@ COLUMNS = {
 }
 
 
-def test_the_shapes_of_a_plan() -> None:
+def test_the_tables_of_a_plan() -> None:
     made = plan(SINKS, COLUMNS)
     assert made is not None
-    assert made.shapes == {
+    assert made.tables == {
         T: {"n": (23, -1), "id": (20, -1), "name": (1043, 24)},
         OTHER: {"id": (20, -1), "name": (25, -1)},
     }
@@ -67,8 +69,8 @@ def test_which_rows_ask_for_another_plan(
 ) -> None:
     made = plan(SINKS, COLUMNS)
     assert made is not None
-    assert Watch(made.shapes, 100).is_altered(lsn, table, columns) is altered
-    assert not Watch().is_altered(lsn, table, columns)
+    assert Planned(made.tables, 100).is_altered(lsn, table, columns) is altered
+    assert not Planned().is_altered(lsn, table, columns)
 
 
 def test_a_sink_that_its_tables_refuse_keeps_its_plan_and_holds_up_no_other() -> None:
@@ -82,12 +84,55 @@ def test_a_sink_that_its_tables_refuse_keeps_its_plan_and_holds_up_no_other() ->
     assert list(second.refused) == ["a"]
     assert second.parts["a"] is first.parts["a"]
     assert second.parts["b"] is not first.parts["b"]
-    assert second.shapes[T]["n"] is None
+    assert second.tables[T]["n"] is None
     assert second.fields == first.fields
     third = plan(SINKS, COLUMNS | {T: COLUMNS[T] | {"n": column("numeric", 1700)}}, second)
     assert third is not None
     assert third.refused == {}
-    assert third.shapes[T]["n"] == (1700, -1)
+    assert third.tables[T]["n"] == (1700, -1)
+
+
+def test_the_log_names_the_tables_that_lack_a_column_after_they_were_altered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their rows are neither delivered nor dead letters then: null is what the filter gets."""
+    every = {"a": sink(filter="record.n > 1")}
+    columns = {T: COLUMNS[T], OTHER: COLUMNS[OTHER] | {"n": column("int4", 23)}}
+    monkeypatch.setattr(
+        planning, "of_source", lambda _, sinks, before: plan(sinks, columns, before)
+    )
+    planner = planning.Planner(PostgresSource(type="postgres", url="postgresql://x"), every)
+    with capture_logs() as logged:
+        planner.plan()
+        assert logged == []  # `penstock check` has these
+        columns[T] = {name: of for name, of in COLUMNS[T].items() if name != "n"}
+        planner.altered = T
+        planner.plan()
+        planner.plan()
+    assert logged == [
+        {
+            "event": "a column is null in tables that lack it", "log_level": "warning", "sink": "a",
+            "column": "record.n", "tables": ["public.t"],
+        }
+    ]  # fmt: skip
+
+
+def test_a_table_whose_rows_never_match_the_catalog_does_not_restart_the_query_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        planning, "of_source", lambda _, sinks, before: plan(sinks, COLUMNS, before)
+    )
+    monkeypatch.setattr(planning, "_PAUSES", (0.0,))
+    planner = planning.Planner(PostgresSource(type="postgres", url="postgresql://x"), SINKS)
+    planner.plan()
+    asked = []
+    for _ in range(4):
+        planner.altered = T
+        made = planner.plan()
+        assert made is not None
+        asked.append(Planned(made.tables, 0).is_altered(1, T, [("id", 20, -1)]))
+    assert asked == [True, True, True, False]
 
 
 def test_a_column_that_messages_never_have_is_refused() -> None:

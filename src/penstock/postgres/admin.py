@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -81,9 +81,7 @@ class Relation:
     readable: bool
     has_key: bool
     columns: list[str]
-    stored: bool
-    virtual: bool
-    generated: dict[str, str] = field(default_factory=dict)
+    generated: dict[str, str]
     """Its generated columns: s for stored, v for virtual."""
 
     def __str__(self) -> str:
@@ -218,11 +216,11 @@ class Catalog:
         """Drop the source's slot."""
         self.connection.execute(_SQL["drop_slot"], {"name": self.source.slot})
 
-    def position(self) -> tuple[str, datetime]:
+    def position(self) -> tuple[int, datetime]:
         """Return up to where the server's WAL is on disk, and its clock."""
         row = self.connection.execute(_SQL["position"]).fetchone()
         assert row is not None  # noqa: S101 - the statement always returns one
-        return row[0], row[1]
+        return parse_lsn(row[0]), row[1]
 
     def text(self, statement: sql.Composable) -> str:
         """Return a statement as a user would paste it."""

@@ -23,7 +23,7 @@ from typing import Final, Literal
 import structlog
 
 from penstock.backoff import Backoff
-from penstock.expressions.shapes import Watch
+from penstock.expressions.planned import Planned
 from penstock.message import Position, source_tag
 from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.catalog import Catalog
@@ -51,8 +51,8 @@ class CaptureOptions:
     """What a capture needs to know.
 
     `wants(schema, table)` tells whether a table is captured, `grouping(schema, table)` gives its
-    `group_by` and `split_by` (see `Table`); `splits` is the number of parallel tasks. `watch` finds rows
-    that the query's plan was not made for: no batch has them.
+    `group_by` and `split_by` (see `Table`); `splits` is the number of parallel tasks. `planned` is what
+    the query's plan was made for: no batch has rows of tables that were altered since.
     """
 
     url: str
@@ -62,7 +62,7 @@ class CaptureOptions:
     wants: Wants
     grouping: Grouping
     truncates: bool = True
-    watch: Watch = field(default_factory=Watch)
+    planned: Planned = field(default_factory=Planned)
     recover: str | None = None
     """The command that recovers the source, for errors that name a gap."""
 
@@ -109,7 +109,7 @@ class Capture:
         self._unsealed_since: float | None = None
         self._decoder = Decoder(
             start, splits=options.splits, wants=options.wants, grouping=options.grouping,
-            truncates=options.truncates, emit=self._emit, is_altered=options.watch.is_altered,
+            truncates=options.truncates, emit=self._emit, is_altered=options.planned.is_altered,
         )  # fmt: skip
         self._progress = self._decoder.progress
         self.on_reads: Callable[[ReadsEvent, Reads], None] = lambda *_: None

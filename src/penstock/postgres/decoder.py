@@ -47,7 +47,7 @@ class Decoder:
         grouping: Gives a table's `group_by` and `split_by` (see `Table`).
         truncates: Whether a truncate becomes a message.
         emit: Takes each chunk.
-        is_altered: Tells whether the query's plan was not made for a table's rows (`Watch`).
+        is_altered: Tells whether the query's plan was not made for a table's rows (`Planned`).
     """
 
     def __init__(

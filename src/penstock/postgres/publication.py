@@ -57,6 +57,21 @@ def add_to_publication(catalog: Catalog, tables: Sequence[TablePattern]) -> sql.
     )
 
 
+def publishes_generated(catalog: Catalog, publication: Publication | None) -> bool:
+    """Return whether messages have stored generated columns.
+
+    Before the first run there is no publication; it is then made to publish them where it can.
+    """
+    return catalog.server.major >= 18 and (publication is None or publication.generated == "s")
+
+
+def publish_generated(catalog: Catalog) -> sql.Composed:
+    """Return the statement that has the publication send stored generated columns."""
+    return sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)").format(
+        sql.Identifier(catalog.source.publication)
+    )
+
+
 def set_via_root(catalog: Catalog) -> sql.Composed:
     """Return the statement that publishes partitions under the name of their table."""
     return sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.message import parse_lsn
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
 from penstock.postgres.errors import SetupError
 from penstock.postgres.publication import (
@@ -80,12 +78,6 @@ def renew(source: PostgresSource) -> str:
         _create_slot(catalog)
         slot = catalog.slot()
         return "" if slot is None else slot.confirmed_flush_lsn or ""
-
-
-def position_now(catalog: Catalog) -> tuple[int, datetime]:
-    """Return up to where the server's WAL is on disk, and its clock."""
-    lsn, at = catalog.position()
-    return parse_lsn(lsn), at
 
 
 def slot_status(source: PostgresSource) -> SlotStatus:

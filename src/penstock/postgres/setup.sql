@@ -89,13 +89,11 @@ SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
            AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
        EXISTS (SELECT FROM pg_catalog.pg_index i
                WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
-       a.columns, a.stored, a.virtual, a.generated
+       a.columns, a.generated
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN LATERAL (
     SELECT COALESCE(pg_catalog.array_agg(a.attname::text ORDER BY a.attnum), '{}') AS columns,
-           COALESCE(pg_catalog.bool_or(a.attgenerated = 's'), false) AS stored,
-           COALESCE(pg_catalog.bool_or(a.attgenerated = 'v'), false) AS virtual,
            COALESCE(pg_catalog.jsonb_object_agg(a.attname::text, a.attgenerated::text)
                         FILTER (WHERE a.attgenerated <> ''), '{}') AS generated
     FROM pg_catalog.pg_attribute a

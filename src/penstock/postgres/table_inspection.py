@@ -9,6 +9,7 @@ from psycopg import sql
 
 from penstock.finding import Finding
 from penstock.postgres.admin import Catalog, Identity, Publication, Relation
+from penstock.postgres.publication import publish_generated, publishes_generated
 from penstock.route_path import PathTemplate
 from penstock.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings, nearest
 from penstock.subject import SubjectTemplate
@@ -32,7 +33,7 @@ def inspect_table(
         message = "the role may not SELECT from it; capturing changes works, reading rows will not"
         fix = catalog.text(grant.format(sql.Identifier(table.schema, table.name), role))
         yield Finding("warning", what, message, fix)
-    stored = catalog.server.major >= 18 and (publication is None or publication.generated == "s")
+    stored = publishes_generated(catalog, publication)
     lost = {name for name, kind in table.generated.items() if kind == "v" or not stored}
     yield from _columns(what, catalog, table, identities, sinks, lost)
 
@@ -45,7 +46,7 @@ def _generated(
     identities: Sequence[Identity],
 ) -> Iterator[Finding]:
     full = any(identity.identity == "f" for identity in identities)
-    if full and table.virtual:
+    if full and "v" in table.generated.values():
         yield Finding(
             "error",
             what,
@@ -53,12 +54,19 @@ def _generated(
             "full and it has virtual generated columns",
             identity_sql(catalog, identities, "DEFAULT"),
         )
-    elif full and table.stored and publication and publication.generated != "s":
-        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
-        if catalog.server.major >= 18:
-            fix = catalog.text(statement.format(sql.Identifier(catalog.source.publication)))
-            message = "Postgres refuses its UPDATE and DELETE: its replica identity is full, and "
-            yield Finding("error", what, f"{message}its generated columns are not published", fix)
+    elif (
+        full
+        and "s" in table.generated.values()
+        and catalog.server.major >= 18
+        and not publishes_generated(catalog, publication)
+    ):
+        message = "Postgres refuses its UPDATE and DELETE: its replica identity is full, and "
+        yield Finding(
+            "error",
+            what,
+            f"{message}its generated columns are not published",
+            catalog.text(publish_generated(catalog)),
+        )
 
 
 def _columns(

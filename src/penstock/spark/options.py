@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 from pydantic import Field as Default
 
-from penstock.expressions.shapes import shape_of
+from penstock.expressions.planned import PlannedColumns, Table
 from penstock.expressions.types import Field
 from penstock.settings import check_postgres_url
 from penstock.tables import TablePattern, matches_any
@@ -51,9 +51,11 @@ class SourceOptions(BaseModel):
     recover: str | None = None
     waits: bool = False
     fields: tuple[Field, ...] = ()
-    shapes: dict[tuple[str, str], Any] = Default(default_factory=dict)
-    planned: int = 0
+    planned_tables: dict[Table, PlannedColumns] = Default(default_factory=dict)
+    """With `planned_lsn`: `Planned`."""
+    planned_lsn: int = 0
     after: tuple[int, int] = (0, -1)
+    """The position up to which an earlier query of the same run has delivered all."""
 
     @field_validator("tables", mode="before")
     @classmethod
@@ -82,12 +84,12 @@ class SourceOptions(BaseModel):
             return value
         return tuple(Field.from_json(field) for field in orjson.loads(value))
 
-    @field_validator("shapes", mode="before")
+    @field_validator("planned_tables", mode="before")
     @classmethod
-    def _shapes(cls, value: Any) -> Any:
+    def _planned_tables(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return {(schema, table): shape_of(s) for schema, table, s in orjson.loads(value)}
+        return {(schema, table): of for schema, table, of in orjson.loads(value)}
 
     @field_validator("after", mode="before")
     @classmethod
@@ -140,6 +142,6 @@ class SourceOptions(BaseModel):
 
 
 _INTERNAL = {
-    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "fields", "shapes",
-    "planned", "after",
+    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "fields",
+    "planned_tables", "planned_lsn", "after",
 }  # fmt: skip

@@ -69,8 +69,9 @@ class Pipeline:
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
         if plan is not None:
-            options["shapes"] = orjson.dumps([[*t, s] for t, s in plan.shapes.items()]).decode()
-            options["planned"] = str(plan.lsn)
+            tables = [[*table, columns] for table, columns in plan.tables.items()]
+            options["planned_tables"] = orjson.dumps(tables).decode()
+            options["planned_lsn"] = str(plan.lsn)
             options["after"] = orjson.dumps([*self.planner.after]).decode()
         messages = spark.readStream.format("postgres-changes").options(**options).load()
         if plan is not None:

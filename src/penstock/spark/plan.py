@@ -26,8 +26,8 @@ from penstock.expressions import (
 )
 from penstock.expressions.fields import place
 from penstock.expressions.nodes import Typed
+from penstock.expressions.planned import PlannedTables, Table
 from penstock.expressions.route import marked
-from penstock.expressions.shapes import Shapes, Table
 from penstock.expressions.types import TEXT, Kind
 from penstock.expressions.typing import typed
 from penstock.settings import Sink
@@ -86,17 +86,17 @@ class Plan:
         fields: What the source takes out of each message.
         sinks: What the executors need to know of each sink that has a filter, transform or route.
         expressions: Each expression with its types.
-        shapes: What the plan rests on of each table.
+        tables: The columns of each table that the plan was made for: see `Planned`.
         refused: The sinks whose expressions the tables' columns refuse by now, with why. What is used
             of them is the plan from before.
         lsn: Where the WAL ended before the tables were looked at.
     """
 
     def __init__(
-        self, parts: Mapping[str, _Part], shapes: Shapes, refused: Mapping[str, PlanError]
+        self, parts: Mapping[str, _Part], tables: PlannedTables, refused: Mapping[str, PlanError]
     ) -> None:
         self.parts = dict(parts)
-        self.shapes = dict(shapes)
+        self.tables = dict(tables)
         self.refused = dict(refused)
         self.lsn = 0
         self.sinks = {name: part.sink for name, part in parts.items()}
@@ -161,12 +161,14 @@ def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None
             parts[name] = _Part(made, of_sink.checked, of_sink.results)
     if not parts:
         return None
-    return Plan(parts, _shapes(sinks, parts, columns), refused)
+    return Plan(parts, _tables(sinks, parts, columns), refused)
 
 
-def _shapes(sinks: Mapping[str, Sink], parts: Mapping[str, _Part], columns: Columns) -> Shapes:
-    """Return what the expressions of sinks rest on of their tables' columns."""
-    shapes: dict[Table, dict[str, tuple[int, int] | None]] = {table: {} for table in columns}
+def _tables(
+    sinks: Mapping[str, Sink], parts: Mapping[str, _Part], columns: Columns
+) -> PlannedTables:
+    """Return the columns of each table that the sinks' expressions name."""
+    tables: dict[Table, dict[str, tuple[int, int] | None]] = {table: {} for table in columns}
     for name, part in parts.items():
         patterns = sinks[name].patterns
         names = {
@@ -178,12 +180,12 @@ def _shapes(sinks: Mapping[str, Sink], parts: Mapping[str, _Part], columns: Colu
         }
         for table, of_table in columns.items():
             if patterns is None or matches_any(patterns, *table):
-                shapes[table] |= {
+                tables[table] |= {
                     column: None if found is None or found.withheld else (found.oid, found.modifier)
                     for column in names
                     for found in [of_table.get(column)]
                 }
-    return shapes
+    return tables
 
 
 class _SinkPlanner:

@@ -9,17 +9,18 @@ from dataclasses import replace
 from typing import Final
 
 import structlog
-from psycopg import sql
 
 from penstock import transforms
 from penstock.expressions import Columns, ColumnType, load_columns
-from penstock.expressions.shapes import Table
+from penstock.expressions.planned import Table
 from penstock.health import Failure
 from penstock.message import Position
 from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.errors import SetupError
+from penstock.postgres.publication import publish_generated, publishes_generated
 from penstock.settings import PostgresSource, Sink
 from penstock.spark.plan import Plan, PlanError, plan
+from penstock.tables import qualified_name
 from penstock.transforms.base import TransformError
 
 _PAUSES: Final = (0.1, 0.3, 0.6)
@@ -44,56 +45,75 @@ class Planner:
         self._sinks = sinks
         self._plan: Plan | None = None
         self.refused: dict[str, Failure] = {}
-        """Why the tables refuse what sinks have, of those whose plan from before goes on."""
+        """Why the altered tables refuse sinks' expressions; these sinks keep their plan from before."""
         self.altered: Table | None = None
         """The table that the capture has found altered, until `plan` is called."""
         self.after = Position(0, -1)
-        """Up to where all was delivered then, in the middle of a transaction perhaps."""
+        """Up to where all was delivered then; this may be in the middle of a transaction."""
         self._in_vain: Counter[Table] = Counter()
 
     def plan(self) -> Plan | None:
         """Return the plan by the tables as they are now; raises as `of_source` does.
 
-        Once a sink was planned, its plan goes on where the tables refuse a new one: what it can't
-        evaluate becomes dead letters, and the other sinks are none the worse.
+        Once a sink was planned, its plan stays where the tables refuse a new one: messages that it
+        can't evaluate become dead letters, and other sinks are not affected.
         """
         before, altered, self.altered = self._plan, self.altered, None
         made = of_source(self._source, self._sinks, before)
-        for pause in _PAUSES if altered is not None else ():
-            if made is None or before is None or made.shapes != before.shapes:
-                break
-            # Rows may come before their transaction can be seen: a synchronous standby is awaited.
-            time.sleep(pause)
-            made = of_source(self._source, self._sinks, before)
+        if made is not None and before is not None and altered is not None:
+            made = self._seen(altered, made, before)
         if made is not None:
-            self._log(made)
-            if altered is not None:
-                same = before is not None and made.shapes.get(altered) == before.shapes.get(altered)
-                self._in_vain[altered] = self._in_vain[altered] + 1 if same else 0
-                if self._in_vain[altered] > _MOST_IN_VAIN:
-                    # Whatever the reason, the query must not be begun anew for ever.
-                    log.warning("rows have columns that the catalog lacks",
-                                table=".".join(altered))  # fmt: skip
-                    made.shapes[altered] = {}
+            self._log(made, before)
         self._plan = made
         return made
 
-    def _log(self, made: Plan) -> None:
-        before, self.refused = self.refused, {}
+    def _seen(self, altered: Table, made: Plan, before: Plan) -> Plan:
+        """Return a plan for the altered table's new columns, once the catalog shows them."""
+        for pause in (*_PAUSES, None):
+            if made.tables.get(altered) != before.tables.get(altered):
+                self._in_vain[altered] = 0
+                return made
+            if pause is not None:
+                # Rows may come before their transaction can be seen: a synchronous standby is awaited.
+                time.sleep(pause)
+                made = of_source(self._source, self._sinks, before) or made
+        self._in_vain[altered] += 1
+        if self._in_vain[altered] > _MOST_IN_VAIN:
+            # Whatever the reason, the query must not be started again for ever.
+            log.warning("rows have columns that the catalog lacks", table=".".join(altered))
+            made.tables[altered] = {}
+        return made
+
+    def _log(self, made: Plan, before: Plan | None) -> None:
+        known_nulls = _nulls(made if before is None else before)
+        for (sink, column), tables in _nulls(made).items():
+            if new := tables - known_nulls.get((sink, column), set()):
+                log.warning("a column is null in tables that lack it", sink=sink, column=column,
+                            tables=sorted(qualified_name(*table) for table in new))  # fmt: skip
+        refused, self.refused = self.refused, {}
         for name, error in made.refused.items():
             failure = Failure(
                 "expression",
-                f"{error}. Messages for which it can't be evaluated any more become dead letters.",
+                f"{error}. Messages for which it can't be evaluated become dead letters.",
                 "Correct the sink, restart penstock run, and replay the dead letters.",
                 time.time(),
             )
-            known = before.get(name)
+            known = refused.get(name)
             self.refused[name] = failure.lasting(known, time.time())
             if known is None or known.cause != failure.cause:
                 log.error(
-                    "sink has expressions that its tables refuse by now", sink=name, code=failure.code,
+                    "altered tables refuse a sink's expressions", sink=name, code=failure.code,
                     error=failure.cause, remedy=failure.remedy,
                 )  # fmt: skip
+
+
+def _nulls(made: Plan) -> dict[tuple[str, str], set[Table]]:
+    """Return the tables that lack a column, by sink and column."""
+    found: dict[tuple[str, str], set[Table]] = {}
+    for checked in made.expressions:
+        for reference, tables in checked.typed.lacking:
+            found.setdefault((checked.sink, str(reference)), set()).update(tables)
+    return found
 
 
 def of_source(
@@ -106,12 +126,7 @@ def of_source(
     """
     if not any(map(is_planned, sinks.values())):
         return None
-    columns: Columns = {}
-    lsn = 0
-    if any(map(_has_expressions, sinks.values())):
-        with open_catalog(source) as catalog:
-            lsn = catalog.written_lsn()
-            columns = source_columns(catalog)
+    columns, lsn = wanted_columns(source, sinks.values())
     try:
         made = plan(sinks, columns, before)
     except PlanError as error:
@@ -132,12 +147,16 @@ def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
     of_source(source, sinks)
 
 
-def wanted_columns(source: PostgresSource, sinks: Iterable[Sink]) -> Columns:
-    """Return the columns of a source's tables; none where no expression of its sinks asks for them."""
+def wanted_columns(source: PostgresSource, sinks: Iterable[Sink]) -> tuple[Columns, int]:
+    """Return the columns of a source's tables, and where the WAL ended before they were read.
+
+    No columns and 0 where no expression of its sinks asks for them.
+    """
     if not any(map(_has_expressions, sinks)):
-        return {}
+        return {}, 0
     with open_catalog(source) as catalog:
-        return source_columns(catalog)
+        lsn = catalog.written_lsn()
+        return source_columns(catalog), lsn
 
 
 def _has_expressions(sink: Sink) -> bool:
@@ -154,9 +173,7 @@ def source_columns(catalog: Catalog) -> Columns:
     """Return the columns of a source's tables, with why messages never have some of them."""
     tables = [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
     published = catalog.published_columns()
-    # Before the first run there is none; it is then made to publish what can be.
-    publication = catalog.publication()
-    stored = catalog.server.major >= 18 and (publication is None or publication.generated == "s")
+    stored = publishes_generated(catalog, catalog.publication())
     return {
         table: {
             name: replace(column, withheld=_withheld(catalog, name, column, stored, of_table))
@@ -186,12 +203,7 @@ def _withheld(
         return f"it is a generated column, which Postgres {version} does not put into the WAL; {instead}"
     if name in published if published is not None else stored:
         return ""
-    publication = catalog.text(
-        sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)").format(
-            sql.Identifier(catalog.source.publication)
-        )
-    )
     return (
         f"it is a generated column, and its publication does not have these; {instead}, or"
-        f" {publication}"
+        f" {catalog.text(publish_generated(catalog))}"
     )

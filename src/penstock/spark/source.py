@@ -37,7 +37,7 @@ from penstock import log as logging
 from penstock.blocks import BLOCK_DDL, pack, with_fields
 from penstock.config import PostgresSource
 from penstock.expressions import fields
-from penstock.expressions.shapes import Watch
+from penstock.expressions.planned import Planned
 from penstock.expressions.types import Field
 from penstock.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.monitor import Report, Reporter
@@ -330,7 +330,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 wants=options.wants,
                 grouping=options.grouping,
                 truncates=options.truncates,
-                watch=Watch(options.shapes, options.planned),
+                planned=Planned(options.planned_tables, options.planned_lsn),
                 recover=options.recover,
             ),
             start,

@@ -83,7 +83,7 @@ class Trial:
         self._say = say
         if self._sink.transform is not None:
             inspect(self._sink.transform)
-        columns = wanted_columns(config.sources[self._sink.source], [self._sink])
+        columns, _ = wanted_columns(config.sources[self._sink.source], [self._sink])
         self._plan: Plan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
