@@ -66,12 +66,13 @@ def check(
     sent: list[tuple[str, str]],
     body: bytes,
     created: str,
+    pipeline: str,
 ) -> None:
     """Compare what was published with the headers and the body that were read."""
     assert [v for n, v in sent if n == "Nats-Msg-Id"] == [key]
     published = pairs_of(of)
     mine = [pair for pair in sent if pair[0] != "Nats-Msg-Id"]
-    assert mine.pop(0)[0] == "Penstock-Pipeline"
+    assert mine.pop(0) == ("Penstock-Pipeline", pipeline)
     text = payload.encode()
     if form == "cloudevents":
         published = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -163,8 +164,10 @@ def assert_whole(name: str, messages: Iterable[Msg], publishers: list[Publisher]
             found[body["key"]].append(body["n"])
     assert {i: n for i, n in ids.items() if n > 1} == {}, f"{name}: doubled"
     if name != TABLE:
-        published = {str(i) for publisher in publishers for i in publisher.ids}
-        assert {i.partition("#")[2] for i in ids} == published, f"{name}: not what was committed"
+        (outbox,) = {i.partition("#")[0] for i in ids}
+        assert re.fullmatch("orders/[0-9a-f]{8}", outbox)
+        published = {f"{outbox}#{i}" for publisher in publishers for i in publisher.ids}
+        assert ids.keys() == published, f"{name}: not what was committed"
     for publisher in publishers:
         assert found.pop(publisher.key) == list(range(len(publisher.ids))), f"{name}: order"
     assert not found

@@ -222,6 +222,26 @@ def test_columns_of_the_subject(database: Database, nats: JetStream, write: Writ
     assert findings(path, "warning") == []
 
 
+def test_generated_columns_of_subject_and_group(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    stream(nats, database)
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, n int, total int GENERATED ALWAYS AS (n * 2) STORED,"
+        " half int GENERATED ALWAYS AS (n / 2) VIRTUAL); ALTER TABLE orders REPLICA IDENTITY FULL"
+    )
+
+    def errors(column: str) -> list[str]:
+        sink = {"group_by": [column], "subject": f"{{source}}.{{record.{column}}}"}
+        return [f.message for f in findings(write(sinks={"out": sink}), "error")]
+
+    assert errors("total") == []  # the run makes a publication that has it
+    assert errors("half") == [
+        f"half, which `{key}` of sink out names, is a generated column that is not in the WAL"
+        for key in ("group_by", "subject")
+    ]
+
+
 def test_publication_that_falls_short(database: Database, nats: JetStream, write: Write) -> None:
     stream(nats, database)
     database.execute(

@@ -105,8 +105,8 @@ def test_a_signal_ends_it_with_the_summary_and_nothing_left(temp: Path, number: 
     assert list(temp.iterdir()) == []
 
 
-def test_a_server_that_ends_is_named(temp: Path) -> None:
-    """The demo counts what a pipeline loses: it does not go on without the servers around it."""
+def writing() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a demo; return it, and its processes, once it writes."""
     process = subprocess.Popen(
         [sys.executable, "-c", DEMO, str(FAKE)], stderr=subprocess.PIPE, text=True
     )
@@ -114,7 +114,12 @@ def test_a_server_that_ends_is_named(temp: Path) -> None:
     for line in process.stderr:
         if "writing: committed" in line:
             break
-    family = psutil.Process(process.pid).children(recursive=True)
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def test_a_server_that_ends_is_named(temp: Path) -> None:
+    """The demo counts what a pipeline loses: it does not go on without the servers around it."""
+    process, family = writing()
     (nats,) = [child for child in family if child.name() == "nats-server"]
     nats.kill()
     _, err = process.communicate(timeout=60)
@@ -124,14 +129,7 @@ def test_a_server_that_ends_is_named(temp: Path) -> None:
 
 
 def test_a_killed_demo_leaves_no_process(temp: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", DEMO, str(FAKE)], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "writing: committed" in line:
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
+    process, family = writing()
     assert len(family) > 6
     process.kill()
     process.communicate(timeout=20)

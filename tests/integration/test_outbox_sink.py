@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -252,18 +253,25 @@ def test_a_full_stream_is_waited_for(
     assert numbers(nats.messages(stream)) == list(range(600))
 
 
-def test_a_denied_subject_blocks_its_group_alone(server_dir: Path, stream: str) -> None:
+@contextlib.contextmanager
+def permitting(folder: Path, subjects: str) -> Iterator[tuple[EmbeddedNats, JetStream]]:
+    """A server where the user `relay` may publish to these subjects alone; its streams, as `admin`."""
     config = (
         "authorization { users = [\n"
         ' {user: admin, password: admin, permissions: {publish: ">", subscribe: ">"}}\n'
         " {user: relay, password: relay, permissions: {"
-        f' publish: {{allow: ["{stream}.1"]}}, subscribe: "_INBOX.>"}}}}\n'
+        f' publish: {{allow: ["{subjects}"]}}, subscribe: "_INBOX.>"}}}}\n'
         "] }\n"
     )
     with (
-        EmbeddedNats(server_dir / f"denied{stream}", config) as server,
+        EmbeddedNats(folder, config) as server,
         JetStream(server.url, user="admin", password="admin") as nats,
     ):
+        yield server, nats
+
+
+def test_a_denied_subject_blocks_its_group_alone(server_dir: Path, stream: str) -> None:
+    with permitting(server_dir / f"denied{stream}", f"{stream}.1") as (server, nats):
         make(nats, stream)
         writer = Writer(
             settings(
@@ -450,17 +458,7 @@ def test_a_message_that_is_gone_since_was_delivered(
 
 
 def test_a_user_who_may_not_read_the_stream_is_reported(server_dir: Path, stream: str) -> None:
-    config = (
-        "authorization { users = [\n"
-        ' {user: admin, password: admin, permissions: {publish: ">", subscribe: ">"}}\n'
-        " {user: relay, password: relay, permissions: {"
-        f' publish: {{allow: ["{stream}.>"]}}, subscribe: "_INBOX.>"}}}}\n'
-        "] }\n"
-    )
-    with (
-        EmbeddedNats(server_dir / f"unread{stream}", config) as server,
-        JetStream(server.url, user="admin", password="admin") as nats,
-    ):
+    with permitting(server_dir / f"unread{stream}", f"{stream}.>") as (server, nats):
         make(nats, stream)
         for duplicates in (0, 300):
             writer = Writer(settings(server.url, stream, username="relay", password="relay"))

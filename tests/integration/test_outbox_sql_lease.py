@@ -178,16 +178,10 @@ def test_penstock_status_fails_too(tide: Database, tmp_path: Path) -> None:
 
 
 def beats(tide: Database, leases: list[Lease], until: Callable[[], bool]) -> None:
-    told = iter([leases])
-
-    def ask() -> list[Lease]:
-        return next(told, leases)
-
-    keeper = Leases(tide.url, ask)
+    keeper = Leases(tide.url, lambda: leases)
     keeper.start()
     try:
-        while not until():
-            pass
+        await_true(until)
     finally:
         keeper.stop()
 

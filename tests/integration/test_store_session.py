@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
@@ -79,11 +81,11 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def find(self) -> list[int]:
+    def find(self, *, granted: bool = True) -> list[int]:
         query = "SELECT l.pid FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
-        query += " WHERE locktype = 'advisory' AND granted AND classid = %s"
+        query += " WHERE locktype = 'advisory' AND granted = %s AND classid = %s"
         query += " AND datname = current_database()"
-        return [row[0] for row in self._database.execute(query, [LOCK_RUN])]
+        return [row[0] for row in self._database.execute(query, [granted, LOCK_RUN])]
 
     def end(self) -> None:
         for pid in self.find():
@@ -111,14 +113,23 @@ def test_a_claim_whose_session_ends_is_made_again(store: Store, database: Databa
 
 
 def test_a_claim_that_another_run_has_taken(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "PATIENCE", 0.0)
-    reports: list[Report] = []
-    with StoreSession(config(database), database.url, reports.append) as run:
+    sessions, reports = Sessions(database), list[Report]()
+    with (
+        StoreSession(config(database), database.url, reports.append) as run,
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(database.url) as other,
+    ):
         run.register("shop", IDLE)
-        monkeypatch.setattr(claim.Claim, "acquire", lambda _: False)
-        Sessions(database).end()
+        source = store.source("shop")
+        assert source is not None
+        values = [LOCK_RUN, source.id]
+        taken = pool.submit(other.execute, "SELECT pg_advisory_lock(%s, %s)", values)
+        await_true(lambda: bool(sessions.find(granted=False)))
+        sessions.end()
+        taken.result(10)
         await_true(lambda: bool(reports))
     (report,) = reports
     assert (report["claim"], report["code"]) == ("shop", "source_claimed")

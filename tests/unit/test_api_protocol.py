@@ -250,21 +250,20 @@ def test_an_upgrade_is_not_made_and_the_request_is_answered() -> None:
 
 
 def test_a_trailer_is_no_header() -> None:
-    seen = []
+    async def send() -> list[bytes]:
+        seen: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive())["more_body"]:
-            pass
-        seen.append([name for name, _ in scope["headers"]])
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["more_body"]:
+                pass
+            seen.set_result([name for name, _ in scope["headers"]])
 
-    async def send() -> None:
         config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
         config.load()
         protocol = Protocol(config, ServerState(), {})
         protocol.connection_made(Pipe())
         trailers = b"0\r\nAuthorization: Bearer x\r\nOther: y\r\n\r\n"
         protocol.data_received(CHUNKED + b"\r\n" + trailers)
-        await asyncio.sleep(0.01)
+        return await asyncio.wait_for(seen, 10)
 
-    asyncio.run(send())
-    assert seen == [[b"transfer-encoding"]]
+    assert asyncio.run(send()) == [b"transfer-encoding"]

@@ -328,4 +328,4 @@ def test_what_is_read_is_what_was_published(
     for at, (payload, its_headers, key) in enumerate(published):
         _, sent, body = found[at]
         its_id = f"orders/{TAG}:{key}" if key else f"orders/{TAG}#{at + 1}"
-        check(form, payload, its_headers, its_id, sent, body, CREATED)
+        check(form, payload, its_headers, its_id, sent, body, CREATED, OWNER[1])

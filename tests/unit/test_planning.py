@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.expressions.planned import Planned
 from penstock.settings import PostgresSource, Sink
 from penstock.spark import planning
 from penstock.spark.plan import PlanError, plan
+from penstock.spark.planning import _withheld
 
 SINK: TypeAdapter[Any] = TypeAdapter(Sink)
 
@@ -140,3 +142,30 @@ def test_a_column_that_messages_never_have_is_refused() -> None:
     with pytest.raises(PlanError) as refused:
         plan(SINKS, {T: COLUMNS[T] | {"n": lost}})
     assert refused.value.reason == "messages of public.t never have record.n: it is made of others"
+
+
+@pytest.mark.parametrize(
+    ("version", "generated", "published", "why"),
+    [
+        (17, "s", None, "it is a generated column, which Postgres 17 does not put into the WAL;"
+         " write what it is made of instead: (n * 2)"),
+        (17, "s", ["id", "n", "total"], "which Postgres 17 does not put into the WAL"),
+        (18, "s", ["id", "n"], "publication does not have these; write what it is made of instead:"
+         " (n * 2), or ALTER PUBLICATION"),
+        (18, "v", None, "it is a virtual generated column, which is not in the WAL"),
+        (18, "s", ["id", "n", "total"], None),
+        (17, "", None, None),
+        (17, "", ["id", "n"], "it is not in the list of columns of publication p"),
+    ],
+)  # fmt: skip
+def test_columns_that_no_message_has(
+    version: int, generated: str, published: list[str] | None, why: str | None
+) -> None:
+    """Also of servers before 18, which the other tests do not have."""
+    source = SimpleNamespace(publication="p")
+    catalog: Any = SimpleNamespace(
+        source=source, server=SimpleNamespace(major=version), text=lambda _: "ALTER PUBLICATION …"
+    )
+    total = column("int4", 23, generated=generated, definition="(n * 2)")
+    found = _withheld(catalog, "total", total, False, published)
+    assert found == "" if why is None else why in found

@@ -245,12 +245,17 @@ def test_a_relay_that_can_not_look_says_so(
 def test_a_slot_that_may_not_be_dropped_keeps_nothing_from_running() -> None:
     """As by a relay of inboxes alone, which needs no REPLICATION."""
 
+    tried = 0
+
     def execute(*_: object) -> None:
+        nonlocal tried
+        tried += 1
         raise psycopg.errors.InsufficientPrivilege
 
     of, session = own_relay(), SimpleNamespace(execute=execute)
     of._planner = planner()
     of._drop_slots(cast("Any", session), ["tide_g_00000000"], [])
+    assert tried == 1
 
 
 def test_leases_go_on_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
