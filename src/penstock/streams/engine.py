@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -127,7 +127,7 @@ class Consumers:
         await self._load()
         return sorted(self._names.values(), key=lambda info: info.name)
 
-    async def facts(self) -> list[tuple[ConsumerInfo, ConsumerFacts | None]]:
+    async def facts(self) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
         """Return all consumers by name and how each is; None where the store gave no answer to that."""
         infos = await self.list()
         some = asyncio.Semaphore(_FACTS_AT_ONCE)
