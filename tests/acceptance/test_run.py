@@ -475,6 +475,7 @@ def test_the_embedded_store_is_restarted(shop: Shop) -> None:
         return sorted(e["source"] for e in events if e["event"] == "the source is claimed again")
 
     shop.wait_for(lambda: claimed() == ["shop", "stock"], "claiming both sources again")
+    assert [e for e in shop.pipeline.events() if e["event"].startswith("query ended")] == []
     assert [s["restarts"] for s in shop.pipeline.status()["sources"].values()] == [0, 0]
     # It is one and the same store, on one port, and everything works with it again.
     assert postmaster() != killed

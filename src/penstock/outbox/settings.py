@@ -265,7 +265,7 @@ def held(
 
     Messages are routed before they wait: None where the pipeline's `route` can't be used.
     """
-    kept = {"route": without_nulls(config).get("route")}
+    kept = {key: value for key, value in without_nulls(config).items() if key == "route"}
     anywhere = {"sink_type": "nats", "url": "nats://localhost:4222"}
     try:
         pipeline = RelayPipeline.model_validate(anywhere | resolve(kept, environ))
