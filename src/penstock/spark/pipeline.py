@@ -17,7 +17,7 @@ from penstock.config import Config
 from penstock.settings import NatsSinkSettings, Sink
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
-from penstock.spark.source import PostgresChanges
+from penstock.spark.source import load
 from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
 
 
@@ -64,7 +64,6 @@ class Pipeline:
         plan = self.planner.plan()
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-        spark.dataSource.register(PostgresChanges)
         options = self._options()
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
@@ -73,7 +72,7 @@ class Pipeline:
             options["planned_tables"] = orjson.dumps(tables).decode()
             options["planned_lsn"] = str(plan.lsn)
             options["after"] = orjson.dumps([*self.planner.after]).decode()
-        messages = spark.readStream.format("postgres-changes").options(**options).load()
+        messages = load(spark, options)
         if plan is not None:
             messages = plan.results(messages)
         fan_out = FanOut(

@@ -25,6 +25,7 @@ from multiprocessing import AuthenticationError
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
@@ -61,7 +62,21 @@ _WAIT_SECONDS: Final = 0.5
 
 _EMPTY: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
+_loading: Final = threading.Lock()
+
 Offset = dict[str, Any]
+
+
+def load(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    """Return the changes that `options` name, for one query of its own.
+
+    Spark keeps a map of environment variables for each registration, and every query that uses it adds
+    to that map as it starts, without a lock. Two queries that start together leave it broken, and their
+    first tasks fail (`java.io.OptionalDataException`). So each query has a registration of its own.
+    """
+    with _loading:
+        spark.dataSource.register(PostgresChanges)
+        return spark.readStream.format(PostgresChanges.name()).options(**options).load()
 
 
 class PostgresChanges(DataSource):
