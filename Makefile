@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/penstock demo $(ARGS)
 
 test: .venv/ready
-	$(BIN)/pytest tests $(ARGS)
+	$(BIN)/pytest tests -n 3 --dist loadfile $(ARGS)
 
 unit: .venv/ready
 	$(BIN)/pytest tests/unit $(ARGS)
