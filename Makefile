@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/penstock demo $(ARGS)
 
 test: .venv/ready
-	$(BIN)/pytest tests -n 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: .venv/ready
 	$(BIN)/pytest tests/unit $(ARGS)

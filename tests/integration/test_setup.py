@@ -311,6 +311,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, server_dir: Any) -> Iterator
         "host replication all all trust\n"
     )
     hba.chmod(0o644)
+    server_dir.chmod(0o711)  # under root the server is another user's
     settings = {
         "hba_file": str(hba),
         "max_replication_slots": "1",
