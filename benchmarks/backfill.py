@@ -27,7 +27,7 @@ from benchmarks.contenders import CONFIGURATION, PENSTOCK, SINK, Contender, Cont
 from benchmarks.probe import Probe
 from benchmarks.rig import Rig, say, wait_for_count
 from benchmarks.source import Table
-from penstock import queries
+from penstock.core import queries
 from penstock.streams.names import segment_table
 
 SQL = queries.load("benchmarks", "backfill.sql")

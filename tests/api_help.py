@@ -16,7 +16,7 @@ from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.app import Api
 from penstock.api.health import Server
-from penstock.message import Position
+from penstock.core.message import Position
 from penstock.streams.store import Store
 
 TIMEOUT = 30.0

@@ -20,8 +20,8 @@ from psycopg import sql
 from tests.pipeline import Penstock
 from tests.streams_help import read
 
+from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database, JetStream
-from penstock.message import parse_lsn
 from penstock.streams.store import Store
 
 Key = tuple[Any, ...]

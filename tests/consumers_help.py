@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from penstock.streams.consumer_types import ConsumerSpec, Delivery
-from penstock.streams.consuming import Consumer
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerSpec, Delivery
 from penstock.streams.store import Store
 
 

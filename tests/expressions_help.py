@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from penstock.expressions import Columns, Field, Kind, load_columns, parse_condition, typed
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Typed
+from penstock.expressions.spark.columns import compile as to_columns
 from penstock.expressions.types import Type
 from penstock.expressions.values import arrow
-from penstock.spark.expressions import compile as to_columns
 
 TABLE = """
 CREATE TABLE things (

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from penstock.outbox.forms import Format
+from penstock.sinks.nats.formats import Format
 
 FORMATS: Final = ("plain", "envelope", "cloudevents", "debezium")
 # As jsonb has it: any text but NUL and half of a surrogate pair, numbers with all their digits.

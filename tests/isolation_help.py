@@ -19,18 +19,18 @@ import orjson
 import pyarrow as pa
 from tests.streams_help import Change, read, wire
 
-from penstock.blocks import pack, unpack
+from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.blocks import pack, unpack
+from penstock.core.delivery import DeadLetter
+from penstock.core.message import BatchPart, Position
+from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
-from penstock.message import BatchPart, Position
-from penstock.monitor import Monitor, Report
-from penstock.settings import NatsSinkSettings, StreamSinkSettings
-from penstock.sinks.base import DeadLetter
-from penstock.sinks.nats import NatsSink
+from penstock.runtime.state import State
+from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
-from penstock.state import State
-from penstock.streams.drainer import Drainer
 from penstock.streams.store import SourceRecord, Store, StoreError
 
 GROUPS = 37

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import orjson
 
-from penstock.message import Position
-from penstock.streams.consumer_settings import WebhookSettings
-from penstock.streams.consumer_types import (
+from penstock.config.consumers import WebhookSettings
+from penstock.core.message import Position
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.types import (
     ConsumerInfo,
     Delivery,
     Outcome,
@@ -24,7 +25,6 @@ from penstock.streams.consumer_types import (
     StoreUnavailable,
     UnknownConsumer,
 )
-from penstock.streams.consuming import Consumer
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HANG = b""

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
+from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
 from penstock.streams.records import commit_position, stream_end, stream_idx
 from penstock.streams.segments import segments_of

@@ -22,9 +22,9 @@ from benchmarks.contenders import Contender, ContenderError, Job, Running
 from benchmarks.latency import Delayed
 from benchmarks.probe import Probe
 from benchmarks.rig import Rig, say, wait_for_count
-from penstock import queries
-from penstock.outbox.install import install
-from penstock.outbox.wanted import slot_of
+from penstock.core import queries
+from penstock.outbox.relay.wanted import slot_of
+from penstock.outbox.sql.install import install
 
 SQL = queries.load("benchmarks.outbox", "outbox.sql")
 RATES = (100, 1000)

@@ -17,9 +17,9 @@ import structlog
 from psycopg import sql
 
 from benchmarks.rig import say
-from penstock import queries
+from penstock.core import queries
+from penstock.core.message import BatchPart, Position
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import BatchPart, Position
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
 from penstock.streams.names import consumer_table, segment_table

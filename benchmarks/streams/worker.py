@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from benchmarks.streams.keepalive import Client
 from benchmarks.streams.progress import Harvest, Progress
-from penstock import queries
-from penstock.streams.engine import Consumers
+from penstock.core import queries
+from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import PLACES
 
 _SQL = queries.load("benchmarks.streams", "bench.sql")

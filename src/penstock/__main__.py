@@ -1,6 +1,6 @@
 """`python -m penstock` is the command `penstock`."""
 
-from penstock.cli import app
+from penstock.cli.main import app
 
 if __name__ == "__main__":
     app()

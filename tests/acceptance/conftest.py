@@ -9,7 +9,7 @@ import pytest
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 
 @pytest.fixture

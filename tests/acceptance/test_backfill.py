@@ -17,10 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.backfill.requests import Backfills
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.streams.backfills import Backfills
 from penstock.streams.store import Store
 
 from ..backfill_help import KINDS, Got, TableKind, fold, from_nats, from_stream, settle, writing

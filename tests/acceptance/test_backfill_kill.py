@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.backfill.requests import OPEN, Backfills, Request
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.streams.backfills import OPEN, Backfills, Request
 from penstock.streams.store import Store
 
 from ..backfill_help import KINDS, fold, from_nats, from_stream, settle, writing

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.delivery import DeadLetter
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.sinks.base import DeadLetter
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
 from penstock.streams.store import Store
 
 from ..cli import fails, listed, run, write

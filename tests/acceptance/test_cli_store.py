@@ -16,9 +16,9 @@ import httpx
 import psutil
 import pytest
 
+from penstock.config.settings import StoreSettings
 from penstock.embedded.process import free_port
 from penstock.embedded.store import open_store
-from penstock.settings import StoreSettings
 
 from ..cli import SECRET, fails, listed, run, write
 from ..pipeline import COMMAND, penstock

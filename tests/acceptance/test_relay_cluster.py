@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from penstock.embedded.handles import Database, JetStream, Msg
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 from ..nats_cluster import Cluster, answered, await_
 from ..pipeline import PATIENCE, Penstock

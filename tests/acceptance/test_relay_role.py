@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 from ..pipeline import Penstock, penstock
 

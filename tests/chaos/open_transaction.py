@@ -21,7 +21,7 @@ from tests.nats_cluster import await_
 
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 from ..pipeline import PATIENCE, Penstock
 

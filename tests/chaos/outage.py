@@ -21,9 +21,9 @@ import orjson
 import psycopg
 from tests.streams_help import read
 
+from penstock.core.message import Position, parse_lsn
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.message import Position, parse_lsn
 from penstock.streams.store import Store
 
 from ..pipeline import PATIENCE, Penstock, penstock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.embedded.handles import Database, Msg
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 from ..pipeline import Penstock
 from . import publisher, writer

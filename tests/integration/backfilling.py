@@ -10,13 +10,13 @@ from typing import Any, Self
 import pyarrow as pa
 from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
 
+from penstock.backfill import watermarks as noting
+from penstock.backfill.backfiller import Backfiller
+from penstock.backfill.events import Delivered, Done, Event, Failed
+from penstock.backfill.read import read_range
+from penstock.backfill.spec import BackfillError, BackfillSpec, Place, Reads
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.message import Position
-from penstock.postgres.backfill import noting
-from penstock.postgres.backfill.backfiller import Backfiller
-from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
-from penstock.postgres.backfill.read import read_range
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec, Place, Reads
 from penstock.postgres.chunk import Chunk, partition
 
 Key = tuple[Any, ...]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 import orjson
 import psycopg
 
+from penstock.core.message import Position, parse_lsn
 from penstock.embedded.handles import Database
-from penstock.message import Position, parse_lsn
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk, partition

@@ -16,10 +16,10 @@ import nkeys
 import pyarrow as pa
 from tests.pipeline import PATIENCE
 
-from penstock.message import WIRE_SCHEMA
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks.base import SinkError, Written
-from penstock.sinks.nats import NatsSink
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import SinkError, Written
+from penstock.core.message import WIRE_SCHEMA
+from penstock.sinks.nats.sink import NatsSink
 
 
 def batch(

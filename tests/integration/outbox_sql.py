@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from penstock.embedded.handles import Database
-from penstock.outbox.install import install
+from penstock.outbox.sql.install import install
 
 CONFIG = {"sink_type": "nats", "url": "nats://localhost:4222"}
 SOURCE = {"source_type": "nats", "url": "nats://localhost:4222", "stream": "S"}

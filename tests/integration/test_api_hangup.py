@@ -16,11 +16,11 @@ from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
 
 from penstock.api.consume import Receives
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.message import Position
 from penstock.sinks.stream import BatchPart, StreamWriter
-from penstock.streams.consumer_types import Received
-from penstock.streams.consuming import Consumer
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.types import Received
 
 WAIT = {"batch_size": 100, "wait_for_ms": 10_000}
 

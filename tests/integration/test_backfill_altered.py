@@ -10,11 +10,11 @@ import pytest
 from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.test_backfill_course import TABLE, changing, expected
 
+from penstock.backfill import sizing
+from penstock.backfill.events import Failed, Troubled
+from penstock.backfill.spec import cursor_from_json
+from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
-from penstock.message import parse_lsn
-from penstock.postgres.backfill import sizing
-from penstock.postgres.backfill.events import Failed, Troubled
-from penstock.postgres.backfill.spec import cursor_from_json
 
 INDEXED = (
     *TABLE,

@@ -8,9 +8,9 @@ from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import paused, troubles
 from tests.integration.test_backfill_course import BACKENDS, TABLE, expected, taken
 
+from penstock.backfill import backfiller, sizing
+from penstock.backfill.events import Delivered
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import backfiller, sizing
-from penstock.postgres.backfill.events import Delivered
 
 MOVE = "UPDATE t SET id = -1 WHERE id = 40"  # behind the cursor, without its large value
 

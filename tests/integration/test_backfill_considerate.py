@@ -12,9 +12,9 @@ from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import troubles
 from tests.integration.test_backfill_course import TABLE, expected, taken
 
+from penstock.backfill import backfiller, planner, sizing
+from penstock.backfill.events import Delivered, Failed, Started, Troubled
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import backfiller, planner, sizing
-from penstock.postgres.backfill.events import Delivered, Failed, Started, Troubled
 
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock backfill'"
 OPEN = f"{SESSIONS} AND backend_xmin IS NOT NULL"

@@ -11,11 +11,12 @@ import pytest
 from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.capturing import eventually
 
+from penstock.backfill import backfiller, read, sizing
+from penstock.backfill import watermarks as noting
+from penstock.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
+from penstock.backfill.read import read_range
+from penstock.backfill.spec import BackfillError, Reads
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import backfiller, noting, read, sizing
-from penstock.postgres.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
-from penstock.postgres.backfill.read import read_range
-from penstock.postgres.backfill.spec import BackfillError, Reads
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, big text, at int)",

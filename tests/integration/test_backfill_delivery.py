@@ -7,11 +7,11 @@ import uuid
 from tests.isolation_help import Source, nats_settings, published, stream_settings
 from tests.streams_help import Change, wire
 
-from penstock.blocks import pack, unpack
+from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.blocks import pack, unpack
+from penstock.core.message import READ, BatchPart, Position
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.message import READ, BatchPart, Position
-from penstock.settings import NatsSinkSettings, StreamSinkSettings
 
 
 def test_reads_go_to_one_sink(

@@ -18,10 +18,10 @@ import pytest
 from tests.integration.backfilling import TEXTS, Backfilling, fold
 from tests.integration.capturing import Message, prepare
 
+from penstock.backfill import sizing
+from penstock.backfill.events import Done
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.message import Position
-from penstock.postgres.backfill import sizing
-from penstock.postgres.backfill.events import Done
 
 
 class Kind(NamedTuple):

@@ -15,11 +15,11 @@ import pytest
 from tests.integration.backfilling import Backfilling, fold
 from tests.integration.capturing import eventually, prepare
 
+from penstock.backfill import backfiller, sizing
+from penstock.backfill.events import Delivered, Planned, Started, Troubled
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import Position
-from penstock.postgres.backfill import backfiller, sizing
-from penstock.postgres.backfill.events import Delivered, Planned, Started, Troubled
 
 ROWS = [(n, "old") for n in range(1, 10)]
 

@@ -16,10 +16,10 @@ from tests.integration.capturing import Message, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
+from penstock.backfill import planner, read, sizing
+from penstock.backfill.events import Delivered
+from penstock.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import planner, read, sizing
-from penstock.postgres.backfill.events import Delivered
-from penstock.postgres.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 
-from penstock.backfills import backfilling, current, initial
-from penstock.backfills.backfilling import Backfilling, tell_left_out
-from penstock.config import Config
+from penstock.backfill import current, initial, tables
+from penstock.backfill import supervisor as backfilling
+from penstock.backfill.requests import Backfill, Backfills, Request
+from penstock.backfill.supervisor import Backfilling, tell_left_out
+from penstock.config.file import Config
 from penstock.embedded.handles import Database
-from penstock.postgres.backfill import tables
-from penstock.streams.backfills import Backfill, Backfills, Request
 from penstock.streams.store import Store
 
 ORDERS = Request("shop", "events", "public", "orders", where="id > 5", rows_total=100)

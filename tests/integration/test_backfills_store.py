@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.nats_servers import await_true
 
+from penstock.backfill.requests import OPEN, Backfill, Backfills, Request
 from penstock.embedded.handles import Database
-from penstock.streams.backfills import OPEN, Backfill, Backfills, Request
 from penstock.streams.names import CHANNEL
 from penstock.streams.store import Store, StoreError
 

@@ -10,11 +10,11 @@ import pytest
 from tests.isolation_help import messages, position
 from tests.streams_help import Change, wire
 
+from penstock.core.delivery import SinkError
+from penstock.core.message import SUBJECT_FIELD, Position
 from penstock.embedded.handles import Database
-from penstock.message import SUBJECT_FIELD, Position
-from penstock.sinks.base import SinkError
-from penstock.streams import backlog
-from penstock.streams.backlog import Connection
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.store import Connection
 from penstock.streams.store import SourceRecord, Store
 
 SOURCE = 1

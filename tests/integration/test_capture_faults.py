@@ -22,9 +22,9 @@ from tests.integration.capturing import (
     walsender,
 )
 
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
-from penstock.message import Position
 from penstock.postgres import capture
 from penstock.postgres.capture import MAX_UNREAD
 from penstock.postgres.catalog import Catalog

@@ -17,17 +17,17 @@ from tests.consumers_help import serving
 from tests.streams_help import inserted, make_stream, publish
 from typer.testing import CliRunner, Result
 
-from penstock import check
 from penstock.api.health import Server, application
-from penstock.cli import app
-from penstock.config import Config, NatsSinkSettings, load
-from penstock.consumer_watch import ConsumerWatch
+from penstock.check import config as check
+from penstock.cli.main import app
+from penstock.config.file import Config, NatsSinkSettings, load
+from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.finding import Finding
 from penstock.postgres import setup
-from penstock.state import State, States
-from penstock.streams.consumer_types import ConsumerSpec
+from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.runtime.state import State, States
+from penstock.streams.consumers.types import ConsumerSpec
 from penstock.streams.store import Store
 
 Write = Callable[..., Path]
@@ -474,7 +474,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
 
 def test_help_is_light_and_version_is_told() -> None:
     code = (
-        "import sys, penstock.cli as c\n"
+        "import sys, penstock.cli.main as c\n"
         "try: c.app(['--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('pyspark', 'psycopg', 'pydantic', 'pyarrow') if m in sys.modules])"
     )

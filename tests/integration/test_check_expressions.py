@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock import check
-from penstock.config import load
+from penstock.check import config as check
+from penstock.config.file import load
+from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.finding import Finding
 from penstock.postgres.errors import SetupError
 from penstock.spark import planning
 

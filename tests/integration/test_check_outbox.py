@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import check
-from penstock.cli import app
+from penstock.check import config as check
+from penstock.cli.main import app
+from penstock.config.settings import SparkSettings
+from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.finding import Finding
-from penstock.outbox.shared import SharedStreams
-from penstock.outbox.wanted import Planner, find, source_name
-from penstock.settings import SparkSettings
+from penstock.outbox.relay.shared import SharedStreams
+from penstock.outbox.relay.wanted import Planner, find, source_name
 
 from ..cli import fails, run
 from .outbox_sql import delivered, installed, lease

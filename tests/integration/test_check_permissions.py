@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.finding import Finding
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.finding import Finding
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks import nats_check
-from penstock.sinks.nats_client import connect_first
-from penstock.sinks.nats_permissions import refused
+from penstock.sinks.nats import check as nats_check
+from penstock.sinks.nats.client import connect_first
+from penstock.sinks.nats.permissions import refused
 
 # Of each login there is one who may ask for permissions, and one, in small letters, who may not.
 USERS = {

@@ -15,13 +15,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from tests.streams_help import make_stream
 
-from penstock import check
-from penstock.config import PullConsumer, load
+from penstock.check import config as check
+from penstock.config.file import PullConsumer, load
+from penstock.config.settings import StoreSettings
+from penstock.core.finding import Finding
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.store import open_store
-from penstock.finding import Finding
-from penstock.settings import StoreSettings
 from penstock.streams.migrate import VERSION
 from penstock.streams.store import Store
 

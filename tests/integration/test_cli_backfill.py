@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.api.health import Server, application
-from penstock.backfills.watch import Pace, duration, line
-from penstock.cli import app
-from penstock.config import load
+from penstock.backfill.requests import Backfill, Backfills
+from penstock.cli.backfill_watch import Pace, duration, line
+from penstock.cli.main import app
+from penstock.config.file import load
 from penstock.embedded.handles import Database
 from penstock.postgres import setup
-from penstock.state import State
-from penstock.streams.backfills import Backfill, Backfills
+from penstock.runtime.state import State
 from penstock.streams.store import Store
 
 TABLES = """

@@ -16,10 +16,12 @@ import pytest
 from tests.consumers_help import ids, run, serving, tokens, workers
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import Position
-from penstock.streams.consumer_types import (
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import (
     ConsumerSpec,
     Delivery,
     NameTaken,
@@ -30,8 +32,6 @@ from penstock.streams.consumer_types import (
     UnknownDeadLetter,
     UnknownStream,
 )
-from penstock.streams.consuming import Consumer
-from penstock.streams.engine import Consumers
 from penstock.streams.records import commit_position
 from penstock.streams.store import Store, StreamRecord
 
@@ -546,7 +546,7 @@ def test_a_store_without_its_schema_is_unavailable(database: Database) -> None:
 def test_a_long_log_is_replaced(
     store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.consumer_log._ENTRIES", 20)
+    monkeypatch.setattr("penstock.streams.consumers.log._ENTRIES", 20)
 
     def entries(consumer: Consumer) -> int:
         with store.connection() as connection:

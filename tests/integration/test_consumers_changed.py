@@ -12,8 +12,8 @@ from psycopg import sql
 from tests.streams_help import make_stream
 
 from penstock.embedded.handles import Database
-from penstock.streams.consumer_types import ConsumerInfo, ConsumerSpec, UnknownConsumer
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerInfo, ConsumerSpec, UnknownConsumer
 from penstock.streams.names import consumer_table
 from penstock.streams.store import Store
 

@@ -12,13 +12,13 @@ from prometheus_client.exposition import generate_latest
 from tests.consumers_help import run, serving, tokens, workers
 from tests.streams_help import Change, inserted, make_stream, publish
 
-from penstock.consumer_watch import ConsumerWatch
+from penstock.core.health import Health, Level
 from penstock.embedded.handles import Database
-from penstock.health import Health, Level
-from penstock.streams import reader
-from penstock.streams.consumer_facts import ConsumerFacts, facts_body
-from penstock.streams.consumer_types import ConsumerSpec, StoreUnavailable
-from penstock.streams.consuming import Consumer
+from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.streams.consumers import reader
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.facts import ConsumerFacts, facts_body
+from penstock.streams.consumers.types import ConsumerSpec, StoreUnavailable
 from penstock.streams.store import Store
 
 

@@ -26,14 +26,14 @@ from tests.streams_help import (
     write_part,
 )
 
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.message import Position
 from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
-from penstock.streams.consumer_types import StoreUnavailable, UnknownConsumer
-from penstock.streams.consuming import Consumer
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.sessions import Connection, Sessions
+from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
 from penstock.streams.names import consumer_table, segment_table
-from penstock.streams.sessions import Connection, Sessions
 from penstock.streams.store import Store, StreamRecord
 
 
@@ -273,7 +273,7 @@ def test_a_request_is_answered_when_its_consumer_is_dropped(
 def test_a_long_state_is_not_written_at_every_step(
     store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.consumer_log._BYTES", 3_000)
+    monkeypatch.setattr("penstock.streams.consumers.log._BYTES", 3_000)
 
     async def work() -> None:
         publish(store, stream, [inserted(i) for i in range(200)])

@@ -22,11 +22,11 @@ from hypothesis.stateful import (
 from tests.consumer_model import Model
 from tests.streams_help import Change, make_stream, publish
 
-from penstock.message import Position
-from penstock.streams.ack_tokens import read_tokens
-from penstock.streams.consumer_types import ConsumerSpec
-from penstock.streams.consuming import Consumer
-from penstock.streams.engine import Consumers
+from penstock.core.message import Position
+from penstock.streams.consumers.ack_tokens import read_tokens
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerSpec
 from penstock.streams.records import commit_position
 from penstock.streams.store import Store
 

@@ -18,11 +18,11 @@ import pytest
 from tests.integration.nats_servers import await_true
 from tests.isolation_help import messages, position
 
+from penstock.core.delivery import DeadLetter, SinkError, Unfinished, Written
 from penstock.embedded.handles import Database
-from penstock.sinks.base import DeadLetter, SinkError, Unfinished, Written
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.stream import StreamWriter
-from penstock.streams import backlog
-from penstock.streams.drainer import Drainer
 from penstock.streams.store import SourceRecord, Store
 
 SINK = "nats"

@@ -22,11 +22,11 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from penstock.config.settings import StoreSettings
 from penstock.embedded.account import Account, programs_for
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import EmbeddedError
 from penstock.embedded.store import open_store
-from penstock.settings import StoreSettings
 from penstock.streams.errors import EMBEDDED_DOWN, StoreError
 from penstock.streams.store import Store
 

@@ -29,7 +29,7 @@ from penstock.expressions import (
     typed,
 )
 from penstock.expressions.keys import key_of
-from penstock.spark.expressions import compile as to_columns
+from penstock.expressions.spark.columns import compile as to_columns
 from penstock.spark.session import create
 
 

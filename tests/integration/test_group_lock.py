@@ -13,7 +13,7 @@ from tests.integration.nats_servers import await_true
 from tests.netns_help import HOST, Machine, machine
 
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.outbox.lock import GroupLock
+from penstock.outbox.relay.lock import GroupLock
 
 HOLDER = """
 import sys, time

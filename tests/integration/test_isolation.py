@@ -25,12 +25,12 @@ from tests.isolation_help import (
     stream_settings,
 )
 
+from penstock.core.delivery import SinkError
+from penstock.core.monitor import Report
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.monitor import Report
-from penstock.sinks.base import SinkError
-from penstock.streams import backlog
+from penstock.sinks.backlog import store as backlog
 
 WINDOW = 600
 OTHER = "other"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import Unfinished
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks.base import Unfinished
-from penstock.sinks.nats import WINDOW, NatsSink
+from penstock.sinks.nats.sink import WINDOW, NatsSink
 
 from .nats_servers import await_true, batch
 

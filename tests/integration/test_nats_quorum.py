@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.nats_cluster import Cluster, answered
 
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import SinkError
 from penstock.embedded.handles import JetStream
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks import nats_check
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats_publish import Publisher
+from penstock.sinks.nats import check as nats_check
+from penstock.sinks.nats.publish import Publisher
 
 from .nats_servers import Writer, batch
 

@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import SinkError
+from penstock.core.message import SUBJECT_FIELD
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.message import SUBJECT_FIELD
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_check import find_stream, inspect
+from penstock.sinks.nats.check import find_stream, inspect
+from penstock.sinks.nats.sink import NatsSink
 
 from .nats_servers import (
     Writer,

@@ -15,18 +15,18 @@ from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, pipeline, value
 from tests.streams_help import Change, wire
 
+from penstock.backfill.requests import OPEN, Backfills
+from penstock.config.settings import SparkSettings
+from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import Position
-from penstock.outbox.begin import begin, leave
-from penstock.outbox.group import Group
-from penstock.outbox.places import Places
-from penstock.outbox.wanted import Planner, Wanted, find, source_name
+from penstock.outbox.relay.begin import begin, leave
+from penstock.outbox.relay.group import Group
+from penstock.outbox.relay.places import Places
+from penstock.outbox.relay.wanted import Planner, Wanted, find, source_name
 from penstock.postgres.errors import CaptureError
-from penstock.settings import SparkSettings
-from penstock.sinks.base import DeadLetter, SinkError
-from penstock.streams import backlog
-from penstock.streams.backfills import OPEN, Backfills
+from penstock.sinks.backlog import store as backlog
 from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 

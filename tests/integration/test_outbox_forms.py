@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from penstock.config.settings import PostgresSource
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.install import install
 from penstock.outbox.settings import read
+from penstock.outbox.sql.install import install
 from penstock.postgres.chunk import Chunk
-from penstock.settings import PostgresSource
-from penstock.sinks.nats_frames import Encoder
+from penstock.sinks.nats.frames import Encoder
 from penstock.trial import live
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads

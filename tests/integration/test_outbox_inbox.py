@@ -18,17 +18,17 @@ from pydantic import SecretStr
 from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, lease, pipeline, value
 
+from penstock.config.settings import Config, OutboxSource
+from penstock.core.health import Health, Level
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.health import Health, Level
-from penstock.outbox.group import Group
-from penstock.outbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
-from penstock.outbox.inbox_nats import durable_name
-from penstock.outbox.relay import Relay
-from penstock.outbox.wanted import Trouble
+from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
+from penstock.outbox.inbox.nats import durable_name
+from penstock.outbox.relay.group import Group
+from penstock.outbox.relay.relay import Relay
+from penstock.outbox.relay.wanted import Trouble
 from penstock.postgres.errors import SetupError
-from penstock.settings import Config, OutboxSource
 
 STREAM = "ORDERS"
 
@@ -197,7 +197,7 @@ def test_only_what_is_committed_is_acked(server_dir: Path, stream: JetStream) ->
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not acked comes again soon."""
-    monkeypatch.setattr("penstock.outbox.inbox_nats._ACK_SECONDS", 1.0)
+    monkeypatch.setattr("penstock.outbox.inbox.nats._ACK_SECONDS", 1.0)
 
 
 def take(stream: JetStream, name: str, count: int) -> list[Any]:
@@ -249,7 +249,7 @@ def test_a_session_that_is_broken_off_keeps_the_order(tide: Database, stream: Je
 def test_what_never_comes_again_is_not_waited_for_for_ever(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.outbox.inbox_nats._UNSETTLED_SECONDS", 1.0)
+    monkeypatch.setattr("penstock.outbox.inbox.nats._UNSETTLED_SECONDS", 1.0)
     limits = {"durable_name": "mine", "ack_policy": "explicit", "max_deliver": 1}
     request = {"stream_name": STREAM, "config": limits}
     assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
@@ -264,7 +264,7 @@ def test_large_messages_and_those_without_a_body(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request ends when its bytes are used up, and the next one goes on."""
-    monkeypatch.setattr("penstock.outbox.inbox_nats._REQUEST_BYTES", 1_100_000)
+    monkeypatch.setattr("penstock.outbox.inbox.nats._REQUEST_BYTES", 1_100_000)
     failures: list[Trouble] = []
 
     async def fail(_: Reader, trouble: Trouble) -> None:
@@ -444,7 +444,7 @@ def test_messages_are_worked_through(tide: Database, stream: JetStream) -> None:
 def test_what_was_done_is_swept(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.outbox.inbox._SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.outbox.inbox.inbox._SWEEP_SECONDS", 0.2)
     configure(tide, stream.url)
     publish(stream, 1, 2)
     with filling(tide):
@@ -458,8 +458,8 @@ def test_the_group_with_the_lock_fills(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that has nothing but inboxes runs them, and hands them on; Spark has no part in it."""
-    monkeypatch.setattr("penstock.outbox.group.warm", lambda _spark: None)
-    monkeypatch.setattr("penstock.outbox.group.jvm_exit_code", lambda: None)
+    monkeypatch.setattr("penstock.outbox.relay.group.warm", lambda _spark: None)
+    monkeypatch.setattr("penstock.outbox.relay.group.jvm_exit_code", lambda: None)
     configure(tide, stream.url)
     spark: Any = None
     one, two = (Group("g", tide.url, tide.name, tide.url, spark) for _ in "12")
@@ -491,7 +491,7 @@ def test_the_relay_hears_of_pipelines(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From SQL to rows and back, by the relay itself; Spark has no part in inboxes."""
-    monkeypatch.setattr("penstock.outbox.group.jvm_exit_code", lambda: None)
+    monkeypatch.setattr("penstock.outbox.relay.group.jvm_exit_code", lambda: None)
     source = OutboxSource(type="outbox", url=SecretStr(tide.url))
     relay = Relay("r", source, Config(sources={}, sinks={}, outboxes={"r": source}))
     relay.prepare()

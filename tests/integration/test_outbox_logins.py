@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import SinkError
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.nats_config import NatsSinkConfig
 from penstock.outbox.settings import OutboxSinkSettings, PipelineError, read
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats_check import inspect
+from penstock.sinks.nats.check import inspect
 
 from .nats_servers import Writer, await_true, batch, make_certificates, make_operator, make_seed
 

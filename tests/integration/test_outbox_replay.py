@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from penstock.config import ConfigError
+from penstock.config.file import ConfigError
+from penstock.config.settings import OutboxSource
+from penstock.core.delivery import SinkError
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.configured import configuration, pipelines
-from penstock.outbox.install import install
 from penstock.outbox.settings import OutboxSinkSettings
+from penstock.outbox.sql.install import install
 from penstock.postgres.errors import SetupError
-from penstock.replay import Replay
-from penstock.settings import OutboxSource
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats import NatsSink
+from penstock.runtime.replay import Replay
+from penstock.sinks.nats.sink import NatsSink
 from penstock.streams.store import Store
 from penstock.trial import live
 

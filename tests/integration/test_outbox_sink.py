@@ -14,13 +14,13 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from penstock.core.delivery import Written
+from penstock.core.message import WIRE_SCHEMA
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.message import WIRE_SCHEMA
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks import nats_client
-from penstock.sinks.base import Written
-from penstock.sinks.nats import NatsSink
+from penstock.sinks.nats import client as nats_client
+from penstock.sinks.nats.sink import NatsSink
 
 from .nats_servers import Writer, await_true
 
@@ -341,8 +341,8 @@ def test_acks_that_are_lost_repeat_nothing(
         monkeypatch.setattr(connection, "step", lose)
         return connection
 
-    monkeypatch.setattr("penstock.sinks.nats.connect_first", breaking)
-    monkeypatch.setattr("penstock.sinks.nats.backoff", lambda _attempt: 0.0)
+    monkeypatch.setattr("penstock.sinks.nats.sink.connect_first", breaking)
+    monkeypatch.setattr("penstock.sinks.nats.sink.backoff", lambda _attempt: 0.0)
     assert sink.write(rows(range(3_000))).delivered == 3_000
     assert steps > 10
     assert numbers(nats.messages(stream)) == list(range(3_000))

@@ -26,7 +26,7 @@ from tests.integration.outbox_sql import (
 )
 
 from penstock.embedded.handles import Database
-from penstock.outbox.wanted import find
+from penstock.outbox.relay.wanted import find
 
 EXAMPLE = """
 select tide.outbox_create('notifications', retention_hours => 24);

@@ -16,9 +16,9 @@ from tests.integration.outbox_sql import installed, role, value
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.outbox import install as installation
 from penstock.outbox.errors import InstallError
-from penstock.outbox.install import VERSION, install, script
+from penstock.outbox.sql import install as installation
+from penstock.outbox.sql.install import VERSION, install, script
 
 
 @pytest.fixture

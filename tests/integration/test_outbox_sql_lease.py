@@ -14,11 +14,11 @@ from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import delivered, installed, lease, pipeline, value
 from typer.testing import CliRunner, Result
 
-from penstock.cli import app
+from penstock.cli.main import app
 from penstock.embedded.handles import Database
-from penstock.outbox.lease import Lease, Leases
-from penstock.outbox.lock import GroupLock
-from penstock.outbox.wanted import PUBLICATION, slot_of
+from penstock.outbox.relay.lease import Lease, Leases
+from penstock.outbox.relay.lock import GroupLock
+from penstock.outbox.relay.wanted import PUBLICATION, slot_of
 from penstock.postgres.replication import ReplicationStream
 
 

@@ -13,16 +13,16 @@ from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import delivered, ids, installed, pipeline
 
+from penstock.config.settings import Config, OutboxSource, SparkSettings
 from penstock.embedded.handles import Database
-from penstock.outbox import sweep
-from penstock.outbox.lock import GroupLock
-from penstock.outbox.places import Places
-from penstock.outbox.relay import Relay
+from penstock.outbox.relay import sweep
+from penstock.outbox.relay.lock import GroupLock
+from penstock.outbox.relay.places import Places
+from penstock.outbox.relay.relay import Relay
+from penstock.outbox.relay.sweep import Sweeper
+from penstock.outbox.relay.wanted import Planner, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
-from penstock.outbox.sweep import Sweeper
-from penstock.outbox.wanted import Planner, find, source_name
-from penstock.settings import Config, OutboxSource, SparkSettings
-from penstock.state import State
+from penstock.runtime.state import State
 from penstock.streams.store import Store
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.outbox_sql import CONFIG, SOURCE, installed, pipeline, raises, role, value
 
 from penstock.embedded.handles import Database
-from penstock.outbox.install import VERSION, install, script
+from penstock.outbox.sql.install import VERSION, install, script
 
 SET_OUTBOX = f"SELECT tide.relay_set_outbox('p', 'o', 'g', '{json.dumps(CONFIG)}')"
 SET_INBOX = f"SELECT tide.relay_set_inbox('p', 'i', 'g', '{json.dumps(SOURCE)}')"

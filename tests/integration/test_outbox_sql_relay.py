@@ -16,13 +16,13 @@ from tests.integration.outbox_sql import (
     value,
 )
 
+from penstock.core.subject import SubjectTemplate
 from penstock.embedded.handles import Database
 from penstock.expressions import parse_condition
 from penstock.expressions.catalog import load_columns
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.typing import typed
 from penstock.outbox.settings import RelayPipeline
-from penstock.subject import SubjectTemplate
 
 SECRET = "hunter6"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
 
 from penstock.embedded.handles import Database
-from penstock.outbox.inbox import find_inboxes
+from penstock.outbox.inbox.inbox import find_inboxes
 
 DENIED = "42501"
 

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.streams_help import Change, wire
 
-from penstock.blocks import pack, unpack, with_fields
+from penstock.config.settings import NatsSinkSettings, Sink, StreamSinkSettings
+from penstock.core.blocks import pack, unpack, with_fields
+from penstock.core.message import DELETE, UPDATE
 from penstock.expressions import Columns, ColumnType
 from penstock.expressions.fields import Extractor
-from penstock.message import DELETE, UPDATE
-from penstock.settings import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.spark import session
 from penstock.spark.plan import PlanError, plan
 from penstock.spark.routes import Route, regrouped
@@ -333,7 +333,7 @@ def test_an_expression_that_is_too_large_for_spark_names_its_sink(
     assert made is not None
     rows = with_fields(pack(wire([item(1)])), Extractor(made.fields))
     frame = spark.createDataFrame(pa.Table.from_batches([rows]))
-    monkeypatch.setattr("penstock.spark.expressions.MAX_SIZE", 5)
+    monkeypatch.setattr("penstock.expressions.spark.columns.MAX_SIZE", 5)
     with pytest.raises(PlanError, match=r"sinks\.out\.filter: position 1: "):
         made.results(frame)
 

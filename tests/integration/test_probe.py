@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from penstock.core.health import GRACE_SECONDS
 from penstock.embedded.handles import Database
 from penstock.embedded.process import free_port
-from penstock.health import GRACE_SECONDS
 from penstock.streams.probe import Probe
 
 from .capturing import eventually

@@ -21,7 +21,7 @@ from tests.push_help import (
 )
 
 from penstock.push.pusher import Pusher
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
 
 
 @asynccontextmanager

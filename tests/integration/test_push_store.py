@@ -19,8 +19,8 @@ from tests.streams_help import Change, make_stream, publish
 from penstock.embedded.handles import Database
 from penstock.push import retry
 from penstock.push.pusher import Pusher
-from penstock.streams.consumer_types import ConsumerInfo, ConsumerSpec
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerInfo, ConsumerSpec
 from penstock.streams.records import stream_idx
 from penstock.streams.store import Store, StreamRecord
 

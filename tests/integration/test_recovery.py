@@ -13,16 +13,18 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import check, recovery, status
-from penstock.cli import app
-from penstock.config import Config, load
+from penstock.backfill.requests import Backfills, Request
+from penstock.check import config as check
+from penstock.cli import status
+from penstock.cli.main import app
+from penstock.config.file import Config, load
+from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import parse_lsn
 from penstock.postgres import setup
 from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import identify
-from penstock.streams.backfills import Backfills, Request
+from penstock.runtime import recovery
 from penstock.streams.positions import Positions, Recorder
 from penstock.streams.store import Store
 

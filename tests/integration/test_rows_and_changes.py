@@ -12,10 +12,10 @@ import pytest
 from tests.consumers_help import run, serving, tokens
 from tests.streams_help import Change, deleted, inserted, make_stream, moved, publish, updated
 
+from penstock.core.message import READ, Position
 from penstock.embedded.handles import Database
-from penstock.message import READ, Position
 from penstock.streams import maintenance
-from penstock.streams.consuming import Consumer
+from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.maintenance import run_once
 from penstock.streams.store import Store, StreamRecord
 

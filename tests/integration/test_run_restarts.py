@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock import run as runs
-from penstock.backoff import Backoff
-from penstock.config import Config
+from penstock.config.file import Config
+from penstock.core.backoff import Backoff
 from penstock.embedded.handles import Database
 from penstock.postgres.errors import CaptureError
-from penstock.run import Holding, Run
+from penstock.runtime import run as runs
+from penstock.runtime.run import Holding, Run
 
 REPORT = {"capture": "shop", "state": "streaming", "error": None, "code": None, "warm": True}
 DELAY = 0.01

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 import structlog
 
+from penstock.check.postgres import inspect
+from penstock.config.settings import PostgresSource
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres.errors import SetupError
-from penstock.postgres.inspection import inspect
 from penstock.postgres.setup import ensure, slot_status
-from penstock.settings import PostgresSource
 
 Make = Callable[..., PostgresSource]
 

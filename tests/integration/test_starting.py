@@ -14,18 +14,18 @@ from tests.integration.nats_servers import await_true
 from tests.isolation_help import nats_settings, published
 from tests.streams_help import Change, wire
 
-from penstock.blocks import pack, unpack
+from penstock.config.settings import NatsSinkSettings
+from penstock.core.blocks import pack, unpack
+from penstock.core.delivery import SinkError
+from penstock.core.message import BatchPart, Position
+from penstock.core.monitor import Monitor
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.message import BatchPart, Position
-from penstock.monitor import Monitor
-from penstock.settings import NatsSinkSettings
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats import NatsSink
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.writer import FanOut, StoreTarget, Worker
-from penstock.streams import backlog
-from penstock.streams.drainer import Drainer
 from penstock.streams.store import Store
 
 SINK = "out"

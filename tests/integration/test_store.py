@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from tests.streams_help import make_stream, writer_of
 
+from penstock.core.delivery import DeadLetter
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.sinks.base import DeadLetter
 from penstock.streams.migrate import VERSION
 from penstock.streams.store import Store, StoreError
 

@@ -12,16 +12,17 @@ from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 from tests.streams_help import in_stream, inserted, make_stream, read, wire, write_part, writer_of
 
-from penstock import store_session
-from penstock.config import Config
+from penstock.config.file import Config
+from penstock.core.delivery import SinkError
+from penstock.core.message import Position
+from penstock.core.monitor import Report
 from penstock.embedded.handles import Database
-from penstock.message import Position
-from penstock.monitor import Report
 from penstock.postgres.replication import identify
-from penstock.sinks.base import SinkError
+from penstock.runtime import store_session
+from penstock.runtime.store_session import StoreSession
+from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import BatchPart
-from penstock.store_session import StoreSession
-from penstock.streams import backlog, claim
+from penstock.streams import claim
 from penstock.streams.names import LOCK_RUN
 from penstock.streams.store import Store, StoreError, StreamRecord
 

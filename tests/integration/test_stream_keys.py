@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.integration.capturing import Reader, capturing
 from tests.streams_help import end_of, make_stream, read, writer_of
 
+from penstock.core.message import BatchPart
 from penstock.embedded.handles import Database
-from penstock.message import BatchPart
 from penstock.postgres.chunk import partition
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
 from penstock.streams.store import Store, StreamRecord
 
 

@@ -33,12 +33,12 @@ from tests.streams_help import (
     writer_of,
 )
 
+from penstock.core.message import DELETE, Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import DELETE, Position
 from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance, rows
-from penstock.streams.consumer import Entry
+from penstock.streams.consumers.state import Entry
 from penstock.streams.maintenance import Maintenance, close_segment, run_once
 from penstock.streams.records import commit_position
 from penstock.streams.rows import forgettable, merge, to_merge

@@ -32,10 +32,10 @@ from tests.streams_help import (
     writer_of,
 )
 
+from penstock.core.delivery import SinkError
+from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.message import Position
-from penstock.sinks.base import SinkError
 from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.maintenance import close_segment, run_once

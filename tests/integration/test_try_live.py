@@ -11,9 +11,9 @@ import psycopg
 import pyarrow.compute as pc
 import pytest
 
+from penstock.config.settings import PostgresSource
 from penstock.embedded.handles import Database
 from penstock.postgres.errors import CaptureError
-from penstock.settings import PostgresSource
 from penstock.trial import live
 
 TABLE = "CREATE TABLE orders (id int PRIMARY KEY, note text)"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.postgres.backfill import noting
-from penstock.postgres.backfill.noting import Noting, Recent, Snapshot, unseen
-from penstock.postgres.backfill.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
+from penstock.backfill import watermarks as noting
+from penstock.backfill.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
+from penstock.backfill.watermarks import Noting, Recent, Snapshot, unseen
 
 
 def test_a_snapshot_is_parsed() -> None:

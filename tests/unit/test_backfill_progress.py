@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backfills.progress import Progress
+from penstock.backfill.progress import Progress
 
 Report = dict[str, Any]
 

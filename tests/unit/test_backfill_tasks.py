@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from tests.streams_help import Change, wire
 
-from penstock.message import READ, BatchPart, Position
-from penstock.monitor import Monitor, Report
-from penstock.postgres.backfill.events import Delivered, Done, Event, Failed
-from penstock.postgres.backfill.spec import BackfillError, BackfillSpec
-from penstock.spark import backfill
-from penstock.spark.backfill import ReaderBackfills, ReadRange
+from penstock.backfill import reader as backfill
+from penstock.backfill.events import Delivered, Done, Event, Failed
+from penstock.backfill.reader import ReaderBackfills, ReadRange
+from penstock.backfill.spec import BackfillError, BackfillSpec
+from penstock.core.message import READ, BatchPart, Position
+from penstock.core.monitor import Monitor, Report
 
 SPEC = BackfillSpec(3, "events", "public", "orders")
 ROWS = wire([Change({"id": n}, READ) for n in range(4)])

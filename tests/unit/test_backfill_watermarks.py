@@ -7,9 +7,9 @@ from array import array
 import pytest
 from tests.unit.test_decoder import Fed, T, inserts, row, transaction
 
-from penstock.message import Position
-from penstock.postgres.backfill.noting import Noting, Snapshot, Watch, Watermark
-from penstock.postgres.backfill.spec import BackfillSpec, Ordered, Range, Reads, Source
+from penstock.backfill.spec import BackfillSpec, Ordered, Range, Reads, Source
+from penstock.backfill.watermarks import Noting, Snapshot, Watch, Watermark
+from penstock.core.message import Position
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
 from penstock.postgres.table import Shape, Table
 from penstock.postgres.values import Types

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.message import WIRE_SCHEMA, Position
+from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder, partition
 from penstock.postgres.table import WireRow
 

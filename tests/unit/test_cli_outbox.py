@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli.main import app
 
 
 @pytest.mark.parametrize("command", ["install", "status"])

@@ -12,14 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import yaml_lines
-from penstock.config import (
-    Config,
-    ConfigError,
-    NatsSinkSettings,
-    load,
-)
-from penstock.settings import slot_name
+from penstock.config import yaml_lines
+from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.settings import slot_name
 
 EXAMPLE = """\
 sources:

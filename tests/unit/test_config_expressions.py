@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import Config, ConfigError, load
-from penstock.transform_settings import LuaCode, RouteRule
+from penstock.config.file import Config, ConfigError, load
+from penstock.config.transforms import LuaCode, RouteRule
 
 FILE = """\
 sources: {{shop: {{type: postgres, url: "postgres://db/shop"}}}}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import (
+from penstock.config.file import (
     Config,
     ConfigError,
     NatsSinkSettings,
@@ -20,7 +20,7 @@ from penstock.config import (
     load_store,
     sink_names,
 )
-from penstock.settings import SparkSettings
+from penstock.config.settings import SparkSettings
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EXAMPLE = f"""\

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.consumer_model import Model
 
-from penstock.streams.ack_tokens import make_tokens, read_tokens
-from penstock.streams.consumer import DeliveryFailure, Entry, Parked, State, replay
-from penstock.streams.step import Row, Step
+from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
+from penstock.streams.consumers.state import DeliveryFailure, Entry, Parked, State, replay
+from penstock.streams.consumers.step import Row, Step
 
 CONSUMER = 7
 ACK_WAIT = 30

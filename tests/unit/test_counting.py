@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.blocks import Block
-from penstock.counting import Counts, Floors, Ledger, is_counted, split
-from penstock.message import BatchPart, Position
+from penstock.core.blocks import Block
+from penstock.core.counting import Counts, Floors, Ledger, is_counted, split
+from penstock.core.message import BatchPart, Position
 
 SINKS = ("a", "b")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.test_pgoutput import encode
 
-from penstock.message import Position
+from penstock.core.message import Position
 from penstock.postgres import decoder as decoding
 from penstock.postgres.chunk import Chunk, partition
 from penstock.postgres.decoder import Decoder

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import queries
+from penstock.core import queries
 from penstock.expressions import (
     ColumnType,
     ExpressionError,
@@ -474,7 +474,7 @@ def test_a_where_that_is_refused(text: str, message: str) -> None:
 
 def test_sql_knows_the_same_words() -> None:
     """A route's condition is checked by SQL, too, which has the words in lists of its own."""
-    sql = queries.load("penstock.outbox", "functions_expressions.sql")
+    sql = queries.load("penstock.outbox.sql", "functions_expressions.sql")
 
     def listed(text: str, name: str, what: str = "'([^']+)'") -> list[str]:
         found = re.search(rf"{name} constant text\[\] := ARRAY\[([^]]*)\]", text)

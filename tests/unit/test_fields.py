@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
+from penstock.core.message import DELETE, TRUNCATE, UPDATE
 from penstock.expressions.fields import Extractor, ddl, names, place, struct_type
 from penstock.expressions.keys import key_of
 from penstock.expressions.types import (
@@ -40,7 +41,6 @@ from penstock.expressions.types import (
     Reference,
     Type,
 )
-from penstock.message import DELETE, TRUNCATE, UPDATE
 
 BAD = object()
 REAL = Type(Kind.FLOAT, single=True)

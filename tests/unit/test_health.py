@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.health import (
+from penstock.core.health import (
     GRACE_SECONDS,
     SILENCE_SECONDS,
     STALL_SECONDS,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import json_members
-from penstock.json_members import Members, text_of
+from penstock.core import json_members
+from penstock.core.json_members import Members, text_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -9,7 +9,7 @@ from functools import cache
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.spark.like import like_regex
+from penstock.expressions.spark.like import like_regex
 
 LETTERS = "ab%_\\.*\n(é𝄞"
 

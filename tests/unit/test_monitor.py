@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor import Monitor, Report, Reporter
+from penstock.core.monitor import Monitor, Report, Reporter
 
 
 class Run:

@@ -15,13 +15,13 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from penstock.message import WIRE_SCHEMA
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks.base import SinkError, Unfinished
-from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_duplicates import Stored, verdict
-from penstock.sinks.nats_frames import Encoder
-from penstock.sinks.nats_task import Task
+from penstock.config.nats import NatsSinkConfig
+from penstock.core.delivery import SinkError, Unfinished
+from penstock.core.message import WIRE_SCHEMA
+from penstock.sinks.nats.duplicates import Stored, verdict
+from penstock.sinks.nats.frames import Encoder
+from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.task import Task
 
 WHERE = Stored("S", 9)
 INBOX = b"_INBOX.x."

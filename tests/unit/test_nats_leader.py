@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.nats_config import Server
-from penstock.sinks.nats_leader import GRACE, Silence, api_verdict, no_leader, no_quorum
+from penstock.config.nats import Server
+from penstock.sinks.nats.leader import GRACE, Silence, api_verdict, no_leader, no_quorum
 
 NAMES: dict[str, Any] = {"type": "…stream_names_response", "total": 0, "streams": None}
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sinks.nats_permissions import Permissions
-from penstock.subject import covers, overlaps
+from penstock.core.subject import covers, overlaps
+from penstock.sinks.nats.permissions import Permissions
 
 TOKENS: Final = ("a", "b", "c")
 SUBJECTS: Final = [".".join(t) for n in (1, 2, 3, 4) for t in product(TOKENS, repeat=n)]

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.message import SUBJECT_FIELD, WIRE_SCHEMA
-from penstock.nats_config import NatsSinkConfig, redact
-from penstock.sinks.base import SinkError
-from penstock.sinks.nats import NatsSink
-from penstock.sinks.nats_check import refused_by_stream
-from penstock.sinks.nats_client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply
-from penstock.sinks.nats_frames import BLOCK_ROWS, Encoder
-from penstock.sinks.nats_task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
+from penstock.config.nats import NatsSinkConfig, redact
+from penstock.core.delivery import SinkError
+from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
+from penstock.sinks.nats.check import refused_by_stream
+from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply
+from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
+from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
 
 INBOX = b"_INBOX.abc."
 

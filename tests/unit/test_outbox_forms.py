@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.message import WIRE_SCHEMA
-from penstock.outbox.forms import Format, Maker, OutboxForm, groups_of
+from penstock.core.message import WIRE_SCHEMA
+from penstock.core.subject import SubjectTemplate
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks.nats_frames import MAX_HEADER, Encoder
-from penstock.subject import SubjectTemplate
+from penstock.sinks.nats.formats import Format, Maker, OutboxForm, groups_of
+from penstock.sinks.nats.frames import MAX_HEADER, Encoder
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from penstock.outbox.forms import OutboxForm
+from penstock.config.settings import Config, PostgresSource
 from penstock.outbox.settings import OutboxSinkSettings, PipelineError, RelayPipeline, held, read
-from penstock.settings import Config, PostgresSource
+from penstock.sinks.nats.formats import OutboxForm
 
 EXAMPLE: dict[str, Any] = {
     "sink_type": "nats",

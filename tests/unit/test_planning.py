@@ -9,9 +9,9 @@ import pytest
 from pydantic import TypeAdapter
 from structlog.testing import capture_logs
 
+from penstock.config.settings import PostgresSource, Sink
 from penstock.expressions import ColumnType
 from penstock.expressions.planned import Planned
-from penstock.settings import PostgresSource, Sink
 from penstock.spark import planning
 from penstock.spark.plan import PlanError, plan
 from penstock.spark.planning import _withheld

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.message import Position
+from penstock.core.message import Position
 from penstock.postgres.progress import Progress
 
 # A transaction is the number of its messages that are ours; it takes 10 of WAL and ends 4 later.

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from penstock.config.consumers import WebhookSettings
 from penstock.push.quoting import Quoting
-from penstock.streams.consumer_settings import WebhookSettings
 
 
 def quoted(answer: str, url: str = "https://x.example/hook", **headers: str) -> str:

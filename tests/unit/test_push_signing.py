@@ -8,7 +8,7 @@ import os
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from penstock.message import Position
+from penstock.core.message import Position
 from penstock.push.signing import Signer, request_id
 
 BODY = '{"record":{"id":1,"name":"Zoë \\u0000 €"}}'.encode()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.redact import redact_url
+from penstock.core.redact import redact_url
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.config import Config
-from penstock.replay import Replay
-from penstock.settings import NatsSinkSettings, PostgresSource
+from penstock.config.file import Config
+from penstock.config.settings import NatsSinkSettings, PostgresSource
+from penstock.runtime.replay import Replay
 from penstock.streams.store import Store, StoredLetter
 from penstock.trial.trial import Outcome, Sent
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 from tests.streams_help import Change, wire
 
-from penstock.blocks import Block
-from penstock.message import DELETE, READ, UPDATE
-from penstock.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.blocks import Block
+from penstock.core.message import DELETE, READ, UPDATE
 from penstock.spark.routes import Route, regrouped, size
 from penstock.spark.steps import Steps
 

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
+from penstock.core.message import DELETE, TRUNCATE, UPDATE
+from penstock.expressions.spark.json_texts import json_texts
 from penstock.expressions.types import (
     BOOL,
     DATE,
@@ -34,9 +36,7 @@ from penstock.expressions.types import (
     Reference,
     Type,
 )
-from penstock.message import DELETE, TRUNCATE, UPDATE
 from penstock.postgres import values
-from penstock.spark.json_texts import json_texts
 from penstock.spark.select import Item, Select
 
 REAL = Type(Kind.FLOAT, single=True)

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from penstock.blocks import pack, unpack
-from penstock.message import WIRE_SCHEMA, BatchPart, Position
+from penstock.core.blocks import pack, unpack
+from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
 from penstock.spark.session import local_master

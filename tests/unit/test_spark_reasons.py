@@ -43,7 +43,10 @@ Current Committed Offsets: {x: {"lsn": "0/1B6FC50", "idx": 0}}
     [
         ("asyncio.exceptions.CancelledError", "CancelledError"),
         ("ValueError: too many values", "ValueError: too many values"),
-        ("penstock.sinks.base.SinkError: Nothing listens. Start it.", "Nothing listens. Start it."),
+        (
+            "penstock.core.delivery.SinkError: Nothing listens. Start it.",
+            "Nothing listens. Start it.",
+        ),
         ("pyo3_runtime.PanicException: called `unwrap()`", "PanicException: called `unwrap()`"),
         ("ValueError: first line\nsecond line", "ValueError: first line\nsecond line"),
         (f"ValueError: {'x' * 600} the end", f"ValueError: {'x' * 600} the end"),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.health import Failure, Health, Level, Part, run_part
-from penstock.state import Rate, State, States
-from penstock.streams.backfills import Backfill
+from penstock.backfill.requests import Backfill
+from penstock.core.health import Failure, Health, Level, Part, run_part
+from penstock.runtime.state import Rate, State, States
 
 DELIVERED = {"sink": "jetstream", "delivered": 5, "duplicates": 1, "bytes": 100, "dead": []}
 ERROR = {"sink": "jetstream", "error": "Nothing listens.", "code": "connection_refused"}

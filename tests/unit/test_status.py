@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.health import Failure, Health, Level, Part, SinkFacts, sink_part, worker_part
-from penstock.status import assess, is_ready
+from penstock.cli.status import assess, is_ready
+from penstock.core.health import Failure, Health, Level, Part, SinkFacts, sink_part, worker_part
 
 SLOT: dict[str, Any] = {
     "slot": "penstock_shop", "error": None, "wal_status": "reserved", "active": True,

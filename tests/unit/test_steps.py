@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, moved, wire
 
-from penstock.blocks import Block
+from penstock.config.settings import StreamSinkSettings
+from penstock.core.blocks import Block
+from penstock.core.message import OLD_KEY
+from penstock.core.route_path import PathTemplate, escape, is_path
 from penstock.expressions import Expression, Field, Kind, Reference, Type, parse_value
 from penstock.expressions.fields import Extractor
 from penstock.expressions.route import MARK, literals, marked
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import INT, TEXT
-from penstock.message import OLD_KEY
 from penstock.push.paths import path_of
-from penstock.route_path import PathTemplate, escape, is_path
-from penstock.settings import StreamSinkSettings
 from penstock.spark import steps, unfit, writer
 from penstock.spark.routes import Route
 from penstock.spark.select import Item

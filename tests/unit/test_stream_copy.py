@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 
-from penstock.message import DELETE, UPDATE, WIRE_SCHEMA, Position
+from penstock.core.message import DELETE, UPDATE, WIRE_SCHEMA, Position
 from penstock.streams import copy
 from penstock.streams.records import commit_position, stream_end, stream_idx
 

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.api.schemas import NEW_CONSUMER, NewPull, NewWebhook, PositionBody, Rewind
-from penstock.config import Config, ConfigError, NatsSinkSettings, load
-from penstock.settings import (
+from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.settings import (
     OutboxSource,
     PostgresSource,
     PullConsumer,
@@ -20,8 +20,8 @@ from penstock.settings import (
     StreamSinkSettings,
     WebhookConsumer,
 )
-from penstock.strict import Untyped, is_name
-from penstock.transform_settings import TransformSettings
+from penstock.config.strict import Untyped, is_name
+from penstock.config.transforms import TransformSettings
 
 MODELS: list[type[BaseModel]] = [
     NewPull, NewWebhook, PositionBody, Rewind, PullConsumer, WebhookConsumer, PostgresSource,

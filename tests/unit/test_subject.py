@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.message import WIRE_SCHEMA
-from penstock.subject import (
+from penstock.core.message import WIRE_SCHEMA
+from penstock.core.subject import (
     DEFAULT_SUBJECT,
     EMPTY,
     NULL,

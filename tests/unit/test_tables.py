@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tables import TablePattern, matches_any, qualified_name
+from penstock.core.tables import TablePattern, matches_any, qualified_name
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 
-from penstock.message import WIRE_SCHEMA
-from penstock.transform_settings import TransformSettings
+from penstock.config.transforms import TransformSettings
+from penstock.core.message import WIRE_SCHEMA
 from penstock.transforms import inspect, make
 from penstock.transforms.base import Failed, Transformed, TransformError
 from penstock.transforms.lua import LuaTransform

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from tests.streams_help import Change, deleted, inserted, moved, wire
 
-from penstock.message import WIRE_SCHEMA
-from penstock.transform_settings import TransformSettings
+from penstock.config.transforms import TransformSettings
+from penstock.core.message import WIRE_SCHEMA
 from penstock.transforms import inspect, make
 from penstock.transforms.base import Failed, Transformed, TransformError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.message import WIRE_SCHEMA
-from penstock.settings import PostgresSource, StreamSinkSettings
+from penstock.config.settings import PostgresSource, StreamSinkSettings
+from penstock.core.message import WIRE_SCHEMA
 from penstock.streams.copy import rows
 from penstock.trial.messages import MessageError, read
 from penstock.trial.trial import _stored

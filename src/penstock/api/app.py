@@ -16,7 +16,7 @@ from penstock import __version__
 from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Tokens
 from penstock.api.requests import inline
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
 
 log = structlog.get_logger("penstock.api")
 

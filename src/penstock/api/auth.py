@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.problems import Problem
-from penstock.queries import load
+from penstock.core.queries import load
 from penstock.streams.connect import CONNECT
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.names import CHANNEL

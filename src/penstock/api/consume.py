@@ -24,9 +24,9 @@ from penstock.api.requests import (
     within,
 )
 from penstock.api.schemas import BEARER, ReceivedIds, ReceivedMessages, Success
-from penstock.streams.consumer_types import Delivery, Outcome, Received
-from penstock.streams.consuming import Consumer
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import Delivery, Outcome, Received
 
 _RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
 _MAX_TOKENS: Final = 10_000

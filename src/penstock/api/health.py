@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api.server import Uvicorn, address, bind
-from penstock.state import State, States
+from penstock.runtime.state import State, States
 
 
 def application(state: State | States, app: FastAPI | None = None) -> FastAPI:

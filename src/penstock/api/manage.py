@@ -30,9 +30,11 @@ from penstock.api.schemas import (
     position_body,
     stream_body,
 )
-from penstock.message import Position
-from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings
-from penstock.streams.consumer_types import (
+from penstock.config.consumers import ConsumerSettings, WebhookSettings
+from penstock.config.strict import DIGITS
+from penstock.core.message import Position
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
     ConsumerLetter,
@@ -40,8 +42,6 @@ from penstock.streams.consumer_types import (
     Looked,
     UnknownStream,
 )
-from penstock.streams.engine import Consumers
-from penstock.strict import DIGITS
 
 _STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from penstock.streams.consumer_types import (
+from penstock.streams.consumers.types import (
     ConsumerError,
     NameTaken,
     Refused,

@@ -18,11 +18,11 @@ from pydantic import (
     TypeAdapter,
 )
 
-from penstock.message import Position
-from penstock.streams.consumer_facts import ConsumerFacts, facts_body
-from penstock.streams.consumer_settings import ConsumerSettings, WebhookSettings, storable
-from penstock.streams.consumer_types import ConsumerInfo, StreamInfo
-from penstock.strict import Name, Whole
+from penstock.config.consumers import ConsumerSettings, WebhookSettings, storable
+from penstock.config.strict import Name, Whole
+from penstock.core.message import Position
+from penstock.streams.consumers.facts import ConsumerFacts, facts_body
+from penstock.streams.consumers.types import ConsumerInfo, StreamInfo
 
 BEARER: Final = HTTPBearer(
     auto_error=False, description="A token of `penstock token create`, as it was shown: `pst_…`."

@@ -6,9 +6,9 @@ import signal
 
 import structlog
 
-from penstock import log as logging
 from penstock.api.app import Api, add_health
 from penstock.api.server import Uvicorn, address, bind
+from penstock.core import log as logging
 from penstock.streams.store import Store
 
 log = structlog.get_logger("penstock")

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 from urllib.parse import quote
 
+from penstock.config.settings import StoreSettings
 from penstock.embedded.account import own
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import EmbeddedError, PortTakenError
 from penstock.embedded.supervisor import OnOutage, Supervisor
-from penstock.settings import StoreSettings
 from penstock.streams.errors import EMBEDDED
 
 FOLDER: Final = Path(".penstock")

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from penstock.backoff import Backoff
+from penstock.core.backoff import Backoff
 from penstock.embedded.process import EmbeddedError
 
 _LOOK_SECONDS: Final = 0.25

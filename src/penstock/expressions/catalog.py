@@ -9,6 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import tuple_row
 
+from penstock.core.queries import load
 from penstock.expressions.types import (
     BOOL,
     DATE,
@@ -24,7 +25,6 @@ from penstock.expressions.types import (
     Kind,
     Type,
 )
-from penstock.queries import load
 
 _SQL = load("penstock.expressions", "catalog.sql")
 _VARHDRSZ: Final = 4

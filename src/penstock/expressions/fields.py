@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
+from penstock.core.json_members import Members
+from penstock.core.message import TRUNCATE
 from penstock.expressions.types import Field, Kind
 from penstock.expressions.values import UNFIT, arrow, arrow_type
-from penstock.json_members import Members
-from penstock.message import TRUNCATE
 
 _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 ms
 _NO_BITS: Final = pa.scalar(0, pa.int64())

@@ -9,6 +9,7 @@ import struct
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
+from penstock.config.settings import nearest
 from penstock.expressions.nodes import Constant, Span
 from penstock.expressions.times import FIRST_DAY, FIRST_MOMENT, LAST_DAY, LAST_MOMENT, days_of
 from penstock.expressions.types import (
@@ -20,7 +21,6 @@ from penstock.expressions.types import (
     Kind,
     Type,
 )
-from penstock.settings import nearest
 
 MAX_DIGITS: Final = 38
 TRUE_WORDS: Final = ("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.config.settings import closest
+from penstock.core.tables import qualified_name, quote_name
 from penstock.expressions.catalog import Columns, ColumnType
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.types import INT, JSON, NUMERIC, TEXT, TIMESTAMPTZ, Kind, Reference, Type
-from penstock.settings import closest
-from penstock.tables import qualified_name, quote_name
 
 _METADATA: Final = {
     "commit_timestamp": TIMESTAMPTZ,

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from penstock.tables import quote_name
+from penstock.core.tables import quote_name
 
 DAY: Final = 86_400_000_000
 """A day in microseconds."""

@@ -15,6 +15,7 @@ from typing import Final, Literal, NoReturn
 
 from sqlglot import Token, TokenType
 
+from penstock.config.settings import nearest
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import MAX_DEPTH, TypedLiteral, TypeName
 from penstock.expressions.tokens import fold
@@ -35,7 +36,6 @@ from penstock.expressions.vocabulary import (
     WORD,
     WORD_HINTS,
 )
-from penstock.settings import nearest
 
 _ODD_STRINGS: Final = frozenset(t for t in TokenType if t.name.endswith("_STRING"))
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import args_row, class_row
 
-from penstock import queries
+from penstock.core import queries
 
 _SQL: Final = queries.load("penstock.outbox", "catalog.sql")
 

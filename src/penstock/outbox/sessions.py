@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock import queries
+from penstock.core import queries
 from penstock.postgres.admin import address, connection_error
 from penstock.postgres.errors import SetupError
 
-_SQL: Final = queries.load("penstock.outbox", "relay.sql")
+_SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 _CONNECT: Final = {
     "application_name": "penstock relay", "connect_timeout": 5, "client_encoding": "utf8",
     "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,

@@ -27,15 +27,15 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from penstock.nats_config import NatsSinkConfig, check_login
-from penstock.outbox.forms import Format, KeyScope, OutboxForm
+from penstock.config.nats import NatsSinkConfig, check_login
+from penstock.config.settings import NatsSinkSettings, dotted, nearest
+from penstock.config.settings import Path as Place
+from penstock.config.transforms import ROUTE_KINDS, RouteSettings, check_route
+from penstock.core.redact import MASK, redact_url
+from penstock.core.subject import SubjectTemplate
+from penstock.core.tables import qualified_name
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
-from penstock.redact import MASK, redact_url
-from penstock.settings import NatsSinkSettings, dotted, nearest
-from penstock.settings import Path as Place
-from penstock.subject import SubjectTemplate
-from penstock.tables import qualified_name
-from penstock.transform_settings import ROUTE_KINDS, RouteSettings, check_route
+from penstock.sinks.nats.formats import Format, KeyScope, OutboxForm
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
 _GROUP_BY: Final = re.compile(r"none\Z|(?:payload|header)\..+\Z", re.S)

@@ -16,11 +16,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row
 
-from penstock import queries
-from penstock.message import parse_lsn
+from penstock.config.settings import PostgresSource
+from penstock.core import queries
+from penstock.core.message import parse_lsn
+from penstock.core.tables import TablePattern, matches_any, qualified_name
 from penstock.postgres.errors import SetupError
-from penstock.settings import PostgresSource
-from penstock.tables import TablePattern, matches_any, qualified_name
 
 OLDEST_VERSION: Final = 14
 _SQL: Final = queries.load("penstock.postgres", "setup.sql")

@@ -22,10 +22,10 @@ from typing import Final, Literal
 
 import structlog
 
-from penstock.backoff import Backoff
+from penstock.backfill.spec import Reads
+from penstock.core.backoff import Backoff
+from penstock.core.message import Position, source_tag
 from penstock.expressions.planned import Planned
-from penstock.message import Position, source_tag
-from penstock.postgres.backfill.spec import Reads
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder, Grouping, Wants

@@ -11,13 +11,13 @@ from typing import Any
 
 import psycopg
 
-from penstock.message import parse_lsn
+from penstock.core.message import parse_lsn
+from penstock.core.queries import load
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.replication import capture_error, connect, slot_missing
 from penstock.postgres.table import Shape
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Converter, Types
-from penstock.queries import load
 
 _SQL = load("penstock.postgres", "catalog.sql")
 _BUILT_IN = Types()

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.message import Position, format_lsn
+from penstock.backfill.watermarks import Recent, Watch
+from penstock.core.message import Position, format_lsn
 from penstock.postgres import pgoutput
-from penstock.postgres.backfill.noting import Recent, Watch
 from penstock.postgres.chunk import Chunk, ChunkBuilder
 from penstock.postgres.pgoutput import Delete, Insert, ProtocolError, Relation, Update
 from penstock.postgres.progress import Progress

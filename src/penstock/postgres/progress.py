@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.message import Position
+from penstock.core.message import Position
 
 
 class Progress:

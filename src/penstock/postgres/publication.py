@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from penstock.config.settings import nearest
+from penstock.core.tables import TablePattern
 from penstock.postgres.admin import Catalog, Publication, Relation
 from penstock.postgres.errors import SetupError
-from penstock.settings import nearest
-from penstock.tables import TablePattern
 
 
 def missing_tables(

@@ -17,10 +17,10 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.message import format_lsn, parse_lsn, source_tag
+from penstock.core.message import format_lsn, parse_lsn, source_tag
+from penstock.core.queries import load
 from penstock.postgres.admin import connection_error
 from penstock.postgres.errors import CaptureError
-from penstock.queries import load
 
 _SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from
@@ -45,7 +45,7 @@ class Known(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """A source's tag (`penstock.message.source_tag`), and where its WAL ends.
+    """A source's tag (`penstock.core.message.source_tag`), and where its WAL ends.
 
     A standby's end is None: just started, it may not have replayed all that it had before.
     """

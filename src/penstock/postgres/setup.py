@@ -13,6 +13,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from penstock.config.settings import PostgresSource
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
 from penstock.postgres.errors import SetupError
 from penstock.postgres.publication import (
@@ -24,7 +25,6 @@ from penstock.postgres.publication import (
     partition_fault,
     set_via_root,
 )
-from penstock.settings import PostgresSource
 
 _SLOT_TIMEOUT: Final = "60s"
 

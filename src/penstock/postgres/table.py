@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock.message import DELETE, INSERT, TRUNCATE, UPDATE
+from penstock.core.message import DELETE, INSERT, TRUNCATE, UPDATE
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
 
 WireRow = tuple[
@@ -103,7 +103,7 @@ class Table:
         shape: What the catalog says about it.
         converter: Gives each type's converter (`Types.converter`).
         database: The database's name, for `metadata`.
-        tag: The source's part of the idempotency key (`penstock.message.source_tag`).
+        tag: The source's part of the idempotency key (`penstock.core.message.source_tag`).
         group_by: The columns that make a group, or None for the primary key.
         split_by: The columns by whose hash messages are split, a subset of every sink's grouping;
             None for the same as `group_by`.

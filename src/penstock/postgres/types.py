@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
+from penstock.core.queries import load
 from penstock.postgres.values import TypeInfo
-from penstock.queries import load
 
 _QUERIES = load("penstock.postgres", "types.sql")
 

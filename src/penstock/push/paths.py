@@ -11,7 +11,7 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote
 
-from penstock.json_members import Members, text_of
+from penstock.core.json_members import Members, text_of
 
 _HINT: Final = b'"route"'
 _METADATA: Final = Members(["metadata"])

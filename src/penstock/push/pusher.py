@@ -8,14 +8,10 @@ from typing import Final
 
 import structlog
 
+from penstock.config.consumers import WebhookSettings
 from penstock.push.webhook import Webhook
-from penstock.streams.consumer_settings import WebhookSettings
-from penstock.streams.consumer_types import (
-    ConsumerInfo,
-    StoreUnavailable,
-    UnknownConsumer,
-)
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerInfo, StoreUnavailable, UnknownConsumer
 
 _LOOK_SECONDS: Final = 30.0  # also where no change was told
 _AGAIN_SECONDS: Final = 1.0

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
-from penstock.redact import MASK, redact_url
-from penstock.streams.consumer_settings import WebhookSettings
+from penstock.config.consumers import WebhookSettings
+from penstock.core.redact import MASK, redact_url
 
 KEPT_BYTES: Final = 1_000
 """How much of a body is looked at: a secret that begins in what is shown must be whole."""

@@ -8,9 +8,9 @@ import signal
 import structlog
 import uvloop
 
-from penstock import log as logging
+from penstock.core import log as logging
 from penstock.push.pusher import Pusher
-from penstock.streams.engine import Consumers
+from penstock.streams.consumers.registry import Consumers
 from penstock.streams.store import Store
 
 log = structlog.get_logger("penstock")

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.streams.consumer_types import ConsumerError, Outcome, StoreUnavailable
-from penstock.streams.consuming import Consumer
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.types import ConsumerError, Outcome, StoreUnavailable
 
 _SHORTEST_EXTENSION: Final = 0.02
 _BACKOFF_SECONDS: Final = (0.1, 5.0)

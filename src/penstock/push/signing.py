@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from standardwebhooks.webhooks import Webhook
 
-from penstock.message import Position
+from penstock.core.message import Position
 
 
 class Signer:

@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from penstock.config.consumers import WebhookSettings
 from penstock.push import retry
 from penstock.push.errors import EndpointError
 from penstock.push.http import Answer, Endpoint
@@ -24,9 +25,8 @@ from penstock.push.paths import path_of
 from penstock.push.quoting import Quoting
 from penstock.push.settling import Settling
 from penstock.push.signing import Signer, request_id
-from penstock.streams.consumer_settings import WebhookSettings
-from penstock.streams.consumer_types import Delivery, StoreUnavailable, TooManyWaiting
-from penstock.streams.consuming import Consumer
+from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.types import Delivery, StoreUnavailable, TooManyWaiting
 
 _WAIT_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 0.1  # messages are received at most so long before they are sent

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from penstock import queries
-from penstock.message import BatchPart, Position
-from penstock.sinks.base import SinkError
+from penstock.core import queries
+from penstock.core.delivery import SinkError
+from penstock.core.message import BatchPart, Position
+from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy
-from penstock.streams.backlog import STARTING
 from penstock.streams.connect import connect, is_lost
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table

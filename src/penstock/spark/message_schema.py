@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import NO_PART, OLD_KEY, WIRE_SCHEMA
+from penstock.core.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 
 METADATA_DDL: Final = (
     "struct<table_schema: string, table_name: string, commit_timestamp: timestamp,"

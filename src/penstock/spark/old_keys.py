@@ -15,8 +15,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.json_members import members, text_of
-from penstock.message import DELETE, OLD_KEY, OLD_KEY_PART
+from penstock.core.json_members import members, text_of
+from penstock.core.message import DELETE, OLD_KEY, OLD_KEY_PART
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES: Final = msgspec.json.Decoder(list[str])

@@ -14,6 +14,8 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.config.settings import Sink
+from penstock.core.tables import matches_any
 from penstock.expressions import (
     Columns,
     Expression,
@@ -28,14 +30,12 @@ from penstock.expressions.fields import place
 from penstock.expressions.nodes import Typed
 from penstock.expressions.planned import PlannedTables, Table
 from penstock.expressions.route import marked
+from penstock.expressions.spark import columns as compiler
+from penstock.expressions.spark.columns import Compiled
 from penstock.expressions.types import TEXT, Kind
 from penstock.expressions.typing import typed
-from penstock.settings import Sink
-from penstock.spark import expressions as compiler
-from penstock.spark.expressions import Compiled
 from penstock.spark.select import Item
 from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan
-from penstock.tables import matches_any
 
 Leaf = Callable[[Field], tuple[Column, Column]]
 _Result = tuple[str, str, Callable[[Leaf], Column]]

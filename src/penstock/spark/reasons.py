@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from penstock.health import Failure
+from penstock.core.health import Failure
 
 _TRACE: Final = "Traceback (most recent call last)"
 _CAUSED_BY: Final = "Caused by: "

@@ -10,10 +10,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import ACTIONS, DELETE, READ
-from penstock.settings import NatsSinkSettings, Sink
-from penstock.sinks.nats_task import group_keys
-from penstock.tables import TablePattern, matches_any
+from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.core.message import ACTIONS, DELETE, READ
+from penstock.core.tables import TablePattern, matches_any
+from penstock.sinks.nats.task import group_keys
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.json_members import Members
+from penstock.core.message import TRUNCATE
 from penstock.expressions.fields import UNREADABLE, Json, Walk
+from penstock.expressions.spark.json_texts import json_texts, strings
 from penstock.expressions.types import Reference, Type
-from penstock.json_members import Members
-from penstock.message import TRUNCATE
-from penstock.spark.json_texts import json_texts, strings
 
 # Made once: each conversion of a Python value looks for optional modules, 0.1 ms a time.
 _TRUNCATE: Final = pa.scalar(TRUNCATE, pa.string())

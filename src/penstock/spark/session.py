@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from penstock.health import Failure
+from penstock.core.health import Failure
 from penstock.spark.reasons import java_failure, start_failure
 from penstock.spark.stderr import Forwarder
 
@@ -145,7 +145,7 @@ def _launch(conf: SparkConf) -> None:
 
 def _without_java(said: list[str]) -> Failure:
     """Return why the JVM did not start: most often Java is missing, or too old."""
-    from penstock.check import inspect_java  # noqa: PLC0415 - needed only here
+    from penstock.check.config import inspect_java  # noqa: PLC0415 - needed only here
 
     java = inspect_java()
     if java.level == "error":

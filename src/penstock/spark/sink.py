@@ -27,14 +27,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock import log as logging
-from penstock.message import WIRE_SCHEMA
-from penstock.nats_config import NatsSinkConfig
-from penstock.sinks.base import DeadLetter, SinkError
-from penstock.sinks.nats import NatsSink
+from penstock.config.nats import NatsSinkConfig
+from penstock.config.strict import Untyped
+from penstock.core import log as logging
+from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.message import WIRE_SCHEMA
+from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.dead_letters import DeadLetters
 from penstock.spark.message_schema import to_wire
-from penstock.strict import Untyped
 
 _SPARKS_OWN: Final = frozenset(
     {
@@ -67,7 +67,7 @@ class SinkOptions(NatsSinkConfig):
 class JetStream(DataSource):
     """Messages into JetStream: each is acked, or a dead letter, before its batch is done.
 
-    Options: see `SinkOptions` and `penstock.nats_config.NatsSinkConfig`.
+    Options: see `SinkOptions` and `penstock.config.nats.NatsSinkConfig`.
     """
 
     @classmethod

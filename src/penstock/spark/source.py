@@ -34,21 +34,21 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock import log as logging
-from penstock.blocks import BLOCK_DDL, pack, with_fields
-from penstock.config import PostgresSource
+from penstock.backfill import reader as backfill
+from penstock.backfill.reader import ReaderBackfills, ReadRange
+from penstock.config.file import PostgresSource
+from penstock.core import log as logging
+from penstock.core.blocks import BLOCK_DDL, pack, with_fields
+from penstock.core.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
+from penstock.core.monitor import Report, Reporter
 from penstock.expressions import fields
 from penstock.expressions.planned import Planned
 from penstock.expressions.types import Field
-from penstock.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
-from penstock.monitor import Report, Reporter
 from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
 from penstock.postgres.errors import CaptureError
-from penstock.spark import backfill
-from penstock.spark.backfill import ReaderBackfills, ReadRange
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions

@@ -11,20 +11,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import route_path, subject
-from penstock.blocks import Block
+from penstock.config.settings import NatsSinkSettings
+from penstock.core import route_path, subject
+from penstock.core.blocks import Block
+from penstock.core.delivery import DeadLetter, as_captured
+from penstock.core.json_members import members, text_of
+from penstock.core.message import SUBJECT_FIELD
+from penstock.core.route_path import PathTemplate
+from penstock.core.subject import SubjectTemplate
 from penstock.expressions.route import MARK
 from penstock.expressions.types import Field
-from penstock.json_members import members, text_of
-from penstock.message import SUBJECT_FIELD
-from penstock.route_path import PathTemplate
-from penstock.settings import NatsSinkSettings
-from penstock.sinks.base import DeadLetter, as_captured
 from penstock.spark import old_keys
 from penstock.spark.routes import Route, regrouped
 from penstock.spark.select import Item, Select
 from penstock.spark.unfit import unfit_reason
-from penstock.subject import SubjectTemplate
 from penstock.transforms import make
 from penstock.transforms.base import MessageTransform, TransformError
 

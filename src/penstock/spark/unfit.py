@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from penstock.core.json_members import members, text_of
 from penstock.expressions import decimals
 from penstock.expressions.fields import UNREADABLE, Extractor, Walk, place
 from penstock.expressions.types import TIMES, Field, Kind
-from penstock.json_members import members, text_of
 
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|NaN|[+-]?Infinity", re.IGNORECASE

@@ -6,7 +6,7 @@ and keep their connections from batch to batch.
 All streams of the source are written in one transaction of the store, which also tells the NATS sinks
 that are behind: their messages go to their backlogs, in the same transaction. To the others they are
 published meanwhile. What one of these does not take in time goes to its backlog in a second
-transaction, and from then on it is behind; `penstock.streams.drainer` brings it back.
+transaction, and from then on it is behind; `penstock.sinks.backlog.drainer` brings it back.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Final, TypeVar
 import psycopg
 import pyarrow as pa
 
-from penstock.blocks import Block, unpack
-from penstock.counting import Counts, Floors, is_counted, split
-from penstock.message import BatchPart, Position
-from penstock.monitor import Reporter
-from penstock.settings import NatsSinkSettings, StreamSinkSettings
-from penstock.sinks.base import DeadLetter, SinkError, Unfinished, Written
-from penstock.sinks.nats import STEADY_RATE, NatsSink
+from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.blocks import Block, unpack
+from penstock.core.counting import Counts, Floors, is_counted, split
+from penstock.core.delivery import DeadLetter, SinkError, Unfinished, Written
+from penstock.core.message import BatchPart, Position
+from penstock.core.monitor import Reporter
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.nats.sink import STEADY_RATE, NatsSink
 from penstock.sinks.stream import Backlog, StreamRoute, StreamWriter
 from penstock.spark.routes import Route, size
 from penstock.spark.steps import Prepared, SinkPlan, Steps
-from penstock.streams import backlog
 from penstock.streams.errors import store_error
 
 COUNT_DDL = "delivered bigint"

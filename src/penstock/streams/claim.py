@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from penstock import queries
+from penstock.core import queries
 from penstock.streams.connect import connect, is_lost
 from penstock.streams.errors import StoreError, store_error
 from penstock.streams.names import LOCK_RUN

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock import queries
+from penstock.core import queries
 
 CONNECT: Final[Mapping[str, Any]] = {
     "application_name": "penstock",

@@ -16,8 +16,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.json_members import Members
-from penstock.message import DELETE
+from penstock.core.json_members import Members
+from penstock.core.message import DELETE
 from penstock.streams.records import PLACES, stream_idx
 
 COLUMNS: Final = (

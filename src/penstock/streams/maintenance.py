@@ -16,8 +16,8 @@ from typing import Any, Final
 import structlog
 from psycopg import sql
 
-from penstock import queries
-from penstock.message import Position
+from penstock.core import queries
+from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import (

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock import queries
+from penstock.core import queries
 from penstock.streams.errors import StoreError
 from penstock.streams.names import LOCK_MIGRATE
 

@@ -1,7 +1,7 @@
 """Up to where each source's slot was confirmed, as the store keeps it, and which source has a gap.
 
 A slot that is lost takes its position with it: what a run has recorded here is then all that says
-since when changes are missed. See `penstock.recovery`.
+since when changes are missed. See `penstock.runtime.recovery`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock import queries
+from penstock.core import queries
 from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from penstock.message import Position
+from penstock.core.message import Position
 
 START: Final = Position(0, -1)
 """Before all positions of a stream."""

@@ -15,8 +15,8 @@ from typing import Final
 from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
-from penstock import queries
-from penstock.message import Position
+from penstock.core import queries
+from penstock.core.message import Position
 from penstock.streams.names import segment_table
 from penstock.streams.segments import SQL, Connection, Segment, lock_writers, short_locks
 from penstock.streams.store import START, StoreError, StreamRecord

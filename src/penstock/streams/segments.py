@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
-from penstock import queries
-from penstock.message import Position
-from penstock.streams.consumer import State, replay
+from penstock.core import queries
+from penstock.core.message import Position
+from penstock.streams.consumers.state import State, replay
 from penstock.streams.names import LOCK_WRITE, consumer_table
 from penstock.streams.store import START, ConsumerRecord, StreamRecord
 

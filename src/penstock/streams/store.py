@@ -21,9 +21,9 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock import queries
-from penstock.message import Position
-from penstock.sinks.base import DeadLetter
+from penstock.core import queries
+from penstock.core.delivery import DeadLetter
+from penstock.core.message import Position
 from penstock.streams.claim import Claim
 from penstock.streams.connect import CONNECT, connect, is_lost
 from penstock.streams.errors import StoreError, store_error
@@ -170,7 +170,7 @@ class Store:
     def register_source(self, name: str, tag: str, wal_end: int | None = None) -> SourceRecord:
         """Make a source, or find it and see to it that its LSNs go on where its streams end.
 
-        `tag` tells clusters and slots apart (`penstock.message.source_tag`), and `wal_end` is where
+        `tag` tells clusters and slots apart (`penstock.core.message.source_tag`), and `wal_end` is where
         the source's WAL ends now, None if that is not known. With another tag, or an end before
         what was written, LSNs start anew: the streams go on behind their highest position.
         """

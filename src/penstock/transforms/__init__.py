@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.transform_settings import TransformSettings
+    from penstock.config.transforms import TransformSettings
     from penstock.transforms.base import MessageTransform
 
 # Imports wait: the Lua helper is a small process, and loads nothing but its own module.

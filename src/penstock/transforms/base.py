@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.message import ACTIONS
+from penstock.core.message import ACTIONS
 from penstock.transforms.json_values import Raw, decode_raw, encode
 
 CODE: Final = "transform_failed"

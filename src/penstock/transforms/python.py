@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 import msgspec
 import pyarrow as pa
 
-from penstock.redact import MASK, redact_url
+from penstock.core.redact import MASK, redact_url
 from penstock.transforms.base import (
     MOST_MESSAGES,
     RESERVED,

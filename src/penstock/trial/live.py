@@ -16,14 +16,14 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from penstock.message import Position, source_tag
+from penstock.config.settings import PostgresSource
+from penstock.core.message import Position, source_tag
+from penstock.core.tables import matches_any
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder
 from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
-from penstock.settings import PostgresSource
-from penstock.tables import matches_any
 
 _SLOT_TIMEOUT: Final = "20s"
 _WAIT: Final = 1.0

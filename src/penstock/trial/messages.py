@@ -15,10 +15,10 @@ import msgspec
 import orjson
 import pyarrow as pa
 
-from penstock.json_members import members
-from penstock.message import ACTIONS, INSERT, WIRE_SCHEMA
-from penstock.settings import PostgresSource, SinkSettings
-from penstock.tables import TablePattern
+from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.core.json_members import members
+from penstock.core.message import ACTIONS, INSERT, WIRE_SCHEMA
+from penstock.core.tables import TablePattern
 
 Raw = msgspec.Raw
 _FIELDS: Final = ("record", "changes", "action", "metadata")

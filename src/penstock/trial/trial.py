@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
-from penstock.blocks import Block, pack, unpack, with_fields
-from penstock.config import Config
+from penstock.config.file import Config
+from penstock.config.settings import NatsSinkSettings, Sink, SinkSettings
+from penstock.core.blocks import Block, pack, unpack, with_fields
+from penstock.core.json_members import members, text_of
+from penstock.core.message import DELETE, READ
 from penstock.expressions.fields import Extractor
-from penstock.json_members import members, text_of
-from penstock.message import DELETE, READ
-from penstock.settings import NatsSinkSettings, Sink, SinkSettings
-from penstock.sinks.nats_frames import Encoder
+from penstock.sinks.nats.frames import Encoder
 from penstock.spark.plan import Plan, plan
 from penstock.spark.planning import wanted_columns
 from penstock.spark.routes import Route

@@ -1,0 +1,1 @@
+"""Backfills: the rows that tables have already, read in chunks between watermarks."""

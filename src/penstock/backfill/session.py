@@ -1,0 +1,98 @@
+"""Connections that read tables, and what their errors mean for a backfill."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+
+from penstock.backfill.spec import BackfillError
+from penstock.core.queries import load
+from penstock.postgres.errors import CaptureError
+from penstock.postgres.replication import capture_error, connect
+
+SQL: Final = load("penstock.backfill", "backfill.sql")
+_SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
+_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# By SQLSTATE: code, whether trying again may help, remedy.
+_KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
+    "42P01": ("table_missing", False, "It was dropped or renamed; cancel the backfill."),
+    "42703": ("column_missing", False, "Correct `sort_by`, or the condition."),
+    "42883": ("function_missing", False, "Correct the condition."),
+    "42501": ("permission_denied", False, "GRANT SELECT on the table to the source's role."),
+    "57014": (
+        "timeout", False,
+        "It took too long to find the next rows: an index on the `sort_by` column helps.",
+    ),
+    "55P03": ("locked", True, "Something holds a lock on the table."),
+    "40001": ("conflict", True, ""),
+    "40P01": ("conflict", True, ""),
+}  # fmt: skip
+
+FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
+"""Codes of errors that end a backfill only when it has tried again that many times."""
+
+
+def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
+    """Return a connection that prints values as a capture's does.
+
+    `statement`, `lock` and `idle` are how long a statement may take, how long it may wait for a lock,
+    and how long the session may do nothing (`120s`; 0 for ever). Raises `BackfillError`.
+    """
+    try:
+        connection = connect(url, application_name="penstock backfill", **_TCP)
+    except CaptureError as error:
+        raise known(error) from None
+    try:
+        connection.execute(_SETTINGS)
+        connection.execute(SQL["session"], {"statement": statement, "lock": lock, "idle": idle})
+    except psycopg.Error as error:
+        connection.close()
+        raise backfill_error(error) from None
+    return connection
+
+
+def known(error: CaptureError) -> BackfillError:
+    """Return an error of the capture's as one of a backfill."""
+    return BackfillError(error.code, error.message, remedy=error.remedy, transient=error.transient)
+
+
+def backfill_error(error: psycopg.Error) -> BackfillError:
+    """Return what a server's error means, and what to do about it."""
+    found = capture_error(error, "connection of a backfill")
+    special = _KNOWN.get(error.sqlstate or "")
+    if special is None:
+        return known(found)
+    code, transient, remedy = special
+    said = error.diag.message_primary or str(error)
+    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
+
+
+def internal_error(error: Exception) -> BackfillError:
+    """Return what nobody has thought of as an error to be told."""
+    return BackfillError(
+        "internal",
+        f"The backfill failed: {type(error).__name__}: {error}.",
+        remedy="This is a defect of penstock; the log has its trace.",
+    )
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        found = backfill_error(error)
+        # The planner was asked the same, with the table locked: what it can't do either it tells.
+        found.transient = found.transient or found.code in FEW_TIMES
+        raise found from None
+    except CaptureError as error:
+        if isinstance(error, BackfillError):
+            raise
+        raise known(error) from None

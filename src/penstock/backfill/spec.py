@@ -1,0 +1,158 @@
+"""The words of a backfill: what is read, how far it is, and the piece of it that one batch delivers.
+
+All of it is plain data: it is pickled into Spark's tasks and, but for the URL, told as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+from penstock.core.message import Position
+from penstock.postgres.errors import CaptureError
+from penstock.postgres.pgoutput import Relation
+from penstock.postgres.table import Shape
+from penstock.postgres.values import TypeInfo
+
+Cursor = tuple[str | None, ...] | None
+"""Where a backfill stands: the last row's `sort_by` value, if it sorts, and its primary key, as
+Postgres prints them; None before the first row."""
+
+Place = tuple[str | dict[str, list[list[str]]] | None, ...] | None
+"""A cursor as it is told and kept: the same values, and last `{"order": [[name, type, collation], …]}`,
+the columns that they are of. In JSON a list, or null. Without the last item any columns will do."""
+
+RANGE_BITS: Final = 24
+"""A read's `commit_idx` is its range's number above these bits, and its row's number in them."""
+
+
+class BackfillError(CaptureError):
+    """A backfill, or one of its ranges, cannot go on; see `CaptureError` for what it tells.
+
+    `transient`: the chunk may be read again as it is (the connection or the snapshot was lost).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillSpec:
+    """One table's backfill, for one sink.
+
+    `where` is SQL that Postgres takes as it stands (`penstock.expressions.parse_where`). `sort_by`
+    names a column: rows come in its order, nulls last, from the value `start` on, which leaves nulls
+    out. Without it they come in the order of the primary key, and `start` must be None.
+    """
+
+    id: int
+    sink: str
+    schema: str
+    table: str
+    where: str | None = None
+    sort_by: str | None = None
+    start: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read `to_json`'s form back; raises `TypeError` on anything else."""
+        return cls(**fields)
+
+
+def cursor_from_json(value: list[Any] | None) -> Place:
+    """Return the cursor, as it is kept, of which JSON made a list."""
+    return None if value is None else tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The rows behind the cursor `after` up to and with `until`; None: from the start, to the end.
+
+    Where a backfill sorts, `nulls` are the rows that have no value to sort by: they come last. With
+    `keys` it is none of that, but the rows with these primary keys.
+    """
+
+    after: Cursor
+    until: Cursor
+    nulls: bool = False
+    keys: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A column that rows are ordered by.
+
+    `type` is the SQL name of the type that its text is cast to, `operators` the schema of what
+    compares it. `domain`: the column's type is a domain over it. `collation` is empty where it has
+    none.
+    """
+
+    name: str
+    type: str
+    operators: str
+    domain: bool = False
+    collation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a range's reader must know of the table, so that its rows are as those of the WAL.
+
+    `relation`, `shape`, `group_by` and `split_by` are what `Table` takes; `relation` has the columns
+    that the publication has, `types` what is to be known of their types. `row_filter` is the
+    publication's, as SQL. `partitioned`: the rows are in partitions. `key` is the primary key, `sort`
+    the column of `sort_by`. `utf8`: text is UTF-8 for certain.
+    """
+
+    relation: Relation
+    shape: Shape
+    types: tuple[TypeInfo, ...]
+    database: str
+    tag: str
+    group_by: tuple[str, ...] | None
+    split_by: tuple[str, ...] | None
+    row_filter: str | None
+    partitioned: bool
+    key: tuple[Ordered, ...]
+    sort: Ordered | None
+    utf8: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """A chunk of a backfill, to be read in one snapshot, one task a range (`read_range`).
+
+    Picklable, and small unless much of the table changed meanwhile. `attempt` is another number each
+    time that the backfill starts or goes back to a cursor, and `chunk` counts from 0 within one:
+    what a task reports of an older attempt means nothing any more. `cursor` is where the backfill
+    stands when all ranges are delivered. All messages have the commit LSN `lsn`.
+    """
+
+    spec: BackfillSpec
+    attempt: int
+    chunk: int
+    cursor: Cursor
+    ranges: tuple[Range, ...]
+    snapshot: str
+    source: Source
+    url: str = field(repr=False)
+    lsn: int = 0
+    microseconds: int = 0
+    """When the watermark was committed, since 2000-01-01 UTC."""
+    xid: int = 0
+    touched: bytes = field(default=b"", repr=False)
+    """Hashes (64 bits each, native order) of the keys whose rows changed since: they are left out."""
+    moved: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    """What `Table` takes under this name."""
+
+    @property
+    def sink(self) -> str:
+        """The only sink that the messages are for."""
+        return self.spec.sink
+
+    @property
+    def end(self) -> Position:
+        """The last position that a message of this chunk could have."""
+        return Position(self.lsn, (len(self.ranges) << RANGE_BITS) - 1)

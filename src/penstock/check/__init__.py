@@ -1,0 +1,1 @@
+"""What may be wrong before anything runs: `penstock check`."""

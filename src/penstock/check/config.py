@@ -1,0 +1,251 @@
+"""`penstock check`: Java, the file, each source and sink, the store, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.settings import SinkSettings
+from penstock.core.finding import Finding
+from penstock.core.tables import TablePattern, matches_any
+
+OLDEST_JAVA: Final = 17
+_JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_GET_JAVA: Final = (
+    "Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless\n"
+    "macOS: brew install openjdk@17\n"
+    "then let JAVA_HOME name its folder, or PATH its `java`"
+)
+_TableName = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found; `config` is None if the file cannot be used."""
+
+    findings: list[Finding] = field(default_factory=list)
+    config: Config | None = None
+
+    def count(self, level: str) -> int:
+        """Return how many findings are of a level."""
+        return sum(finding.level == level for finding in self.findings)
+
+
+def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
+    """Look at everything that `path` configures."""
+    report = Report([inspect_java(environ)])
+    try:
+        config = load(path, environ)
+    except ConfigError as error:
+        report.findings += [Finding("error", "configuration", line) for line in error.problems]
+        return report
+    report.config = config
+    report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
+    report.findings += inspect_config(config, environ)
+    return report
+
+
+def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
+    """Look for the Java that Spark will run on: `JAVA_HOME`'s, or else the one on `PATH`."""
+    home = environ.get("JAVA_HOME")
+    if home:
+        java, where = str(Path(home) / "bin" / "java"), f"JAVA_HOME={home}"
+    else:
+        java, where = shutil.which("java", path=environ.get("PATH")) or "", "PATH"
+    if not java:
+        return Finding("error", "java", f"there is none on {where}", _GET_JAVA)
+    try:
+        ran = subprocess.run(  # noqa: S603 - the user's own Java, as Spark starts it
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no answer in 30 s"
+        return Finding("error", "java", f"{java} (from {where}) fails: {reason}", _GET_JAVA)
+    version = _JAVA_VERSION.search(ran.stderr + ran.stdout)
+    if ran.returncode != 0 or version is None:
+        return Finding("error", "java", f"{java} (from {where}) fails", _GET_JAVA)
+    if int(version[1]) < OLDEST_JAVA:
+        message = f"{java} is Java {version[1]}, and Spark needs {OLDEST_JAVA} or later"
+        return Finding("error", "java", message, _GET_JAVA)
+    return Finding("ok", "java", f"Java {version[1]}: {java}")
+
+
+def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Look at each source and its sinks, then at the store."""
+    from penstock.check import postgres as inspection  # noqa: PLC0415 - its imports take a while
+
+    for name, source in config.sources.items():
+        sinks = config.sinks_of(name)
+        yield from inspection.inspect(
+            name, source, sinks,
+            recover=config.recover_command(name), has_run=config.checkpoint_folder(name).is_dir(),
+        )  # fmt: skip
+        if not sinks:
+            message = "no sink takes from it, so `penstock run` leaves it alone"
+            yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")
+        tables = inspection.table_names(source)
+        for sink_name, sink in sinks.items():
+            if not isinstance(sink, NatsSinkSettings):
+                continue
+            for finding in inspect_nats(name, sink, tables):
+                what = f"sink {sink_name}: {finding.subject}"
+                yield Finding(finding.level, what, finding.message, finding.fix)
+        yield from shared_streams(name, sinks)
+        if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
+            from penstock.check import expressions as check_expressions  # noqa: PLC0415 - with Spark's modules
+
+            yield from check_expressions.inspect(source, sinks)
+    for name, outbox in config.outboxes.items():
+        from penstock.check import outbox as check_outbox  # noqa: PLC0415 - with Spark's modules
+
+        yield from check_outbox.inspect(name, outbox, config, environ)
+    if config.sources or config.store is not None:
+        yield from inspect_store(config)
+
+
+def inspect_nats(
+    source: str, sink: NatsSinkSettings, tables: list[_TableName]
+) -> Iterator[Finding]:
+    """Look at a cluster, and at the subjects that a sink's template and the rules of its route give."""
+    from penstock.sinks.nats import check as nats_check  # noqa: PLC0415
+
+    rules = [] if sink.route is None or isinstance(sink.route, str) else list(sink.route)
+    always = any(rule.when is None for rule in rules)
+    templates = [rule.to for rule in rules] + ([] if always else [sink.subject])
+    for number, template in enumerate(dict.fromkeys(templates)):
+        target = sink.model_copy(update={"subject": template})
+        samples = subjects(source, target, tables)
+        for finding in nats_check.inspect(target, samples, source=source):
+            of_subject = finding.subject.startswith("subject ")
+            if number and not of_subject:
+                continue  # told already
+            if of_subject and finding.level == "error" and isinstance(sink.route, str):
+                message = f"{finding.message} (it is used where `route` gives nothing)"
+                yield Finding("warning", finding.subject, message, finding.fix)
+            else:
+                yield finding
+
+
+def inspect_store(config: Config) -> list[Finding]:
+    """Look at the store; the embedded one is not started for that."""
+    if config.store is not None:
+        from penstock.check import streams as inspection  # noqa: PLC0415
+
+        return inspection.inspect(config.store.get_secret_value(), config)
+    from penstock.embedded.postgres import EmbeddedPostgres  # noqa: PLC0415
+    from penstock.embedded.process import EmbeddedError  # noqa: PLC0415
+    from penstock.embedded.store import FOLDER  # noqa: PLC0415
+
+    data = FOLDER / "store"
+    try:
+        EmbeddedPostgres(data).bin_dir  # noqa: B018 - raises where there is none
+    except EmbeddedError as error:
+        return [Finding("error", "store", str(error))]
+    return [Finding("ok", "store", f"the embedded Postgres, in {data}")]
+
+
+def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
+    """Return the subjects of a sink for the tables that are there now.
+
+    Empty if the template needs a message's values, which nobody knows yet.
+    """
+    from penstock.core.subject import escape  # noqa: PLC0415
+
+    template = sink.template
+    if any(v == "database" or v.startswith("record.") for v in template.variables):
+        return []
+    found = []
+    for schema, table in tables:
+        if sink.patterns is None or matches_any(sink.patterns, schema, table):
+            for action in sink.actions:
+                values = {"source": source, "schema": schema, "table": table, "action": action}
+                text = template.literals[0]
+                for variable, literal in zip(
+                    template.variables, template.literals[1:], strict=True
+                ):
+                    text += escape(values[variable]) + literal
+                found.append(text)
+    return list(dict.fromkeys(found))
+
+
+def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
+    """Find NATS sinks that put the same messages into one stream, which takes each once.
+
+    It is a warning where filters may tell the sinks' messages apart.
+    """
+    for name, other, stream in _in_one_stream(source, sinks):
+        filtered = sinks[name].filter is not None or sinks[other].filter is not None
+        yield Finding(
+            "warning" if filtered else "error",
+            f"sink {name}",
+            f"it and sink {other} put the same messages of source {source} into stream "
+            f"{stream}, which drops the second of each as a duplicate (both carry the same "
+            "Nats-Msg-Id)",
+            f"give {name} subjects that another stream captures, or tables or actions that "
+            f"{other} does not take",
+        )
+
+
+def shared_streams_of_outboxes(sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
+    """Find pipelines that put one outbox's messages into one stream; `sinks` has their names.
+
+    Only those of an outbox that has several are asked for; one that can't be asked is passed by.
+    """
+    of_outbox: dict[str, dict[str, NatsSinkSettings]] = {}
+    for name, sink in sinks.items():
+        if sink.form is not None:
+            of_outbox.setdefault(sink.form.name, {})[name] = sink
+    for outbox, several in of_outbox.items():
+        for name, other, stream in _in_one_stream("", several) if len(several) > 1 else ():
+            yield Finding(
+                "warning",
+                f"pipeline {name}",
+                f"it and pipeline {other} put the same messages of outbox {outbox} into stream "
+                f"{stream}, which drops the second of each as a duplicate (both carry the same "
+                "Nats-Msg-Id)",
+                f"give {name} a subject that another stream captures, or delete one of the two",
+            )
+
+
+def _in_one_stream(
+    source: str, sinks: Mapping[str, SinkSettings]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
+    from penstock.core.delivery import SinkError  # noqa: PLC0415
+    from penstock.sinks.nats import check as nats_check  # noqa: PLC0415
+
+    streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
+    for name, sink in sinks.items():
+        if not isinstance(sink, NatsSinkSettings):
+            continue
+        try:
+            stream = nats_check.find_stream(sink, source)
+        except SinkError:
+            continue  # reported already
+        servers = frozenset((server.host, server.port) for server in sink.servers)
+        for other, (other_stream, other_servers) in streams.items():
+            if other_stream != stream or not servers & other_servers:
+                continue
+            if _overlap(sink, sinks[other]):
+                yield name, other, stream
+        streams[name] = stream, servers
+
+
+def _overlap(a: SinkSettings, b: SinkSettings) -> bool:
+    if not set(a.actions) & set(b.actions):
+        return False
+    if a.patterns is None or b.patterns is None:
+        return True
+    # Also tables that are not there yet: two patterns meet where one covers the other.
+    return any(_meet(p, q) for p in a.patterns for q in b.patterns)
+
+
+def _meet(a: TablePattern, b: TablePattern) -> bool:
+    return a.covers(b) or b.covers(a)

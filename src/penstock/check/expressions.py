@@ -1,0 +1,167 @@
+"""Looks at the filters, transforms and routes of a source's sinks, against its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from penstock import transforms
+from penstock.check.tables import identity_sql, rule_columns
+from penstock.config.settings import NatsSinkSettings, PostgresSource, Sink, nearest
+from penstock.core.finding import Finding
+from penstock.core.message import DELETE
+from penstock.core.tables import matches_any
+from penstock.expressions import Columns, Reference
+from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
+from penstock.postgres.errors import CaptureError
+from penstock.spark.plan import Checked, Plan, PlanError, plan
+from penstock.spark.planning import is_planned, source_columns
+from penstock.spark.routes import wanted_actions
+from penstock.spark.select import Item
+from penstock.transforms.base import TransformError
+
+
+def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
+    """Look at what a source's sinks do with messages; nothing is said of what can't be asked."""
+    planned = {name: sink for name, sink in sinks.items() if is_planned(sink)}
+    if not planned:
+        return []
+    try:
+        with open_catalog(source) as catalog:
+            columns = source_columns(catalog)
+            return [
+                finding
+                for name, sink in planned.items()
+                for finding in _of_sink(name, sink, catalog, columns)
+            ]
+    except CaptureError:
+        return []  # the look at the source has told
+
+
+def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Iterator[Finding]:
+    what = f"sink {name}"
+    findings: list[Finding] = []
+    if sink.transform is not None:
+        try:
+            transforms.inspect(sink.transform)
+        except TransformError as error:
+            findings.append(Finding("error", what, f"transform: {error}", "correct the transform"))
+    try:
+        made = plan({name: sink}, columns)
+    except PlanError as error:
+        key = error.key.removeprefix(f"sinks.{name}.")
+        message = f"{key}: position {error.position}: {error.reason}"
+        findings.append(Finding("error", what, message, f"correct `{key}`, or the sink's `tables`"))
+    else:
+        assert made is not None  # noqa: S101 - the sink is one that is planned
+        findings += _lacking(what, made)
+        findings += _untold(what, sink, made, catalog)
+        findings += _templates(what, sink, made.sinks[name].items)
+    yield from findings
+    if not findings:
+        keys = [k for k in ("filter", "transform", "route") if getattr(sink, k) is not None]
+        yield Finding("ok", what, f"{', '.join(keys)}: understood, every column is there")
+
+
+def _lacking(what: str, made: Plan) -> Iterator[Finding]:
+    told: set[tuple[str, Reference]] = set()
+    for each in made.expressions:
+        for reference, tables in each.typed.lacking:
+            key = _key(each)
+            if (key, reference) in told:
+                continue
+            told.add((key, reference))
+            names = ", ".join(f"{schema}.{table}" for schema, table in tables)
+            yield Finding(
+                "warning",
+                what,
+                f"{key}: {reference} is null in messages of {names}, which lack the column",
+                "name the tables that have it as the sink's `tables`",
+            )
+
+
+def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[Finding]:
+    """Find columns in templates that a transform in SQL does not make."""
+    if items is None:
+        return
+    names = [item.name for item in items]
+    subject = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else ()
+    for key, columns in (("subject", subject), ("route", rule_columns(sink))):
+        for column in columns:
+            if column not in names:
+                message = f"{key} names record.{column}, which the transform does not make"
+                fix = f"correct `{key}`, or add the column to the transform"
+                yield Finding("error", what, message + nearest(column, names), fix)
+
+
+def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Finding]:
+    """Find columns whose values the WAL does not tell of deletes, or of what updates changed."""
+    tables = [
+        table
+        for table in catalog.wanted(catalog.relations())
+        if sink.patterns is None or matches_any(sink.patterns, table.schema, table.name)
+    ]
+    identities = catalog.identities(tables)
+    by_key = {key: _references(expressions) for key, expressions in _by_key(made.expressions)}
+    filtered = "action" in by_key.get("filter", {})
+    for key, references in by_key.items():
+        # One that looks at the action says itself what becomes of deletes, as does the filter before it.
+        deletes = DELETE in wanted_actions(sink) and not filtered and "action" not in references
+        for table in tables:
+            of_table = identities[table.oid]
+            if deletes:
+                columns = [c for c in references["record"] if c in table.columns]
+                yield from _blind(what, key, table, of_table, columns, catalog, old=False)
+            if "update" in sink.actions:
+                columns = [c for c in references["changes"] if c in table.columns]
+                yield from _blind(what, key, table, of_table, columns, catalog, old=True)
+
+
+def _blind(
+    what: str,
+    key: str,
+    table: Relation,
+    identities: Sequence[Identity],
+    columns: Sequence[str],
+    catalog: Catalog,
+    *,
+    old: bool,
+) -> Iterator[Finding]:
+    blind = [i for i in identities if i.identity != "f" and set(columns) - set(i.columns)]
+    if not blind:
+        return
+    names = ", ".join(c for c in columns if any(c not in i.columns for i in blind))
+    statement = identity_sql(catalog, blind, "FULL")
+    if old:
+        message = f"the WAL has no old values of {names}: `changes` never holds them"
+        yield Finding("warning", what, f"{key}, {table}: {message}", statement)
+        return
+    message = f"a DELETE does not tell {names}: where that decides, it becomes a dead letter"
+    yield Finding(
+        "warning",
+        what,
+        f"{key}, {table}: {message}",
+        f"{statement}\nor say what becomes of deletes: action = 'delete' or …",
+    )
+
+
+def _by_key(expressions: Iterable[Checked]) -> Iterable[tuple[str, list[Checked]]]:
+    found: dict[str, list[Checked]] = {}
+    for each in expressions:
+        # What passes through as it is needs no value: it is left out, and named.
+        if each.evaluated:
+            found.setdefault(_key(each), []).append(each)
+    return found.items()
+
+
+def _references(expressions: Iterable[Checked]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"record": [], "changes": []}
+    for each in expressions:
+        for field in each.typed.fields:
+            names = found.setdefault(field.reference.root, [])
+            if field.reference.column not in names:
+                names.append(field.reference.column)
+    return found
+
+
+def _key(each: Checked) -> str:
+    return each.key.removeprefix(f"sinks.{each.sink}.")

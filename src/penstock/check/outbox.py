@@ -1,0 +1,152 @@
+"""Looks at a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+
+from psycopg import sql
+
+from penstock.check.config import inspect_nats, shared_streams_of_outboxes
+from penstock.config.settings import Config, OutboxSource, PostgresSource
+from penstock.core import queries
+from penstock.core.delivery import SinkError
+from penstock.core.finding import Finding
+from penstock.outbox.catalog import find_schema, version_of
+from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
+from penstock.outbox.inbox.nats import durable_name, read_settings
+from penstock.outbox.relay.wanted import Planner, Trouble, find, source_name
+from penstock.outbox.settings import OutboxSinkSettings, PipelineError
+from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
+from penstock.postgres.admin import Catalog, address, open_catalog
+from penstock.postgres.errors import CaptureError
+from penstock.postgres.setup import server_fault
+from penstock.sinks.nats import check as nats_check
+
+_SQL = queries.load("penstock.check", "outbox.sql")
+
+
+def inspect(
+    name: str, source: OutboxSource, config: Config, environ: Mapping[str, str] = os.environ
+) -> Iterator[Finding]:
+    """Look at all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
+    what = f"source {name}"
+    url = source.url.get_secret_value()
+    try:
+        with open_catalog(PostgresSource(type="postgres", url=url, tables=("tide.*",))) as catalog:
+            yield from _server(what, catalog, url)
+            schema = list(_schema(what, catalog))
+            yield from schema
+            if all(finding.level == "ok" for finding in schema):
+                yield from _pipelines(what, source, catalog, config, environ)
+    except CaptureError as error:
+        yield Finding("error", what, error.message, error.remedy)
+        return
+    if config.store is None:
+        from penstock.check import streams as inspection  # noqa: PLC0415
+
+        for finding in inspection.inspect(url, config):
+            yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
+
+
+def _server(what: str, catalog: Catalog, url: str) -> Iterator[Finding]:
+    server = catalog.server
+    if fault := server_fault(catalog):
+        yield Finding("error", what, fault.message, fault.remedy)
+    else:
+        message = f"Postgres {server.version} at {address(url)}, wal_level logical"
+        yield Finding("ok", what, f"{message}, role {server.role} may replicate")
+
+
+def _schema(what: str, catalog: Catalog) -> Iterator[Finding]:
+    what = f"{what}: schema tide"
+    schema = find_schema(catalog.connection)
+    install = "penstock outbox install --url …"
+    if not schema.installed:
+        yield Finding("error", what, f"it is not in database {schema.database}", install)
+        return
+    if not schema.readable or not _may_relay(catalog):
+        role = sql.Literal(schema.role).as_string(catalog.connection)
+        message = f"role {schema.role} may not relay: it lacks rights in it"
+        fix = f"as the role {schema.owner}: select tide.relay_grant({role})"
+        yield Finding("error", what, message, fix)
+        return
+    found = version_of(catalog.connection)
+    if (fault := version_fault(found)) is not None:
+        yield Finding("error", what, *fault)
+    elif found is not None and found[1] != DIGEST:
+        message = f"it has version {VERSION}, with functions of another Penstock"
+        yield Finding("error", what, message, install)
+    else:
+        yield Finding("ok", what, f"version {VERSION}, role {schema.role} may relay")
+
+
+def _may_relay(catalog: Catalog) -> bool:
+    row = catalog.connection.execute(_SQL["may_relay"]).fetchone()
+    return bool(row and row[0])
+
+
+def _pipelines(
+    what: str,
+    source: OutboxSource,
+    catalog: Catalog,
+    config: Config,
+    environ: Mapping[str, str],
+) -> Iterator[Finding]:
+    only = source.relay_group
+    rows = [p for p in find(catalog.connection) if only in (None, p.relay_group)]
+    into = [p for p in find_inboxes(catalog.connection) if only in (None, p.relay_group)]
+    if not (any(p.enabled for p in rows) or any(p.enabled for p in into)):
+        message, fix = "no pipeline is enabled", "select tide.relay_enable('…')"
+        yield Finding("warning", what, message, fix)
+    url, database = source.url.get_secret_value(), catalog.server.database
+    planner = Planner(url, database, url, config.spark, source_name)
+    # Also one that is disabled: what is wrong with it is better known before it is enabled.
+    planned = planner.plan([dataclasses.replace(p, enabled=True) for p in rows], environ)
+    sinks: dict[str, OutboxSinkSettings] = {}
+    for row in rows:
+        group = planned[row.relay_group]
+        trouble = (group.held | group.left_out).get(row.pipeline)
+        title = f"{what}: pipeline {row.pipeline}"
+        yield _settings(title, row.pipeline, row.enabled, trouble)
+        sink = group.sinks.get(row.pipeline)
+        if trouble is None and row.enabled and isinstance(sink, OutboxSinkSettings):
+            sinks[row.pipeline] = sink
+            for finding in inspect_nats(group.source, sink, []):
+                yield dataclasses.replace(finding, subject=f"{title}: {finding.subject}")
+    for finding in shared_streams_of_outboxes(sinks):
+        yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
+    for pipeline in into:
+        yield from _inbox(f"{what}: pipeline {pipeline.pipeline}", pipeline, database, environ)
+
+
+def _settings(title: str, name: str, enabled: bool, trouble: Trouble | None) -> Finding:
+    """Return what is to be said of a pipeline's config, and of whether it is enabled."""
+    if trouble is not None:
+        message = f"{trouble.message} ({trouble.code})"
+        return Finding("error" if enabled else "warning", title, message, trouble.remedy)
+    if not enabled:
+        message = "its config is valid, and it is disabled: its outbox keeps the messages"
+        return Finding("ok", title, message, f"select tide.relay_enable('{name}')")
+    return Finding("ok", title, "its config is valid, and it is enabled")
+
+
+def _inbox(
+    title: str, pipeline: InboxPipeline, database: str, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    trouble, settings = None, None
+    try:
+        durable = durable_name(pipeline.system, database, pipeline.pipeline)
+        settings = read_settings(pipeline.config, durable, environ)
+    except PipelineError as error:
+        trouble = Trouble(error.code, error.message, error.remedy)
+    yield _settings(title, pipeline.pipeline, pipeline.enabled, trouble)
+    if settings is not None and pipeline.enabled:
+        subject = f"{title}: nats {settings.nats.safe_url}"
+        try:
+            server = nats_check.log_in(settings.nats)
+        except SinkError as error:
+            yield Finding("error", subject, error.message, error.remedy)
+        else:
+            yield Finding("ok", subject, f"reachable and logged in: {server}")

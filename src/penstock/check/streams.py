@@ -1,0 +1,123 @@
+"""Looks at the store as `penstock check` does: changes nothing, and says how each fault is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from penstock.config.settings import Config
+from penstock.core import queries
+from penstock.core.finding import Finding
+from penstock.postgres.admin import address
+from penstock.streams.errors import OLD_STREAMS
+from penstock.streams.migrate import OLDEST_VERSION, VERSION
+from penstock.streams.store import CONNECT, store_error
+
+_SQL: Final = queries.load("penstock.check", "streams.sql")
+_PLACES_VERSION: Final = 3
+"""Of the schema from which on messages are where they are now; streams of before are refused."""
+_Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    version_num: int
+    version: str
+    encoding: str
+    is_standby: bool
+    database: str
+    role: str
+    may_create: bool
+    has_schema: bool
+    has_tables: bool
+    owner: str | None
+    owned: bool
+
+
+def inspect(url: str, config: Config) -> list[Finding]:
+    """Look at the store at `url`, and at what `config` wants of it."""
+    try:
+        with psycopg.connect(url, autocommit=True, **CONNECT) as connection:
+            return list(_findings(connection, url, config))
+    except psycopg.Error as error:
+        known = store_error(error, url)
+        return [Finding("error", "store", known.message, known.remedy)]
+
+
+def _findings(connection: _Connection, url: str, config: Config) -> Iterator[Finding]:
+    with connection.cursor(row_factory=class_row(_Server)) as cursor:
+        server = cursor.execute(_SQL["server"]).fetchone()
+    assert server is not None  # noqa: S101 - this statement always returns one
+    faults = list(_faults(connection, server))
+    yield from faults
+    if not faults:
+        where = f"Postgres {server.version} at {address(url)}, role {server.role}"
+        there = f"schema of version {_version(connection)}" if server.has_tables else "empty so far"
+        yield Finding("ok", "store", f"{where}, {there}")
+        if server.has_tables:
+            yield from _contents(connection, config)
+
+
+def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
+    role, database = sql.Identifier(server.role), sql.Identifier(server.database)
+    if server.version_num // 10_000 < OLDEST_VERSION:
+        message = f"Postgres {server.version}: Penstock needs {OLDEST_VERSION} or newer"
+        yield Finding("error", "store", message)
+    if server.encoding != "UTF8":
+        message = f"database {server.database} has encoding {server.encoding}: messages are UTF-8"
+        fix = "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0;"
+        yield Finding("error", "store", message, fix)
+    if server.is_standby:
+        message = "this server is a standby, and nothing can be written to it"
+        yield Finding("error", "store", message, "point `store` at the primary")
+    elif not server.has_schema and not server.may_create:
+        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, role)
+        message = f"role {server.role} may not make the schema penstock there"
+        yield Finding("error", "store", message, f"{grant.as_string(connection)};")
+    elif server.has_schema and not server.owned:
+        owner = server.owner or "another role"
+        grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role)
+        message = f"role {server.role} may not change the schema penstock, which is {owner}'s"
+        yield Finding("error", "store", message, f"{grant.as_string(connection)};")
+    elif server.has_tables and (version := _version(connection)) > VERSION:
+        message = f"its schema has version {version}, and this Penstock knows {VERSION}"
+        yield Finding("error", "store", message, "run the newer Penstock that made it")
+    elif (
+        server.has_tables
+        and version < _PLACES_VERSION
+        and connection.execute(_SQL["streams"]).rowcount
+    ):
+        yield Finding("error", "store", *OLD_STREAMS)
+
+
+def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:
+    """Compare streams and consumers of the same names."""
+    streams = {row[0]: row[1:] for row in connection.execute(_SQL["streams"])}
+    for name, stream in config.streams.items():
+        source, kind = streams.get(name, (stream.source, stream.kind))
+        for what, there, wanted in (("source", source, stream.source), ("kind", kind, stream.kind)):
+            if there != wanted:
+                message = f"the stream is there already, with {what} {there}, not {wanted}"
+                yield Finding("error", f"sink {name}", message, "give the sink another name")
+    consumers = {row[0]: row[1:] for row in connection.execute(_SQL["consumers"])}
+    for name, consumer in config.consumers.items():
+        of, own = consumers.get(name, (consumer.stream, False))
+        if own or of != consumer.stream:
+            message = f"the name is taken by a consumer of stream {of}"
+            yield Finding("error", f"consumer {name}", message, "give the consumer another name")
+    for name in config.streams:
+        of, own = consumers.get(name, (name, True))
+        if not own:
+            message = f"the name is taken by a consumer of stream {of}"
+            yield Finding("error", f"sink {name}", message, "give the sink another name")
+
+
+def _version(connection: _Connection) -> int:
+    row = connection.execute(_SQL["version"]).fetchone()
+    assert row is not None  # noqa: S101 - this statement always returns one
+    return int(row[0])

@@ -1,0 +1,216 @@
+"""`penstock backfill`: rows of a table into a sink, asked for, looked at, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+
+if TYPE_CHECKING:
+    from penstock.backfill.requests import Backfill, Backfills, Command, Request
+    from penstock.config.settings import PostgresSource, Sink
+    from penstock.postgres.admin import Connection, Relation
+
+backfills = typer.Typer(
+    help="Read the rows of a table into a sink, beside its live changes.", no_args_is_help=True
+)
+
+SinkName = Annotated[str | None, typer.Option("--sink", help="Those of this sink alone.")]
+Numbers = Annotated[
+    list[int] | None,
+    typer.Argument(help="Their numbers, from the list.", show_default=False),
+]
+
+
+@contextlib.contextmanager
+def _store(config: Path) -> Iterator[Backfills]:
+    from penstock.backfill.requests import Backfills  # noqa: PLC0415
+    from penstock.cli.store import opened  # noqa: PLC0415
+    from penstock.streams.store import Store  # noqa: PLC0415
+
+    with opened(config) as url, Store.open(url) as store:
+        yield Backfills(store)
+
+
+@backfills.command("start")
+def start_backfill(
+    sink: Annotated[str, typer.Option("--sink", help="The sink that gets the rows.")],
+    table: Annotated[
+        str | None, typer.Option(help="One table of the sink, as schema.table. Without: each.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Only rows that fit, as in \"created_at >= '2024-01-01'\"."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Begin at this value of the sink's `sort_by`, in UTC."),
+    ] = None,
+    config: ConfigFile = CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Ask for a backfill. `penstock run` reads the rows; nothing waits for them meanwhile."""
+    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.config.settings import nearest  # noqa: PLC0415
+
+    with errors():
+        loaded = load(config)
+        settings = loaded.sinks.get(sink)
+        if settings is None:
+            names = ", ".join(loaded.sinks)
+            raise fail(
+                f"there is no sink {sink!r}: expected one of {names}{nearest(sink, loaded.sinks)}"
+            )
+        requests = _requests(loaded.sources[settings.source], sink, settings, table, where, start)
+        with _store(config) as store:
+            numbers = store.create(requests)
+            made = store.find(ids=numbers)
+    if as_json:
+        typer.echo(json_text([dataclasses.asdict(found) for found in made]))
+    for found in made:
+        rows = f"about {found.rows_total:,} rows" if found.rows_total is not None else "its rows"
+        typer.echo(f"Started {found}: {rows}.", err=as_json)
+    _say_whether_one_runs(made)
+
+
+def _requests(
+    source: PostgresSource,
+    name: str,
+    sink: Sink,
+    table: str | None,
+    where: str | None,
+    start: str | None,
+) -> list[Request]:
+    from penstock.backfill import tables  # noqa: PLC0415
+    from penstock.backfill.requests import Request  # noqa: PLC0415
+
+    wish = tables.Wish(source, name, sink, table, where, start)
+    reads, warnings, _ = tables.look(wish, _translate)
+    for warning in warnings:
+        typer.echo(f"Note: {warning}", err=True)
+    return [
+        Request(
+            sink.source, name, read.schema, read.table, read.where, read.sort_by, read.start,
+            rows_total=read.rows,
+        )
+        for read in reads
+    ]  # fmt: skip
+
+
+def _translate(connection: Connection, where: str, relation: Relation) -> str:
+    """Return a condition as SQL for Postgres, checked by the same list as a sink's `filter`."""
+    from penstock.expressions import ExpressionError, load_columns, parse_where  # noqa: PLC0415
+
+    name = relation.schema, relation.name
+    columns = load_columns(connection, [name])
+    try:
+        return parse_where(where, columns[name], name)
+    except ExpressionError as error:
+        raise fail(f"--where: {error}") from None
+
+
+@backfills.command("list")
+def list_backfills(
+    sink: SinkName = None, config: ConfigFile = CONFIG, as_json: AsJson = False
+) -> None:
+    """List all backfills, those that have ended too."""
+    with errors(), _store(config) as store:
+        found = store.find(sink=sink)
+    if as_json:
+        typer.echo(json_text([dataclasses.asdict(each) for each in found]))
+        return
+    print_table(
+        ("number", "table", "sink", "state", "rows", "of about", "since", "error"),
+        [
+            (
+                x.id, x.table, x.sink, x.state, f"{x.rows_done:,}",
+                None if x.rows_total is None else f"{x.rows_total:,}",
+                x.ended_at or x.started_at or x.created_at, x.error,
+            )
+            for x in found
+        ],
+    )  # fmt: skip
+    _say_whether_one_runs(found)
+
+
+@backfills.command("pause")
+def pause_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+    """Stop after the rows that are under way; `resume` goes on behind them."""
+    _command(numbers, "pause", "Paused", config)
+
+
+@backfills.command("resume")
+def resume_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+    """Go on with what was paused, or has failed, where it was."""
+    _command(numbers, "resume", "Resumed", config)
+
+
+@backfills.command("cancel")
+def cancel_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+    """End a backfill for good. What was delivered stays delivered."""
+    _command(numbers, "cancel", "Cancelled", config)
+
+
+@backfills.command("watch")
+def watch_backfills(
+    numbers: Numbers = None, sink: SinkName = None, config: ConfigFile = CONFIG
+) -> None:
+    """Follow backfills until all have ended; ends with exit code 1 if one of them failed."""
+    from penstock.cli import backfill_watch as watch  # noqa: PLC0415
+
+    with errors(), _store(config) as store:
+        found = store.find(ids=numbers, sink=sink)
+        _check_numbers(numbers, found)
+        if not numbers:
+            found = [each for each in found if each.is_open]
+        if not found:
+            typer.echo("No backfill is under way: `penstock backfill start` makes one.")
+            return
+        _say_whether_one_runs(found)
+        ids = [each.id for each in found]
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = watch.follow(lambda: store.find(ids=ids))
+            raise typer.Exit(int(any(each.state == "failed" for each in ended)))
+
+
+def _command(numbers: list[int] | None, command: Command, past: str, config: Path) -> None:
+    with errors(), _store(config) as store:
+        for number in numbers or [_the_only_one(store, command)]:
+            typer.echo(f"{past} {store.command(number, command)}.")
+
+
+def _the_only_one(store: Backfills, command: Command) -> int:
+    fitting = {
+        "pause": ("waiting", "running"),
+        "resume": ("paused", "failed"),
+        "cancel": ("waiting", "running", "paused"),
+    }[command]
+    found = [each for each in store.find() if each.state in fitting]
+    if len(found) == 1:
+        return found[0].id
+    if not found:
+        raise fail(f"there is no backfill to {command}; `penstock backfill list` has them all")
+    numbers = ", ".join(f"{each.id} ({each.table} to {each.sink})" for each in found)
+    raise fail(f"which one? {command} takes the numbers of: {numbers}")
+
+
+def _check_numbers(numbers: list[int] | None, found: list[Backfill]) -> None:
+    missing = set(numbers or ()) - {each.id for each in found}
+    if missing:
+        raise fail(f"there is no backfill {min(missing)}; `penstock backfill list` has them")
+
+
+def _say_whether_one_runs(found: list[Backfill]) -> None:
+    idle = sorted({x.source for x in found if x.state in ("waiting", "running") and not x.is_run})
+    if idle:
+        sources = ", ".join(idle)
+        typer.echo(
+            f"Note: no pipeline runs for source {sources} now: start it with `penstock run`.",
+            err=True,
+        )

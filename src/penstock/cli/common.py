@@ -1,0 +1,109 @@
+"""What all commands of `penstock` share: their options, and errors that end without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CONFIG: Final = Path("penstock.yaml")
+LISTEN: Final = "127.0.0.1:7380"
+_WHOLE: Final = 10_000
+"""Columns of what is no terminal."""
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+# Errors that say what to do themselves, by the module that has them, with the exit code.
+_KNOWN: Final = (
+    ("penstock.config.file", "ConfigError", 2),
+    ("penstock.postgres.errors", "CaptureError", 1),
+    ("penstock.core.delivery", "SinkError", 1),
+    ("penstock.streams.errors", "StoreError", 1),
+    ("penstock.streams.consumers.types", "ConsumerError", 1),
+    ("penstock.api.server", "ListenError", 1),
+    ("penstock.embedded.process", "EmbeddedError", 1),
+    ("penstock.spark.session", "SparkError", 1),
+)
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """End with a message and an exit code, not a traceback, where the error says what to do."""
+    try:
+        yield
+    except Exception as error:
+        for module, name, code in _KNOWN:
+            # A class whose module nobody imported cannot have been raised.
+            kind = getattr(sys.modules.get(module), name, None)
+            if kind is not None and isinstance(error, kind):
+                typer.echo(str(error), err=True)
+                raise typer.Exit(code) from None
+        raise
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Log the context, a process's imports, as the first step of its start."""
+    from penstock import __version__  # noqa: PLC0415
+    from penstock.core import log, startup  # noqa: PLC0415
+
+    log.configure()
+    with startup.step("program", version=__version__):
+        yield
+
+
+def fail(message: str) -> typer.Exit:
+    """Print what is wrong and return what ends the command with exit code 1, to be raised."""
+    typer.echo(message, err=True)
+    return typer.Exit(1)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, with times in ISO 8601."""
+    return json.dumps(value, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v))
+
+
+def table_console() -> Console:
+    """Return what tables are printed to: a pipe gets whole lines, however long."""
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WHOLE
+    return console
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table for people; None is an empty cell, times are local."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    table_console().print(table)
+
+
+def local_time(iso: str | None) -> str:
+    """Return a time that came as JSON the way tables show times: by the local clock."""
+    return _cell(None if iso is None else datetime.fromisoformat(iso))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return "" if value is None else str(value)

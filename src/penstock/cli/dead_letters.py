@@ -1,0 +1,247 @@
+"""`penstock dead-letters`: what could not be delivered, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.relay import URL_VARIABLE, configuration
+from penstock.cli.store import store_of
+
+if TYPE_CHECKING:
+    from penstock.config.settings import OutboxSource
+    from penstock.runtime.replay import Replay
+    from penstock.streams.store import Store, StoredLetter
+
+dead_letters = typer.Typer(
+    help="Look at what could not be delivered, deliver it again, or delete it.",
+    no_args_is_help=True,
+)
+
+SinkName = Annotated[
+    str | None, typer.Option("--sink", help="Those of this sink, or pipeline of a relay, alone.")
+]
+ConsumerName = Annotated[
+    str | None, typer.Option("--consumer", help="Those of this consumer alone.")
+]
+RelayUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Those of the relay of this database; no file is read then.",
+        show_default=False,
+    ),
+]
+RelayStore = Annotated[
+    str | None, typer.Option("--store", help="With --url: the store that the relay was given.")
+]
+Numbers = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What dead letters are replayed by: the file `config`, or where a relay is meant its `source`."""
+
+    config: Path
+    source: OutboxSource | None
+
+    def replay(self, store: Store) -> Replay:
+        from penstock.runtime.replay import Replay  # noqa: PLC0415
+
+        if self.source is None:
+            return Replay(store, self.config)
+        return Replay(store, None, [self.source])
+
+    def __str__(self) -> str:
+        return str(self.config) if self.source is None else "the database"
+
+    def sinks(self) -> list[str]:
+        """Return the names of the sinks that there are."""
+        from penstock.config.file import sink_names  # noqa: PLC0415
+
+        if self.source is None:
+            return sink_names(self.config)
+        from penstock.outbox.configured import pipelines  # noqa: PLC0415
+
+        return list(pipelines(self.source))
+
+
+@contextlib.contextmanager
+def _letters(
+    config: Path, url: str | None, relay_store: str | None
+) -> Iterator[tuple[Store, _Settings]]:
+    """Give the store that dead letters are in: the file's, or a relay's."""
+    from penstock.streams.store import Store  # noqa: PLC0415
+
+    if not config.exists():
+        url = url or os.environ.get(URL_VARIABLE)
+    if url is None:
+        if relay_store is not None:
+            raise fail("--store is that of a relay: give its --url, too")
+        with store_of(config) as store:
+            yield store, _Settings(config, None)
+        return
+    made = configuration(url, None, relay_store)
+    source = made.outboxes["outbox"]
+    with Store.open((made.store or source.url).get_secret_value()) as store:
+        yield store, _Settings(config, source)
+
+
+@dead_letters.command("list")
+def list_letters(
+    sink: SinkName = None,
+    consumer: ConsumerName = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the oldest first.")] = 100,
+    config: ConfigFile = CONFIG,
+    url: RelayUrl = None,
+    relay_store: RelayStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, without their messages."""
+    with errors(), _letters(config, url, relay_store) as (store, settings):
+        _check_names(store, settings, sink, consumer)
+        found = store.dead_letters(sink, consumer, limit + 1)
+    more = len(found) > limit
+    del found[limit:]
+    if as_json:
+        typer.echo(json_text([_described(letter) for letter in found]))
+    else:
+        print_table(
+            ("number", "of", "at", "code", "reason", "replayed"),
+            [(x.id, _owner(x), x.at, x.code, x.reason, x.replayed_at) for x in found],
+        )
+    if more:
+        typer.echo(f"There are more than these {limit}: see --limit.", err=True)
+
+
+@dead_letters.command("show")
+def show_letter(
+    number: Annotated[int, typer.Argument(help="Its number, from the list.")],
+    config: ConfigFile = CONFIG,
+    url: RelayUrl = None,
+    relay_store: RelayStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all of one dead letter, its message too."""
+    with errors(), _letters(config, url, relay_store) as (store, _):
+        letter = _letter(store, number)
+    if as_json:
+        typer.echo(json_text({**_described(letter), "message": letter.message}))
+        return
+    for key, value in _described(letter).items():
+        if value is not None:
+            typer.echo(f"{key}: {value}")
+    typer.echo(f"\n{letter.message}")
+
+
+@dead_letters.command("replay")
+def replay_letters(
+    numbers: Numbers = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that were not replayed yet.")
+    ] = False,
+    sink: SinkName = None,
+    consumer: ConsumerName = None,
+    config: ConfigFile = CONFIG,
+    url: RelayUrl = None,
+    relay_store: RelayStore = None,
+) -> None:
+    """Publish a sink's again, with their Nats-Msg-Id; put a consumer's back into it."""
+    if bool(numbers) == everything:
+        raise fail("name dead letters by their numbers, or say --all (of a --sink, a --consumer)")
+    with errors(), _letters(config, url, relay_store) as (store, settings):
+        _check_names(store, settings, sink, consumer)
+        letters: Iterable[StoredLetter] = (
+            (_letter(store, number) for number in numbers)
+            if numbers
+            else _all_letters(store, sink, consumer)
+        )
+        count = 0
+        with settings.replay(store) as replay:
+            for letter in letters:
+                _check_owner(letter, sink, consumer)
+                replay.send(letter)
+                count += 1
+                typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
+    if not count:
+        typer.echo("There is nothing to replay.")
+
+
+@dead_letters.command("purge")
+def purge_letters(
+    numbers: Numbers = None,
+    sink: SinkName = None,
+    consumer: ConsumerName = None,
+    replayed: Annotated[bool, typer.Option("--replayed", help="Replayed ones alone.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do delete them.")] = False,
+    config: ConfigFile = CONFIG,
+    url: RelayUrl = None,
+    relay_store: RelayStore = None,
+) -> None:
+    """Delete dead letters for ever: those that fit all that is given, or all of them."""
+    with errors(), _letters(config, url, relay_store) as (store, settings):
+        _check_names(store, settings, sink, consumer)
+        for number in numbers or ():
+            _check_owner(_letter(store, number), sink, consumer)
+        if not yes:
+            which = "these" if numbers or sink or consumer or replayed else "all"
+            raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
+        count = sum(
+            store.purge(sink, consumer, number, replayed=replayed) for number in numbers or (None,)
+        )
+    typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
+
+
+def _all_letters(store: Store, sink: str | None, consumer: str | None) -> Iterator[StoredLetter]:
+    """Give the letters that were not replayed, page by page."""
+    offset = 0
+    while page := store.dead_letters(sink, consumer, 500, offset):
+        offset += len(page)
+        yield from (letter for letter in page if letter.replayed_at is None)
+
+
+def _letter(store: Store, number: int) -> StoredLetter:
+    letter = store.dead_letter(number)
+    if letter is None:
+        raise fail(f"there is no dead letter {number}; `penstock dead-letters list` has them")
+    return letter
+
+
+def _owner(letter: StoredLetter) -> str:
+    return f"sink {letter.sink}" if letter.sink is not None else f"consumer {letter.consumer}"
+
+
+def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -> None:
+    if sink not in (None, letter.sink) or consumer not in (None, letter.consumer):
+        raise fail(f"dead letter {letter.id} is of {_owner(letter)}")
+
+
+def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:
+    """End the command where there is no sink or consumer of a name, rather than find nothing."""
+    from penstock.config.settings import nearest  # noqa: PLC0415
+
+    if sink is not None and consumer is not None:
+        raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
+    if sink is not None and not store.dead_letters(sink=sink, limit=1):
+        names = settings.sinks()
+        if sink not in names:
+            expected = f"expected one of {', '.join(names)}" if names else f"{settings} has none"
+            raise fail(f"there is no sink {sink!r}: {expected}{nearest(sink, names)}")
+    if consumer is not None:
+        names = [found.name for found in store.consumers()]
+        if consumer not in names:
+            expected = f"expected one of {', '.join(names)}" if names else "the store has none yet"
+            raise fail(f"there is no consumer {consumer!r}: {expected}{nearest(consumer, names)}")
+
+
+def _described(letter: StoredLetter) -> dict[str, Any]:
+    described = dataclasses.asdict(letter)
+    del described["message"]
+    return described

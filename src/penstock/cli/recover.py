@@ -1,0 +1,107 @@
+"""`penstock recover`: a source whose slot or publication is lost, made anew, with what was missed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.common import CONFIG, ConfigFile, errors, fail
+
+if TYPE_CHECKING:
+    from penstock.backfill.requests import Request
+    from penstock.config.file import Config
+    from penstock.runtime.recovery import Recovery
+
+
+def recover(
+    source: Annotated[str, typer.Argument(help="The source, by its name in the file.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it is done.")] = False,
+    backfill: Annotated[
+        bool,
+        typer.Option("--backfill", help="Ask for a backfill of every table to every sink, too."),
+    ] = False,
+    config: ConfigFile = CONFIG,
+) -> None:
+    """Make a source's lost slot and publication anew, and report what was missed."""
+    from penstock.cli.store import opened  # noqa: PLC0415
+    from penstock.config.file import load  # noqa: PLC0415
+
+    with errors():
+        loaded = load(config)
+        _check_name(loaded, source)
+        from penstock.runtime.recovery import Recovery  # noqa: PLC0415 - psycopg takes a while
+        from penstock.streams.store import Store  # noqa: PLC0415
+
+        with (
+            opened(config) as url,
+            Store.open(url) as store,
+            Recovery(loaded, source, store) as recovery,
+        ):
+            _recover(loaded, recovery, yes=yes, backfill=backfill)
+
+
+def _check_name(config: Config, source: str) -> None:
+    from penstock.config.settings import nearest  # noqa: PLC0415
+
+    if source in config.outboxes:
+        raise fail(
+            f"source {source} is an outbox: its relay makes a lost slot anew by itself, and its"
+            " messages are in the outbox's table"
+        )
+    if source not in config.sources:
+        names = ", ".join(config.sources)
+        raise fail(
+            f"there is no source {source!r}: expected one of {names}"
+            f"{nearest(source, config.sources)}"
+        )
+
+
+def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:
+    from penstock.runtime.recovery import describe  # noqa: PLC0415
+
+    name, gap = recovery.name, recovery.gap
+    if gap is None:
+        typer.echo(
+            f"Source {name} needs no recovery: its slot and its publication are there."
+            " Nothing was changed."
+        )
+        return
+    settings = config.sources[name]
+    for line in describe(name, gap):
+        typer.echo(line)
+    requests, notes = recovery.requests()
+    for note in notes:
+        typer.echo(f"Note: {note}", err=True)
+    typer.echo(
+        f"This drops slot {settings.slot}, makes publication {settings.publication} where it is"
+        f" missing, makes the slot anew, and removes the checkpoints in {recovery.folder}."
+    )
+    if backfill:
+        typer.echo(
+            f"It asks for {sum(map(len, requests.values()))} backfills, one a table and sink;"
+            " those that are under way there are cancelled."
+        )
+    if not yes and not typer.confirm("Go on?"):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
+    begins, numbers = recovery.run(requests if backfill else {})
+    typer.echo(f"Recovered: slot {settings.slot} begins at {begins}. Start `penstock run`.")
+    if numbers:
+        typer.echo(f"Backfills: {', '.join(map(str, numbers))}. See them: penstock backfill list")
+    _offer(config, {} if backfill else requests)
+
+
+def _offer(config: Config, requests: dict[str, list[Request]]) -> None:
+    """Print the command of each backfill that was not asked for, and what none of them brings."""
+    if any(requests.values()):
+        typer.echo("To send what was missed, the rows of each table as they are now:")
+    for sink, of_sink in requests.items():
+        for request in of_sink:
+            table = f"{request.schema}.{request.table}"
+            words = ("backfill", "start", "--sink", sink, "--table", table)
+            typer.echo(f"  {config.command(*words)}")
+    typer.echo(
+        "A backfill sends the rows that are there now. It does not name rows that were deleted in"
+        " the gap, and it sends the newest version of a row alone."
+    )

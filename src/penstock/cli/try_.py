@@ -1,0 +1,203 @@
+"""`penstock try`: messages through one sink's filter, transform and route, and nothing delivered."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Raw
+
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+
+    from penstock.config.file import Config
+    from penstock.trial.trial import Outcome, Trial
+
+_MARKS = {
+    "sent": ("→", "green"),
+    "dropped": ("∅", "yellow"),
+    "passed by": ("∅", "dim"),
+    "failed": ("✗", "bold red"),
+}
+
+
+def try_sink(
+    sink: Annotated[str, typer.Option("--sink", help="The sink whose steps are tried.")],
+    message: Annotated[
+        str | None,
+        typer.Option(help="A file with messages as JSON: one, a list, or one a line. - is stdin."),
+    ] = None,
+    live: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="Wait for this many changes of the sink's tables."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that --live waits; then what came is tried.")
+    ] = 60,
+    config: ConfigFile = CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sink would send of messages, and where to, without delivering anything.
+
+    Ends with 1 if a message failed, as it would be dead-lettered.
+    """
+    if (message is None) == (live is None):
+        raise _misused(
+            "give either --message FILE (- for stdin), with messages such as "
+            '{"record": {"id": 1}, "action": "insert"}, or --live N for the next N changes'
+        )
+    with errors():
+        raise typer.Exit(_run(config, sink, message, live, timeout, as_json=as_json))
+
+
+def _run(
+    path: Path, sink: str, message: str | None, live: int | None, timeout: float, *, as_json: bool
+) -> int:
+    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.config.settings import nearest  # noqa: PLC0415
+
+    config = load(path)
+    if sink not in config.sinks:
+        names = ", ".join(config.sinks)
+        raise _misused(
+            f"there is no sink {sink!r}: expected one of {names}{nearest(sink, config.sinks)}"
+        )
+    batch = None if message is None else _given(config, sink, message)
+    trial = _made(config, sink)
+    try:
+        if live is not None:
+            batch = _captured(config, sink, trial, live, timeout)
+        if batch is None:
+            typer.echo(f"No change of the sink's tables came in {timeout:g} s.", err=True)
+            return 0
+        outcomes = []
+        for outcome in trial(batch):
+            outcomes.append(outcome)
+            if not as_json:
+                _show(outcome, len(outcomes))
+    finally:
+        trial.close()
+    if as_json:
+        typer.echo(msgspec.json.encode([_described(outcome) for outcome in outcomes]))
+    else:
+        _sum_up(outcomes)
+    return int(any(outcome.result == "failed" for outcome in outcomes))
+
+
+def _given(config: Config, sink: str, file: str) -> pa.RecordBatch:
+    from penstock.trial import messages  # noqa: PLC0415
+
+    try:
+        text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise _misused(f"--message {file}: it cannot be read: {error.strerror}") from None
+    settings = config.sinks[sink]
+    try:
+        return messages.read(text, config.sources[settings.source], settings)
+    except messages.MessageError as error:
+        raise _misused(f"--message {file}: {error}") from None
+
+
+def _made(config: Config, sink: str) -> Trial:
+    from penstock.expressions import ExpressionError  # noqa: PLC0415
+    from penstock.transforms.base import TransformError  # noqa: PLC0415
+    from penstock.trial.trial import Trial  # noqa: PLC0415
+
+    try:
+        return Trial(config, sink, lambda text: typer.echo(text, err=True))
+    except TransformError as error:
+        raise _misused(f"sinks.{sink}.transform: {error}") from None
+    except ExpressionError as error:
+        raise _misused(str(error)) from None
+
+
+def _captured(
+    config: Config, sink: str, trial: Trial, count: int, timeout: float
+) -> pa.RecordBatch | None:
+    from penstock.trial import live  # noqa: PLC0415
+
+    def ready() -> None:
+        changes = "the next change" if count == 1 else f"the next {count} changes"
+        typer.echo(f"Waiting for {changes}, {timeout:g} s at most …", err=True)
+
+    source = config.sources[config.sinks[sink].source]
+    return live.read(source, trial.wanted, count, timeout, ready)
+
+
+def _show(outcome: Outcome, number: int) -> None:
+    from rich.text import Text  # noqa: PLC0415
+
+    console = _console()
+    mark, style = _MARKS[outcome.result]
+    took = f"  {outcome.seconds * 1_000:.2f} ms"
+    console.print(Text.assemble((f"{number}  in   ", "bold"), _brief(outcome.message)))
+    for sent in outcome.out:
+        to = f"{sent.to}  " if sent.to is not None else ""
+        body = _brief(sent.body, outcome.message)
+        console.print(Text.assemble((f"   {mark} out  ", style), (to, "cyan"), body, (took, "dim")))
+        took = ""
+    if outcome.result != "sent":
+        code = f" ({outcome.code})" if outcome.code else ""
+        said = f"{outcome.result}{code}: {outcome.why}"
+        console.print(Text.assemble((f"   {mark} ", style), (said, style), (took, "dim")))
+
+
+def _brief(message: str, before: str | None = None) -> str:
+    """Return a message without what everyone knows: of its metadata what differs from `before`."""
+    from penstock.transforms.json_values import decode_raw, encode  # noqa: PLC0415
+
+    fields = decode_raw(message)
+    metadata = decode_raw(fields.pop("metadata"))
+    if before is None:
+        fields["metadata"] = Raw(
+            encode({name: metadata[name] for name in ("table_schema", "table_name")})
+        )
+    else:
+        known = {n: bytes(v) for n, v in decode_raw(decode_raw(before)["metadata"]).items()}
+        # What the sink adds to each message is no part of the question.
+        known |= {name: bytes(metadata[name]) for name in ("consumer", "route") if name in metadata}
+        new = {n: v for n, v in metadata.items() if known.get(n) != bytes(v)}
+        if new:
+            fields["metadata"] = Raw(encode(new))
+    if bytes(fields.get("changes", Raw(b"null"))) == b"null":
+        fields.pop("changes", None)
+    return encode(fields).decode()
+
+
+def _sum_up(outcomes: list[Outcome]) -> None:
+    counts = {result: sum(o.result == result for o in outcomes) for result in _MARKS}
+    sent = sum(len(outcome.out) for outcome in outcomes)
+    parts = [f"{len(outcomes)} in, {sent} out"]
+    parts += [f"{n} {result}" for result, n in counts.items() if n and result != "sent"]
+    milliseconds = 1_000 * sum(outcome.seconds for outcome in outcomes) / max(len(outcomes), 1)
+    typer.echo(f"{', '.join(parts)}; {milliseconds:.2f} ms each. Nothing was delivered.")
+
+
+def _described(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "message": Raw(outcome.message.encode()),
+        "result": outcome.result,
+        "out": [{"message": Raw(s.body.encode()), "to": s.to} for s in outcome.out],
+        "code": outcome.code or None,
+        "why": outcome.why or None,
+        "milliseconds": round(outcome.seconds * 1_000, 3),
+    }
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
+    # Messages are there to be copied, so lines are not folded to the terminal's width.
+    return Console(soft_wrap=True, highlight=False)
+
+
+def _misused(message: str) -> typer.Exit:
+    """Print what is wrong and return what ends the command with exit code 2, to be raised."""
+    typer.echo(message, err=True)
+    return typer.Exit(2)

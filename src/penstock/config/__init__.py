@@ -1,0 +1,1 @@
+"""The configuration: the file, the settings of each kind of sink, source and consumer."""

@@ -1,0 +1,184 @@
+"""A consumer's settings, as penstock.yaml, the API and the store have them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+)
+
+from penstock.config.strict import Flag, Whole
+from penstock.core.message import ACTIONS
+from penstock.core.tables import TablePattern
+
+ConsumerType = Literal["pull", "webhook"]
+ANY: Final = "*"
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_OWN_HEADERS: Final = ("host", "content-length", "content-type", "transfer-encoding", "connection")
+_SECRET: Final = "whsec_"  # noqa: S105 - the prefix of one
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def storable(text: str) -> str:
+    """Return `text` if Postgres can hold it; raises `ValueError`."""
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a NUL character, which no name in Postgres has")
+    return text
+
+
+def _table(name: str) -> str:
+    if name != ANY and "." in name:
+        TablePattern.parse(name)
+    return name
+
+
+def _action(action: str) -> str:
+    if action not in (*ACTIONS, ANY):
+        raise ValueError(f"{action!r} is not an action: expected one of {', '.join(ACTIONS)}, *")
+    return action
+
+
+_Text = Annotated[str, AfterValidator(storable)]
+_Names = Annotated[tuple[_Text, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)]
+_Tables = Annotated[
+    tuple[Annotated[_Text, AfterValidator(_table)], ...],
+    BeforeValidator(_listed),
+    Field(min_length=1, max_length=100),
+]
+_Actions = Annotated[
+    tuple[Annotated[str, AfterValidator(_action)], ...],
+    BeforeValidator(_listed),
+    Field(min_length=1),
+]
+
+
+class Filters(BaseModel):
+    """Which messages a consumer gets; each member is a name, a list of names, or `*` for all.
+
+    `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`;
+    `resource_id` is the schema of a database, or the connection of a SaaS API.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    table: _Tables = (ANY,)
+    collection_id: _Tables = (ANY,)
+    resource_id: _Names = (ANY,)
+    action: _Actions = (ANY,)
+
+
+class ConsumerSettings(BaseModel):
+    """What every consumer has; times are in milliseconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    ack_wait_ms: Whole = Field(30_000, ge=1, le=86_400_000)
+    max_deliver: Whole = Field(-1, ge=-1, le=1_000_000)
+    max_ack_pending: Whole = Field(1_000, ge=1, le=100_000)
+    max_waiting: Whole = Field(20, ge=1, le=10_000)
+    deliver_policy: Literal["all", "new"] = "all"
+    filters: Filters = Filters()
+
+    @field_validator("max_deliver")
+    @classmethod
+    def _check_max_deliver(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 would deliver nothing: expected -1 (for ever), or 1 and more")
+        return value
+
+    def stored(self) -> dict[str, Any]:
+        """Return what the store keeps, secrets included; defaults are left out."""
+        return {name: _revealed(v) for name, v in self.model_dump(exclude_defaults=True).items()}
+
+    def shown(self) -> dict[str, Any]:
+        """Return what anybody may see: all but secrets and the values of headers."""
+        return self.model_dump(mode="json", exclude={"secrets"})
+
+
+class WebhookSettings(ConsumerSettings):
+    """What a webhook has over that; `secrets` has two while one takes the other's place."""
+
+    url: SecretStr
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    timeout_ms: Whole = Field(30_000, ge=1, le=600_000)
+    concurrency: Whole = Field(4, ge=1, le=1_000)
+    batch: Flag = False
+    batch_size: Whole = Field(10, ge=1, le=1_000)
+    secrets: tuple[SecretStr, ...] = Field((), max_length=2)
+    allow_private: Flag = False
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        try:
+            parts = urlsplit(url.get_secret_value())
+            whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            whole = None
+        if not whole or any(c <= " " for c in url.get_secret_value()):
+            raise ValueError("not a URL of a webhook: expected https://host/path")
+        return url
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in headers.items():
+            if not _HEADER.match(name):
+                raise ValueError(f"{name!r} is not a header's name")
+            if name.lower() in _OWN_HEADERS or name.lower().startswith("webhook-"):
+                raise ValueError(f"{name!r} is set by Penstock: leave it out")
+            text = value.get_secret_value()
+            if not text.isascii() or not text.isprintable():
+                raise ValueError(f"the value of {name!r} has characters that no header may have")
+        return headers
+
+    @field_validator("secrets")
+    @classmethod
+    def _check_secrets(cls, secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for secret in secrets:
+            text = secret.get_secret_value()
+            try:
+                key = base64.b64decode(text.removeprefix(_SECRET), validate=True)
+            except (binascii.Error, ValueError):
+                key = b""
+            if not text.startswith(_SECRET) or not 24 <= len(key) <= 64:
+                raise ValueError(
+                    "not a Standard Webhooks secret: expected whsec_ and the base64 of 24 to 64 "
+                    "random bytes"
+                )
+        return secrets
+
+    def shown(self) -> dict[str, Any]:
+        """Return what anybody may see: the URL without credentials and query, no secrets."""
+        parts = urlsplit(self.url.get_secret_value())
+        host = parts.netloc.rpartition("@")[2]
+        return {**super().shown(), "url": f"{parts.scheme}://{host}{parts.path}"}
+
+
+def settings_of(kind: str, settings: Mapping[str, Any]) -> ConsumerSettings:
+    """Return the settings of a consumer of type `pull` or `webhook`; raises `ValidationError`."""
+    model = WebhookSettings if kind == "webhook" else ConsumerSettings
+    return model.model_validate(dict(settings))
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: _revealed(member) for key, member in value.items()}
+    return [_revealed(member) for member in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,326 @@
+"""The settings of a NATS sink: where the servers are, how to log in, what to publish to.
+
+Pickles, because it travels to the executors; its repr and its errors never show a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+import nkeys
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from penstock.config.strict import Flag, Number, Whole
+from penstock.core.delivery import SinkError
+from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
+from penstock.sinks.nats.formats import OutboxForm
+
+_USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
+_SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
+_JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
+_CREDS_SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
+_LOGIN = ("password", "token", "credentials_file", "nkey_seed")
+_STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of the `url` list; login data in a URL goes before the settings of the sink."""
+
+    host: str
+    port: int
+    tls: bool
+    user: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+
+
+class NatsSinkConfig(BaseModel):
+    """Settings of a NATS sink; the names are nats-py's own where it has the setting."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str = Field("nats://localhost:4222", repr=False)
+    """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
+    kind: Literal["changes", "rows"] = "changes"
+    """Every change with its old values, or the newest version of each row alone: deletes are not
+    told, and messages have neither `changes` nor `action`."""
+    subject: str = DEFAULT_SUBJECT
+    """Subject template, see `penstock.core.subject`; without `{action}` in kind rows if unset."""
+    stream: str | None = None
+    """Refuse to publish to another stream than this one; found from the subject if unset."""
+    group_by: list[str] | None = None
+    """Columns that make the unit of order; the primary key if unset."""
+    user: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+    credentials_file: Path | None = None
+    nkey_seed: SecretStr | None = None
+    """The seed itself (`SU…`), or the path of a file that holds it."""
+    tls: Flag | None = None
+    """Require TLS; if unset it is used where the server, the URL or a certificate asks for it."""
+    tls_ca_cert: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ack_timeout: Number = Field(5.0, gt=0, le=300)
+    """Seconds to wait for an ack before the connection is given up and the message sent again."""
+    batch_size: Whole = Field(1, ge=1, le=1000)
+    """How many messages of one group go at once to a stream that takes atomic batches; 1 is none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_subject(cls, given: Any) -> Any:
+        # Versions of a row are no actions.
+        if isinstance(given, dict) and given.get("kind") == "rows" and "subject" not in given:
+            return {**given, "subject": ROWS_SUBJECT}
+        return given
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        _servers(value)
+        return value
+
+    @field_validator("subject")
+    @classmethod
+    def _check_subject(cls, value: str) -> str:
+        SubjectTemplate.parse(value)
+        return value
+
+    @field_validator("stream")
+    @classmethod
+    def _check_stream(cls, value: str | None) -> str | None:
+        if value is not None and (not value or _STREAM_FORBIDDEN.search(value)):
+            raise ValueError(
+                f"{value!r} cannot name a stream: use letters, digits, '-' and '_' "
+                "(or leave `stream` out, and it is found from the subject)"
+            )
+        return value
+
+    @field_validator("group_by")
+    @classmethod
+    def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
+        return check_group_by(value)
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        check_login(self)
+        return self
+
+    def __repr_args__(self) -> Any:
+        """Show the URL without its login data; pydantic shows the rest, secrets as stars."""
+        return [("url", self.safe_url), *super().__repr_args__()]
+
+    @property
+    def safe_url(self) -> str:
+        """`url` without login data, for messages and logs."""
+        return redact(self.url)
+
+    @property
+    def servers(self) -> list[Server]:
+        """The servers of `url`, in its order."""
+        return _servers(self.url)
+
+    @property
+    def template(self) -> SubjectTemplate:
+        """The subject template, read."""
+        return self.subject_template(self.subject)
+
+    def setting(self, key: str) -> str:
+        """Return what the user calls the setting `key`, as a text quotes it."""
+        return f"`{key}`"
+
+    def subject_template(self, text: str) -> SubjectTemplate:
+        """Return a template that is read with the variables of this sink's messages."""
+        return SubjectTemplate.parse(text)
+
+    @property
+    def form(self) -> OutboxForm | None:
+        """How messages are made of an outbox's rows; None is the envelope of a change."""
+        return None
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether TLS is demanded for every server, whatever its URL says."""
+        return bool(self.tls or self.tls_ca_cert or self.tls_cert)
+
+    def seed(self) -> bytes | None:
+        """Return the nkey seed, read from its file if `nkey_seed` is a path; raises `OSError`."""
+        if self.nkey_seed is None:
+            return None
+        text = self.nkey_seed.get_secret_value().strip()
+        if _SEED.fullmatch(text):
+            return text.encode()
+        found = _SEED.search(Path(text).expanduser().read_text(encoding="utf-8"))
+        if found is None:
+            raise ValueError("nkey_seed: the file holds no seed (58 characters that start with SU)")
+        return found.group().encode()
+
+
+def check_login(settings: BaseModel, user: str = "user", tls: str = "tls") -> None:
+    """Raise `ValueError` unless `settings` have one way to log in at most, and whole pairs.
+
+    `user` and `tls` are what these settings call the two.
+    """
+    given = {
+        key
+        for key in (user, *_LOGIN, "tls_ca_cert", "tls_cert", "tls_key")
+        if getattr(settings, key) is not None
+    }
+    pair = f"{user} and password"
+    ways = [pair] if given & {user, "password"} else []
+    ways += [key for key in _LOGIN[1:] if key in given]
+    if len(ways) > 1:
+        raise ValueError(f"{', '.join(ways)}: use one way to log in, not {len(ways)}")
+    for one, other in ((user, "password"), ("tls_cert", "tls_key")):
+        if len(lacking := {one, other} - given) == 1:
+            raise ValueError(f"{lacking.pop()} is missing: {one} and {other} go together")
+    if getattr(settings, tls) is False and given & {"tls_ca_cert", "tls_cert"}:
+        raise ValueError(f"{tls} is false, but tls_ca_cert or tls_cert is set: remove one of them")
+
+
+def check_group_by(value: list[str] | None) -> list[str] | None:
+    """Return the columns of a `group_by`; raises `ValueError` where they can't be one."""
+    if value is not None and (not value or len(set(value)) < len(value) or "" in value):
+        raise ValueError(
+            f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
+            "and the primary key is the unit of order)"
+        )
+    return value
+
+
+def redact(url: str) -> str:
+    """Return a URL list with the login data taken out of it."""
+    return _USERINFO.sub(r"\1", url)
+
+
+def _servers(urls: str) -> list[Server]:
+    # Where the list does not parse, no part of it is shown that a password could have spilt into.
+    shown = "url" if "@" in urls else repr(urls)
+    servers = [_server(part.strip(), shown) for part in urls.split(",") if part.strip()]
+    if not servers:
+        raise ValueError("url is empty (expected nats://host:port, several separated by commas)")
+    return servers
+
+
+def _server(url: str, shown: str) -> Server:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, None
+    if parts is None or not host or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(
+            f"{shown} is not a list of servers (expected nats://host:port or tls://host:port, "
+            "separated by commas; a password's / @ : , are written %2F %40 %3A %2C)"
+        )
+    if parts.scheme not in ("nats", "tls"):
+        raise ValueError(f"{shown}: unknown scheme {parts.scheme!r} (expected nats:// or tls://)")
+    user = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password is not None else None
+    return Server(
+        host,
+        port or 4222,
+        parts.scheme == "tls",
+        user if password is not None else None,
+        password,
+        user if password is None else None,
+    )
+
+
+def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
+    """Return a TLS context that verifies the server; raises `SinkError` for unusable files."""
+    try:
+        context = ssl.create_default_context(cafile=config.tls_ca_cert)
+        if config.tls_cert:
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:
+        files = ", ".join(
+            str(f) for f in (config.tls_ca_cert, config.tls_cert, config.tls_key) if f
+        )
+        raise SinkError(
+            "tls_failed",
+            f"Cannot use the certificates ({files}): {error}.",
+            remedy=f"Set {config.setting('tls_ca_cert')}, {config.setting('tls_cert')} and "
+            f"{config.setting('tls_key')} to readable PEM files.",
+            transient=False,
+        ) from None
+    return context
+
+
+def hello(
+    config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
+) -> dict[str, Any]:
+    """Return what `CONNECT` says to a server that greeted with `info`; raises `SinkError`."""
+    if not info.get("headers"):
+        raise SinkError(
+            "headers_unsupported",
+            f"{server} does not support message headers, which carry the deduplication id.",
+            remedy="Use nats-server 2.2 or newer, without `no_header_support`.",
+            transient=False,
+        )
+    return {
+        "verbose": False,
+        "pedantic": False,
+        "tls_required": server.tls or config.wants_tls,
+        "headers": True,
+        "no_responders": True,
+        "protocol": 1,
+        "lang": "python-penstock",
+        "version": "1",
+        "name": name,
+        **_login(config, server, str(info.get("nonce", ""))),
+    }
+
+
+def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]:
+    """Return the fields of `CONNECT` that log in; the server's `nonce` is signed by an nkey."""
+    if server.user is not None:
+        return {"user": server.user, "pass": server.password}
+    if server.token is not None:
+        return {"auth_token": server.token}
+    if config.user is not None and config.password is not None:
+        return {"user": config.user, "pass": config.password.get_secret_value()}
+    if config.token is not None:
+        return {"auth_token": config.token.get_secret_value()}
+    key = "credentials_file" if config.credentials_file else "nkey_seed"
+    try:
+        if config.credentials_file is not None:
+            text = config.credentials_file.expanduser().read_text(encoding="utf-8")
+            jwt, user_seed = _JWT.search(text), _CREDS_SEED.search(text)
+            if not jwt or not user_seed:
+                raise ValueError("it holds no user JWT and seed")
+            return {"jwt": jwt.group(1), "sig": _sign(user_seed.group(1).encode(), nonce)[1]}
+        if (seed := config.seed()) is not None:
+            public, signature = _sign(seed, nonce)
+            return {"nkey": public, "sig": signature}
+    except (OSError, ValueError, nkeys.NkeysError) as error:
+        # Not str(error) of an OSError: it names the file, and a mistyped seed was taken for one.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SinkError(
+            "credentials_unusable",
+            f"Cannot use {config.setting(key)}"
+            f"{f' {path}' if (path := config.credentials_file) else ''}: {reason}.",
+            remedy="Set it to a file that `nsc generate creds` or `nk -gen user` wrote.",
+            transient=False,
+        ) from None
+    return {}
+
+
+def _sign(seed: bytes, nonce: str) -> tuple[str, str]:
+    pair = nkeys.from_seed(bytearray(seed))
+    try:
+        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
+        return pair.public_key.decode(), signature
+    finally:
+        pair.wipe()

@@ -1,0 +1,1 @@
+"""The ground floor: messages, errors, deliveries, health. It imports nothing above it."""

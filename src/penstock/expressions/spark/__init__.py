@@ -1,0 +1,1 @@
+"""The expression language in Spark: columns that give what Postgres gives."""

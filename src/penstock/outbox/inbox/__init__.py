@@ -1,0 +1,1 @@
+"""Inboxes: takes messages of JetStream into a database, each once."""

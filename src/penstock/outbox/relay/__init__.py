@@ -1,0 +1,1 @@
+"""The relay: delivers what outboxes have, group by group."""

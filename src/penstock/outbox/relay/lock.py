@@ -1,0 +1,64 @@
+"""The lock of a relay group: of several relays, the one that has it runs the group."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+from penstock.core import queries
+from penstock.outbox.sessions import connect
+
+LOCK_GROUP: Final = 7383
+"""With a group's hash, held by a session in the outboxes' database: relays the group."""
+
+_SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
+
+
+class GroupLock:
+    """A group's lock: one session in the outboxes' database has it, and no other meanwhile.
+
+    `pid` is the server's process of that session, while it is `held` here.
+    """
+
+    def __init__(self, url: str, group: str) -> None:
+        self._url = url
+        self._group = group
+        self._connection: psycopg.Connection[Any] | None = None
+        self.held = False
+        self.pid: int | None = None
+
+    def acquire(self) -> bool:
+        """Return whether the lock is had now; does not wait. Raises what psycopg does."""
+        if self.held:
+            return True
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url)
+        values = {"class": LOCK_GROUP, "group": self._group}
+        row = self._connection.execute(_SQL["try_lock"], values).fetchone()
+        self.held = bool(row and row[0])
+        self.pid = self._connection.info.backend_pid if self.held else None
+        return self.held
+
+    def check(self) -> bool:
+        """Return whether the lock is still had: its session may have ended."""
+        if self.held and self._connection is not None:
+            try:
+                self._connection.execute(_SQL["alive"])
+            except psycopg.Error:
+                self.close()
+        return self.held
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The session that has the lock."""
+        if self._connection is None:
+            raise psycopg.OperationalError("the lock's session is gone")
+        return self._connection
+
+    def close(self) -> None:
+        """Give the lock up."""
+        self.held, self.pid = False, None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

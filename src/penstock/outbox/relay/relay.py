@@ -1,0 +1,260 @@
+"""The relay: runs the pipelines of a database's outboxes and inboxes, a run for each of its groups.
+
+It hears of changes by NOTIFY, and looks every few seconds too. A group's run ends when what it should
+be has changed, and the next one goes on where it was: its place is its slot, and the store's backlogs.
+Of several relays the one that has a group's lock runs the group; the others stand by, with Spark ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from penstock.config.settings import Config, OutboxSource, PostgresSource
+from penstock.core import queries
+from penstock.core.health import Failure, Part, worker_part
+from penstock.outbox.catalog import version_of
+from penstock.outbox.errors import not_installed
+from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
+from penstock.outbox.relay.group import Group
+from penstock.outbox.relay.lease import Lease, Leases
+from penstock.outbox.relay.shared import SharedStreams
+from penstock.outbox.relay.sweep import Sweeper
+from penstock.outbox.relay.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
+from penstock.outbox.sessions import connect, postgres_error
+from penstock.outbox.sql.install import version_fault
+from penstock.postgres.admin import open_catalog
+from penstock.postgres.errors import CaptureError, SetupError
+from penstock.postgres.setup import server_fault
+from penstock.runtime.state import State
+
+_SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
+_POLL_SECONDS: Final = 5.0
+_HEAR_SECONDS: Final = 0.5
+# Each change begins a group's run anew, so those in a row are looked at as one.
+_QUIET_SECONDS: Final = (0.5, 2.0)
+_RETRY_SECONDS: Final = 1.0
+
+log = structlog.get_logger("penstock")
+
+
+class Relay:
+    """Relays the outboxes of one database, from `start` until `stop`.
+
+    Args:
+        name: What the configuration calls it.
+        source: Where the outboxes are, and which group of pipelines is to be run.
+        config: Gives the store, where it is not the outboxes' database, and Spark's settings.
+    """
+
+    def __init__(self, name: str, source: OutboxSource, config: Config) -> None:
+        self.name = name
+        self._url = source.url.get_secret_value()
+        self._only = source.relay_group
+        own_store = config.store is not None and config.store != source.url
+        self._store = (config.store or source.url).get_secret_value()
+        self._own_store = own_store
+        self._config = config
+        self._spark: SparkSession | None = None
+        self._planner: Planner | None = None
+        self._groups: dict[str, Group] = {}
+        self._shared = SharedStreams()
+        self._sweeper = Sweeper()
+        self._leases = Leases(self._url, self._held_leases)
+        self._stopping = threading.Event()
+        self._looked = False
+        self._failure: Failure | None = None
+        self._idle_told = False
+        self._thread = threading.Thread(target=self._watch, name=f"relay {name}", daemon=True)
+
+    # -- what others ask
+
+    @property
+    def ready(self) -> bool:
+        """Whether every group that there is runs, waits for something to run, or stands by."""
+        return self._looked and all(group.ready for group in self._groups.values())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def parts(self) -> list[Part]:
+        """Return how it is itself, and its groups and their pipelines, but for what runs."""
+        subject, now = f"relay {self.name}", time.time()
+        own = worker_part(subject, self._failure, now, starting=not self._looked)
+        return [own] + [part for g in list(self._groups.values()) for part in g.parts(now)]
+
+    def states(self) -> list[State]:
+        """Return the states of the groups' runs."""
+        return [state for g in list(self._groups.values()) if (state := g.run_state) is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `/status` says of it: each group's state."""
+        return self._shared.told({n: group.as_json() for n, group in list(self._groups.items())})
+
+    # -- the process
+
+    def prepare(self) -> None:
+        """See that there is something to relay from; raises `SetupError`."""
+        source = PostgresSource(type="postgres", url=self._url, tables=("tide.*",))
+        with open_catalog(source) as catalog:
+            (row,) = catalog.connection.execute(_SQL["access"]).fetchall()
+            installed, database, role, allowed = row
+            if not installed:
+                raise not_installed(database, self._url)
+            if not allowed:
+                raise SetupError(
+                    "no_privilege",
+                    f"Role {role} may not read tide.relays in database {database}.",
+                    remedy="As the role that installed the schema: select tide.relay_grant("
+                    f"{sql.Literal(role).as_string(catalog.connection)}); or relay as that one.",
+                )
+            wrong = version_fault(version_of(catalog.connection))
+            if wrong is not None:
+                message, remedy = wrong
+                raise SetupError(
+                    "wrong_version",
+                    f"The schema tide of database {database}: {message}.", remedy=f"Do: {remedy}.",
+                )  # fmt: skip
+            # Inboxes alone need none of what a capture does.
+            fault = server_fault(catalog)
+            if fault and (find(catalog.connection) or not find_inboxes(catalog.connection)):
+                raise fault
+            self._planner = Planner(
+                self._url, database, self._store, self._config.spark,
+                lambda group: source_name(group, database if self._own_store else None),
+            )  # fmt: skip
+
+    def start(self, spark: SparkSession) -> None:
+        """Begin; `prepare` has been called."""
+        self._spark = spark
+        self._thread.start()
+        self._leases.start()
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread."""
+        self._stopping.set()
+        for group in list(self._groups.values()):
+            group.stop()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        for group in self._groups.values():
+            group.join()
+        self._leases.stop()
+
+    def _held_leases(self) -> list[Lease]:
+        return [of for g in list(self._groups.values()) if (of := g.lease()) is not None]
+
+    # -- the watching thread
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with contextlib.closing(connect(self._url)) as connection:
+                    connection.execute(_SQL["listen"])
+                    for _ in self._looks(connection):
+                        self._look(connection)
+                        self._sweeper.look(connection)
+                        if self._failure is not None:
+                            self._failure = None
+                            log.info("the relay looks at its pipelines again", relay=self.name)
+            except psycopg.Error as error:
+                known = postgres_error(error, self._url)
+                self._fail(known, "the outboxes' database does not answer")
+                self._stopping.wait(_RETRY_SECONDS)
+            except CaptureError as error:  # such as a route that could not be looked at now
+                self._fail(error, "the relay could not look at its pipelines")
+                self._stopping.wait(_POLL_SECONDS)
+            except Exception as error:
+                cause = f"Unexpected: {type(error).__name__}."
+                self._note(Failure("internal", cause, "See the relay's log."))
+                log.exception("the relay could not look at its pipelines", relay=self.name)
+                self._stopping.wait(_POLL_SECONDS)
+
+    def _fail(self, error: CaptureError, event: str) -> None:
+        """Report why the relay could not look; log it once."""
+        if self._failure is None:
+            log.warning(event, relay=self.name, code=error.code, error=str(error))
+        self._note(Failure(error.code, error.message, error.remedy))
+
+    def _note(self, failure: Failure) -> None:
+        self._failure = failure.lasting(self._failure, time.time())
+
+    def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """Yield when there is something to look at: at once, soon after it was told, now and then."""
+        quiet, most = _QUIET_SECONDS
+        due, latest = time.monotonic(), math.inf
+        while not self._stopping.is_set():
+            left = due - time.monotonic()
+            if left <= 0:
+                yield
+                pause = _QUIET_SECONDS[0] if self._sweeper.busy else _POLL_SECONDS
+                due, latest = time.monotonic() + pause, math.inf
+                continue
+            told = list(connection.notifies(timeout=min(left, _HEAR_SECONDS), stop_after=1))
+            if told:
+                now = time.monotonic()
+                latest = min(latest, now + most)
+                due = min(now + quiet, latest)
+
+    def _look(self, connection: psycopg.Connection[Any]) -> None:
+        assert self._planner is not None  # noqa: S101 - `prepare` comes first
+        assert self._spark is not None  # noqa: S101
+        slots = [row[0] for row in connection.execute(_SQL["idle_slots"])]
+        found = find(connection)
+        self._drop_slots(connection, slots, found)
+        mine = [p for p in found if self._only in (None, p.relay_group)]
+        planned = self._planner.plan(mine)
+        self._shared.look(planned.values())
+        inboxes: dict[str, list[InboxPipeline]] = {}
+        for into in find_inboxes(connection):
+            if self._only in (None, into.relay_group):
+                inboxes.setdefault(into.relay_group, []).append(into)
+        for name in (planned.keys() | inboxes.keys()) - self._groups.keys():
+            group = Group(name, self._url, self._planner.database, self._store, self._spark)
+            self._groups[name] = group
+            group.start()
+        for name, group in self._groups.items():
+            group.want(planned.get(name), inboxes.get(name, ()))
+        self._looked = True
+        self._say_idle(planned, any(p.enabled for of in inboxes.values() for p in of))
+
+    def _drop_slots(
+        self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
+    ) -> None:
+        """Drop the slots of groups that are no more: they would keep the server's WAL for ever.
+
+        A relay of inboxes alone may not be allowed to; it goes on without.
+        """
+        assert self._planner is not None  # noqa: S101
+        wanted = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
+        for slot in set(idle) - wanted:
+            refused = psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege
+            with contextlib.suppress(*refused):
+                connection.execute(_SQL["drop_slot"], [slot])
+                log.info("slot dropped: its group has no pipelines any more", slot=slot)
+
+    def _say_idle(self, planned: dict[str, Wanted], filling: bool) -> None:
+        idle = not filling and not any(
+            p.enabled for wanted in planned.values() for p in wanted.pipelines.values()
+        )
+        if idle and not self._idle_told:
+            which = "" if self._only is None else f" in group {self._only}"
+            log.warning(
+                f"no pipeline is enabled{which}: waiting for one", relay=self.name,
+                remedy="select tide.relay_enable('…'); select * from tide.relay_list() has them",
+            )  # fmt: skip
+        self._idle_told = idle

@@ -1,0 +1,1 @@
+"""The schema `tide`: its functions, and what installs them."""

@@ -1,0 +1,1 @@
+"""The run: what starts, what it knows of itself, what it recovers."""

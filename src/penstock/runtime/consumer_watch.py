@@ -1,0 +1,98 @@
+"""What a run knows of its store's consumers, whichever processes serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.core.health import Part, consumer_part
+from penstock.streams.consumers.facts import ConsumerFacts, facts_body, failure_of
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
+
+_PERIOD: Final = 2.0
+_LONGEST_PERIOD: Final = 15.0
+_SHARE: Final = 50  # a look that takes long is repeated after so many times its length
+
+log = structlog.get_logger("penstock")
+
+
+class ConsumerWatch:
+    """Looks at all consumers every few seconds; what it found is read from any thread."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+
+    async def run(self, consumers: Consumers, stop: asyncio.Event) -> None:
+        """Look until `stop` is set."""
+        while not stop.is_set():
+            started = time.monotonic()
+            try:
+                await self.look(consumers)
+            except ConsumerError:
+                pass  # the store is away, which others report
+            except Exception:
+                log.exception("the consumers' status can't be read")
+            wait = min(max(_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST_PERIOD)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await stop.wait()
+
+    async def look(self, consumers: Consumers) -> None:
+        """Look once at each consumer; raises `ConsumerError` where the store does not answer."""
+        known = {name: facts for name, (_, facts) in self._found.items()}
+        now = [(info, facts or known.get(info.name)) for info, facts in await consumers.facts()]
+        self._found = {info.name: (info, facts) for info, facts in now if facts is not None}
+
+    def parts(self) -> list[Part]:
+        """Return how each consumer is."""
+        return [
+            consumer_part(f"{info.stream}/{info.name}", failure_of(info, facts))
+            for info, facts in list(self._found.values())
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `/status` has of the consumers."""
+        return {
+            name: {
+                "stream": info.stream,
+                "type": info.type,
+                "own": info.own,
+                "disabled": info.disabled,
+                **facts_body(info, facts),
+            }
+            for name, (info, facts) in sorted(self._found.items())
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what `/metrics` has of the consumers (Prometheus's own interface)."""
+        found = sorted(self._found.items())
+        labels = ["stream", "consumer"]
+        for kind, name, text in _METRICS:
+            family: Any = kind(f"penstock_consumer_{name}", text, labels=labels)  # type: ignore[call-arg]
+            for key, (info, facts) in found:
+                family.add_metric([info.stream, key], float(getattr(facts, name)))
+            yield family
+        up = GaugeMetricFamily(
+            "penstock_consumer_up", "0 while it is disabled or its deliveries fail", labels=labels
+        )
+        for key, (info, facts) in found:
+            up.add_metric([info.stream, key], float(failure_of(info, facts) is None))
+        yield up
+
+
+_METRICS: Final[tuple[tuple[type[Metric], str, str], ...]] = (
+    (GaugeMetricFamily, "lag_messages", "Messages not acked yet"),
+    (GaugeMetricFamily, "lag_seconds", "Age of the oldest message not acked yet"),
+    (GaugeMetricFamily, "in_flight", "Messages handed out, not acked and not nacked"),
+    (GaugeMetricFamily, "waiting_for_retry", "Messages to be redelivered"),
+    (GaugeMetricFamily, "dead_letters", "Dead letters that were not replayed"),
+    (CounterMetricFamily, "redeliveries", "Deliveries but each message's first"),
+    (CounterMetricFamily, "failures", "Deliveries nacked or not acked in time"),
+)

@@ -1,0 +1,85 @@
+"""A query that is started before the one that it follows has ended: the slot is handed over fast.
+
+Spark needs seconds for the processes of a query, more on a busy machine. They are spent while the
+query before still delivers: the new one's capture waits, connected to nothing, until its run has the
+slot, and is commanded to go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.config.file import Config
+from penstock.core.monitor import Handler, Monitor, Report
+from penstock.runtime.store_session import StoreSession, routes_of
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.writer import StoreTarget
+
+
+class NextQuery:
+    """The next query of the one source that `config` has; `target` is the source's in the store.
+
+    All its sinks are NATS sinks. `start` it, `wait`, and give it to the `Run` that takes it over, or
+    `close` it.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, target: StoreTarget) -> None:
+        (self.source,) = config.sources
+        self._config = config
+        self._target = target
+        local = config.spark.master.startswith("local")
+        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+        self.monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        # That a sink starts has a meaning only while the store says so too.
+        routes = routes_of(config, self.source, {}, config.sinks)
+        self.pipeline = Pipeline(
+            spark, config, self.source, routes, target, self.monitor.address, waits=True
+        )
+        self._waiting = threading.Event()
+        self._handler: Handler | None = None
+        self._closed = False
+        self._query: StreamingQuery | None = None
+
+    def start(self) -> None:
+        """Start it; raises what Spark raises, and `SetupError` where it can't be planned."""
+        self._query = self.pipeline.start(once=False)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has its processes; return whether that is so."""
+        return self._waiting.wait(seconds)
+
+    def fits(self, config: Config, store: StoreSession) -> bool:
+        """Tell whether a run of `config` in `store` would start the same query."""
+        return (config, store.target(self.source)) == (self._config, self._target)
+
+    def go(self, handler: Handler) -> StreamingQuery:
+        """Have it read the slot, which is free now, and hand its reports to `handler`."""
+        assert self._query is not None  # noqa: S101 - `start` comes first
+        self._handler = handler
+        self.monitor.command(self.source, {"command": "go"})
+        self.pipeline.forget_others()
+        return self._query
+
+    def close(self) -> None:
+        """End it, in a thread, as its processes may still be starting."""
+        self._closed = True
+        self.monitor.command(self.source, {"command": "end"})
+        threading.Thread(target=self._end, name="query not needed", daemon=True).start()
+
+    def _end(self) -> None:
+        with contextlib.suppress(Exception):  # the JVM may be gone
+            self.pipeline.stop()
+        self.monitor.close()
+
+    def _handle(self, report: Report) -> Report | None:
+        if report.get("waits"):
+            self._waiting.set()
+            if self._closed or self._handler is not None:
+                command = "end" if self._closed else "go"
+                self.monitor.command(self.source, {"command": command})
+            return None
+        return None if self._handler is None else self._handler(report)

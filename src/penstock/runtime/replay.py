@@ -1,0 +1,182 @@
+"""Delivers dead letters again: a sink's are published once more, a consumer's go back into it.
+
+What a sink was to send is sent as it was. A message that is kept as it was captured goes through the
+filter, transform, route and form that its sink, or its pipeline from an outbox, has by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from penstock.config.file import Config, NatsSinkSettings, OutboxSource, StreamSinkSettings, load
+from penstock.core.delivery import SinkError
+from penstock.expressions.errors import ExpressionError
+from penstock.postgres.errors import CaptureError
+from penstock.sinks.nats.publish import Publisher
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.store import Store, StoredLetter
+from penstock.transforms.base import TransformError
+
+if TYPE_CHECKING:
+    from penstock.trial.trial import Trial
+
+
+class Replay:
+    """One round of replays; a context manager.
+
+    Settings are looked for when a sink's letter needs them: in the file `config`, in the databases
+    that this names as outboxes, and in `outboxes`.
+    """
+
+    def __init__(
+        self, store: Store, config: Path | None, outboxes: Sequence[OutboxSource] = ()
+    ) -> None:
+        self._store = store
+        self._path = config
+        self._outboxes = tuple(outboxes)
+        self._file: Config | None = None
+        self._configs: dict[str, Config] = {}
+        self._publishers: dict[str, Publisher] = {}
+        self._trials: dict[str, Trial] = {}
+        self._open = contextlib.ExitStack()
+
+    def send(self, letter: StoredLetter) -> None:
+        """Deliver a dead letter and note that it was.
+
+        Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
+        then stays as it was.
+        """
+        if letter.sink is None:
+            asyncio.run(self._give_back(letter))
+            return
+        if not letter.subject:
+            self._anew(letter, letter.sink)
+            self._store.mark_replayed(letter.id)
+            return
+        if letter.code in ("subject_too_long", "bad_subject"):
+            raise SinkError(
+                letter.code,
+                f"Dead letter {letter.id} has no subject that it could be sent to: {letter.reason}.",
+                remedy="Publish its message by hand, and purge it: `penstock dead-letters show"
+                f" {letter.id}`.",
+                transient=False,
+            )
+        key = letter.idempotency_key or ""
+        self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
+        self._store.mark_replayed(letter.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    async def _give_back(self, letter: StoredLetter) -> None:
+        consumers = Consumers(self._store.url, pool_size=1)
+        await consumers.open()
+        try:
+            consumer = await consumers.get(letter.consumer or "")
+            await consumer.replay(letter.id)
+        finally:
+            await consumers.close()
+
+    def _anew(self, letter: StoredLetter, name: str) -> None:
+        """Send what the sink makes of a message by now, if anything."""
+        config = self._config(name)
+        if isinstance(config.sinks.get(name), StreamSinkSettings):
+            raise SinkError(
+                letter.code,
+                f"Dead letter {letter.id} has no place in stream {name} any more: what came after it"
+                " is there.",
+                remedy="Send its row anew by `penstock backfill start --sink"
+                f" {name} --table … --where …`, and purge it.",
+                transient=False,
+            )
+        sink = self._sink(name)
+        from penstock.trial.messages import MessageError, read  # noqa: PLC0415 - with Spark's modules
+
+        try:
+            message = read(letter.message.encode(), config.sources[sink.source], sink)
+            outcomes = list(self._trial(config, name)(message))
+        except (CaptureError, ExpressionError, MessageError, TransformError) as error:
+            raise SinkError(
+                letter.code, f"Dead letter {letter.id}: {error}", transient=False
+            ) from None
+        for outcome in outcomes:
+            if outcome.result == "failed":
+                raise SinkError(
+                    outcome.code,
+                    f"Dead letter {letter.id} fails again: {outcome.why}.",
+                    remedy="Correct the sink's filter, transform or route, or purge it.",
+                    transient=False,
+                )
+            if outcome.result == "passed by":
+                raise SinkError(
+                    "passed_by",
+                    f"Dead letter {letter.id} is not for {name} any more: {outcome.why}.",
+                    remedy="Correct the sink, or purge it.",
+                    transient=False,
+                )
+            for sent in outcome.out:
+                self._publisher(name).publish(
+                    sent.to or "", sent.key, sent.body.encode(), headers=sent.headers
+                )
+
+    def _trial(self, config: Config, name: str) -> Trial:
+        if name not in self._trials:
+            from penstock.trial.trial import Trial  # noqa: PLC0415 - with Spark's modules
+
+            trial = self._trials[name] = Trial(config, name, lambda _: None)
+            self._open.callback(trial.close)
+        return self._trials[name]
+
+    def _config(self, name: str) -> Config:
+        """Return the configuration that has a sink, or the pipeline of that name; found once."""
+        if name not in self._configs:
+            self._configs[name] = self._found(name)
+        return self._configs[name]
+
+    def _found(self, name: str) -> Config:
+        if self._path is not None:
+            self._file = self._file or load(self._path)
+            if name in self._file.sinks:
+                return self._file
+        outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
+        if not outboxes:
+            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
+        from penstock.outbox import configured  # noqa: PLC0415 - with Spark's modules
+
+        found = [(s, p) for s in outboxes if (p := configured.pipelines(s).get(name)) is not None]
+        if not found:
+            what = "pipeline" if self._path is None else "NATS sink and no pipeline"
+            raise self._no_sink(f"There is no {what} {name!r}")
+        if len(found) > 1:
+            raise SinkError(
+                "several_sinks",
+                f"{len(found)} of the outboxes' databases have a pipeline {name!r}.",
+                remedy="Name the one that the dead letter is from by --url.",
+                transient=False,
+            )
+        return configured.configuration(*found[0])
+
+    @staticmethod
+    def _no_sink(what: str) -> SinkError:
+        remedy = "Put it back, or purge its dead letters."
+        return SinkError("no_sink", f"{what} any more.", remedy=remedy, transient=False)
+
+    def _sink(self, name: str) -> NatsSinkSettings:
+        sink = self._config(name).sinks[name]
+        if not isinstance(sink, NatsSinkSettings):
+            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
+        return sink
+
+    def _publisher(self, name: str) -> Publisher:
+        if name not in self._publishers:
+            sink = self._sink(name)
+            publisher = Publisher(sink, name=name, source=sink.source)
+            self._publishers[name] = self._open.enter_context(publisher)
+        return self._publishers[name]

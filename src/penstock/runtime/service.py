@@ -1,0 +1,236 @@
+"""The process of `penstock run` and `penstock relay`: signals, Spark's session, HTTP, and what runs.
+
+The configuration's own sources are one `Run`. A source of type outbox is a `Relay`, which has a run
+for each of its groups, and begins it anew when the outbox's pipelines change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+from fastapi import FastAPI
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock.api.app import Api
+from penstock.api.health import Server, application
+from penstock.config.file import Config, ConfigError
+from penstock.core import log as logging
+from penstock.core import startup
+from penstock.core.health import Failure, Part, run_part, worker_part
+from penstock.core.startup import Step, step
+from penstock.embedded.store import FOLDER, open_store
+from penstock.outbox.relay.relay import Relay
+from penstock.push.pusher import Pusher
+from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.runtime.run import Run
+from penstock.runtime.state import States
+from penstock.spark import session
+from penstock.spark.session import jvm_exit_code
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.errors import EMBEDDED_DOWN
+
+_TICK_SECONDS: Final = 0.5
+_RESTARTED: Final = f"It is started again by itself; {FOLDER}/store.log has why it ended."
+
+log = structlog.get_logger("penstock")
+
+
+class Service:
+    """What one process runs of `config`; `store_url` is None where only relays are in it."""
+
+    def __init__(self, config: Config, store_url: str | None, *, once: bool) -> None:
+        self._config = config
+        self._once = once
+        self._stopping = threading.Event()
+        self._failure: Failure | None = None
+        self._outage: Failure | None = None
+        self._run: Run | None = None
+        if store_url is not None:
+            self._run = Run(config, store_url, once=once)
+        self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
+
+        self._consumers = ConsumerWatch()
+        self._states = States(
+            lambda: [
+                *([] if self._run is None else [self._run.state]),
+                *(state for relay in self._relays for state in relay.states()),
+            ],
+            lambda: {relay.name: relay.as_json() for relay in self._relays},
+            self._parts,
+            None if store_url is None else self._consumers,
+        )
+
+    def _parts(self) -> list[Part]:
+        """Return what has a health beside the states of the runs."""
+        parts = [part for relay in self._relays for part in relay.parts()]
+        parts += self._consumers.parts()
+        if self._run is not None:
+            parts += self._run.parts()
+        if self._failure is not None:
+            parts.append(run_part(self._failure))
+        if self._outage is not None:
+            parts.append(worker_part("store", self._outage, time.time()))
+        return parts
+
+    @property
+    def _healthy(self) -> bool:
+        return self._failure is None and (self._run is None or self._run.healthy)
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the embedded store is away, or with None that it is back."""
+        self._outage = None if error is None else Failure(EMBEDDED_DOWN, error, _RESTARTED)
+        if self._run is not None:
+            self._run.store_outage(error)
+
+    def stop(self, *_: object) -> None:
+        """Ask for an orderly end (a signal handler)."""
+        self._stopping.set()
+        for part in (self._run, *self._relays):
+            if part is not None:
+                part.stop()
+
+    def main(self, listen: str) -> int:
+        """Run to the end and return the exit code."""
+        self._take_signals()
+        with contextlib.ExitStack() as stack:
+            if self._run is not None:
+                stack.enter_context(self._run)
+            server = None if self._once else Server(self._app(), listen)
+            if server is not None:
+                stack.callback(server.close)
+            if self._run is not None:
+                self._run.prepare()
+            for relay in self._relays:
+                with step("outbox", relay=relay.name):
+                    relay.prepare()
+            if not self._stopping.is_set() and (spark := self._spark()) is not None:
+                try:
+                    self._work(spark, server)
+                finally:
+                    with contextlib.suppress(Py4JError, OSError):
+                        # Where a service manager ends every process at once, the JVM is gone already.
+                        spark.stop()
+        if not self._healthy:
+            return 1
+        self._say_stopped()
+        return 0
+
+    def _say_stopped(self) -> None:
+        sinks = self._states.sinks
+        delivered = {name: sink.delivered for name, sink in sinks.items()}
+        behind = {name: sink.backlog for name, sink in sinks.items() if sink.behind}
+        told = {"delivered": delivered} if self._run is not None else {}
+        log.info("stopped", **told, **({"backlog": behind} if behind else {}))
+
+    def _app(self) -> FastAPI:
+        """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
+        app = None
+        if self._run is not None:
+            url = self._run.store.url
+            app = Api(url, beside=self._beside)
+        return application(self._states, app)
+
+    async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
+        await asyncio.gather(Pusher(consumers).run(stop), self._consumers.run(consumers, stop))
+
+    def _take_signals(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self.stop)
+
+    def _spark(self) -> SparkSession | None:
+        """Return the session, or None where it can't start or the end was asked for meanwhile."""
+        # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
+        socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
+        try:
+            master = session.local_master(
+                self._config.spark.master, len(self._config.sources) + len(self._relays)
+            )
+            spark = session.create(master, self._config.spark.conf, step=step)
+            self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
+            return spark
+        except session.SparkError as error:
+            # A service manager's SIGTERM may have met the JVM at its start.
+            if not self._stopping.wait(0.5):
+                self._fail(error.failure)
+            return None
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = replace(failure, since=time.time())
+        log.error("run failed", code=failure.code, error=failure.text)
+        self.stop()
+
+    def _work(self, spark: SparkSession, server: Server | None) -> None:
+        """Run everything until the end; the session is for the caller to stop."""
+        where = {} if server is None else {"listen": server.address}
+
+        def say_ready() -> None:
+            sources = [*self._config.sources, *self._config.outboxes]
+            log.info("ready", seconds=startup.seconds(), sources=sources, **where)
+
+        for relay in self._relays:
+            relay.start(spark)
+        if self._run is not None:
+            self._run.stream(spark, say_ready)
+            if not self._once or not self._run.healthy:
+                self.stop()
+        else:
+            self._attend(say_ready)
+        for relay in self._relays:
+            relay.join()
+
+    def _attend(self, say_ready: Callable[[], None]) -> None:
+        """Wait for the end of what has no thread of its own here: relays alone."""
+        said = False
+        while any(relay.alive for relay in self._relays) and not self._stopping.wait(_TICK_SECONDS):
+            if all(relay.ready for relay in self._relays) and not said:
+                said = True
+                say_ready()
+            if (code := jvm_exit_code()) is not None:
+                self._fail(
+                    Failure(
+                        "spark",
+                        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
+                        " memory). What was not delivered is still in the slot.",
+                        "Start penstock again.",
+                    )
+                )
+
+
+def _say_nothing(*_: object) -> None:
+    """Stand in for `socketserver`'s printing of traces."""
+
+
+def run(config: Config, *, once: bool, listen: str) -> int:
+    """Run `config` until a signal, or with `once` until what is there is delivered.
+
+    Returns the process's exit code. Raises `CaptureError`, `EmbeddedError`, `ListenError` and
+    `StoreError` before anything started.
+    """
+    logging.configure()
+    if once and config.outboxes:
+        raise ConfigError(
+            ["--once: an outbox is relayed for as long as the process runs; leave --once away"]
+        )
+    if not config.sources:
+        return Service(config, None, once=once).main(listen)
+    service: Service | None = None
+
+    def on_outage(error: str | None) -> None:
+        if service is not None:
+            service.store_outage(error)
+
+    opening = Step("store", embedded=config.store is None)
+    with open_store(config, on_outage=on_outage) as store_url:
+        service = Service(config, store_url, once=once)
+        opening.done()
+        return service.main(listen)

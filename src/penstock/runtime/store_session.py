@@ -1,0 +1,237 @@
+"""What a run has to do with its store: what it registers there, and who works on it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, Self
+
+import structlog
+
+from penstock.config.file import Config
+from penstock.config.settings import NatsSinkSettings
+from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.message import Position, format_lsn
+from penstock.core.monitor import Report
+from penstock.postgres.replication import identify
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.routes import Route
+from penstock.spark.writer import StoreTarget
+from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
+from penstock.streams.errors import StoreError
+from penstock.streams.maintenance import Maintenance
+from penstock.streams.probe import Probe
+from penstock.streams.store import SourceRecord, Store
+
+_CLAIM_PATIENCE: Final = PATIENCE
+
+_RELEASED: Final = SinkError(backlog.STARTED, "What came in while it started goes first.")
+
+log = structlog.get_logger("penstock")
+
+
+class StoreSession:
+    """One run's part in the store at `url`; a context manager.
+
+    Its methods raise `StoreError`. `on_report` gets what the drainers have to tell. The messages of
+    the sinks in `held` wait in their backlogs, for the reason given, until `release`; but what a
+    backfill reads for those that are `starting` is delivered, as it goes before.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        url: str,
+        on_report: Callable[[Report], object],
+        held: Mapping[str, SinkError] | None = None,
+        starting: Collection[str] = (),
+    ) -> None:
+        self.url = url
+        self._config = config
+        self._on_report = on_report
+        self._held = dict(held or {})
+        self._starting = frozenset(starting)
+        self._store = Store.open(url)
+        self._sources: dict[str, SourceRecord] = {}
+        self._streams: dict[str, int] = {}
+        self._drainers: dict[str, Drainer] = {}
+        self._done: dict[str, Position] = {}
+        self._claims = Claims(self._on_taken)
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._claims.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._store.close()
+
+    def register(self, name: str, stopping: threading.Event) -> None:
+        """Register a source and its streams, and keep every other run from writing them.
+
+        Returns before that where `stopping` is set.
+        """
+        settings = self._config.sources[name]
+        tag, wal_end = identify(settings.url.get_secret_value(), settings.slot)
+        found = self._store.make_source(name, tag)
+        if not self._claim(found, stopping):
+            return
+        source = self._sources[name] = self._store.register_source(name, tag, wal_end)
+        if source.tag == found.tag and source.base != found.base:
+            log.warning(
+                "the source's WAL ends before what was read of it: it was restored, or lost its end;"
+                " its streams go on behind what they hold, backfill what is missing",
+                source=name, wal_end=format_lsn(wal_end or 0),
+            )  # fmt: skip
+        for sink_name, sink in self._config.streams.items():
+            if sink.source == name:
+                stream = self._store.register_stream(sink_name, source, sink.kind, sink.retention)
+                self._streams[sink_name] = stream.id
+
+    def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
+        """Claim a source, waiting for a while; return False where `stopping` came first."""
+        deadline, logged = time.monotonic() + _CLAIM_PATIENCE, False
+        claim = Claim(self.url, source.id)
+        while not stopping.is_set():
+            if claim.acquire():
+                self._claims.add(source.name, claim)
+                return True
+            if time.monotonic() > deadline:
+                raise claimed_by_another(source.name)
+            if not logged:
+                logged = True
+                log.warning("waiting for another run to end", source=source.name)
+            stopping.wait(0.5)
+        return False
+
+    def _on_taken(self, source: str, error: StoreError) -> None:
+        self._on_report({"claim": source, "code": error.code, "error": str(error)})
+
+    def start(self) -> None:
+        """Register the consumers, and start the maintenance and the drainers."""
+        for name, consumer in self._config.consumers.items():
+            self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+        self._check_backlogs()
+        self._stack.enter_context(Probe(self.url, self._on_report))
+        self._stack.enter_context(Maintenance(self.url))
+        for name, sink in self._config.sinks.items():
+            if isinstance(sink, NatsSinkSettings):
+                if (why := self._held.get(name)) is not None:
+                    with self._store.connection() as connection:
+                        source_id = self._sources[sink.source].id
+                        backlog.hold(connection, source_id, name, why)
+                else:
+                    self._drain(name, sink)
+
+    def _drain(self, name: str, sink: NatsSinkSettings) -> None:
+        target = NatsSink(sink, name=name, source=sink.source)
+        drainer = Drainer(
+            self.url, self._sources[sink.source].id, name, target, sink.detach_after,
+            self._on_report,
+        )  # fmt: skip
+        if (done := self._done.get(sink.source)) is not None:
+            drainer.done(done)
+        self._drainers[name] = drainer
+        drainer.start()
+        self._stack.callback(drainer.stop)
+
+    def release(self, name: str) -> None:
+        """Deliver a held sink's messages from now on."""
+        sink = self._config.sinks[name]
+        if name in self._held and isinstance(sink, NatsSinkSettings):
+            with self._store.connection() as connection:
+                backlog.hold(connection, self._sources[sink.source].id, name, _RELEASED)
+            self._drain(name, sink)
+            del self._held[name]
+
+    def end_drainers(self) -> None:
+        """End all drainers at once; what waits stays in the backlogs until the next run."""
+        drainers = list(self._drainers.values())
+        for drainer in drainers:
+            drainer.ask_to_end()
+        for drainer in drainers:
+            drainer.stop()
+
+    def _check_backlogs(self) -> None:
+        with self._store.connection() as connection:
+            behind = backlog.all_behind(connection)
+        for of in behind:
+            if of.source not in self._sources:
+                continue  # another pipeline's
+            sink = self._config.sinks.get(of.sink)
+            if not isinstance(sink, NatsSinkSettings):
+                log.warning("a sink that is not configured any more has a backlog",
+                            sink=of.sink, source=of.source, error=of.error)  # fmt: skip
+            elif sink.source != of.source:
+                raise StoreError(
+                    "source_changed",
+                    f"Sink {of.sink} takes from source {sink.source} now, and has a backlog of"
+                    f" source {of.source} in the store.",
+                    remedy=f"Let it drain with `source: {of.source}`, or give the sink another name.",
+                )
+
+    def source(self, name: str) -> SourceRecord:
+        """Return what the store knows of a source that was registered."""
+        return self._sources[name]
+
+    def target(self, source: str) -> StoreTarget:
+        """Return what the executors need to know of the store."""
+        record = self._sources[source]
+        return StoreTarget(self.url, record.id, record.base)
+
+    def routes(self, source: str) -> list[Route]:
+        """Return the routes of a source."""
+        return routes_of(self._config, source, self._streams, self._starting)
+
+    # What the processes of the run report
+
+    def handle(self, report: Report) -> Report | None:
+        """Do what a report asks for; return an error that its sender should know."""
+        if report.get("dead") and not report.get("kept"):
+            letters = [DeadLetter(**letter) for letter in report["dead"]]
+            try:
+                self._store.add_dead_letters(report["sink"], letters)
+            except StoreError as error:
+                return {"error": str(error)}
+        if report.get("behind") and (drainer := self._drainers.get(report["sink"])) is not None:
+            drainer.wake()
+        if (source := report.get("capture")) is not None and report.get("done") is not None:
+            done = self._done[source] = self._sources[source].position(Position(*report["done"]))
+            for name, drainer in list(self._drainers.items()):
+                if self._config.sinks[name].source == source:
+                    drainer.done(done)
+        return None
+
+    def look(self) -> None:
+        """Have every drainer look whether its sink is behind; `is_drained` knows when all have."""
+        for drainer in self._drainers.values():
+            drainer.wake()
+
+    def is_drained(self) -> bool:
+        """Whether no sink has a backlog."""
+        return all(drainer.is_attached() for drainer in self._drainers.values())
+
+
+def routes_of(
+    config: Config, source: str, streams: Mapping[str, int], starting: Collection[str]
+) -> list[Route]:
+    """Return the routes of a source; where its sinks agree on the groups, the source has them.
+
+    `streams` gives the ids of streams, `starting` are the sinks that a backfill's reads go to first.
+    """
+    sinks = config.sinks_of(source)
+    agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
+    return [
+        Route(
+            name,
+            sink.model_copy(update={"group_by": None}) if agree else sink,
+            streams.get(name),
+            name in starting,
+        )
+        for name, sink in sinks.items()
+    ]

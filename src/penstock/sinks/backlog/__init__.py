@@ -1,0 +1,1 @@
+"""The backlog: what waits in the store for a sink that is behind."""

@@ -1,0 +1,400 @@
+"""The drainer of a sink: delivers its backlog in order, and lets it join the live flow again.
+
+It works in `penstock run`, in a thread for each NATS sink, and looks at the store alone: a sink has a
+row in `penstock.backlogs` while it is behind. What it delivers lies within what the capture has
+reported as wholly done, as a task that is under way, or comes again, may still add messages before
+others that are there. So one position says all that was delivered, and outlives any crash.
+
+To join it keeps the source's writers out, delivers the few messages that are left, and takes the row
+away: whoever writes next, delivers directly. It does so only with a sink that has just been seen to
+take messages, and with no more of them than that takes soon; a sink that soon falls behind again is
+taken back later each time. What was delivered in a try to join that failed lies beyond what is wholly
+done, so no position says it; it is known here, and a run that ends meanwhile repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from penstock.core.backoff import Backoff
+from penstock.core.delivery import Sink, SinkError, Unfinished, Written
+from penstock.core.message import WIRE_SCHEMA, Position
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.store import Behind, Connection
+from penstock.streams.segments import lock_writers
+from penstock.streams.store import Store, StoreError
+
+Report = dict[str, Any]
+
+_POLL_SECONDS: Final = 2.0
+"""From one look at whether the sink is behind, or answers if it is not, to the next."""
+_FAILED_SECONDS: Final = 5.0
+_TICK_SECONDS: Final = 0.2
+_TELL_SECONDS: Final = 1.0
+_PATIENCE: Final = 2.0
+_JOIN_SECONDS: Final = 1.0
+"""How long a join may keep the writers out; it begins if half of that is likely to do."""
+_JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
+_PIECE: Final = 1_000
+_BACKOFF_SECONDS: Final = (0.1, 2.0)
+_SOON_SECONDS: Final = 60.0
+_HOLD_SECONDS: Final = (1.0, 60.0)
+_KEY: Final = "idempotency_key"
+_NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
+
+log = structlog.get_logger("penstock")
+
+
+class Drainer:
+    """Drains the backlog of one sink, in a thread, from `start` to `stop`.
+
+    Args:
+        url: The store's.
+        source_id: The source's in the store.
+        sink: The sink's name.
+        target: The sink itself; nobody else uses it.
+        detach_after: How long it may be behind before it is told to be detached.
+        on_report: Called with what `/status` and `/metrics` should know, from the drainer's thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        source_id: int,
+        sink: str,
+        target: Sink,
+        detach_after: timedelta,
+        on_report: Callable[[Report], object],
+    ) -> None:
+        self._store = Store(url)
+        self._source_id = source_id
+        self._sink = sink
+        self._target = target
+        self._detach_after = detach_after
+        self._on_report = on_report
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._asked = 1
+        self._looked = 0  # at what was there when this many had asked
+        self._done: Position | None = None
+        self._state = "attached"
+        self._answers = False
+        self._at_once, _ = _JOIN_MESSAGES
+        self._ahead: list[tuple[Position, pa.Array]] = []  # ends and keys of what failed joins did
+        # All up to here was counted when it was delivered directly, or from here; a batch that comes
+        # again brings some of it once more. None where that is not known.
+        self._counted: Position | None = None
+        self._was_attached = False
+        self._joined_at = float("-inf")
+        self._hold = 0.0
+        self._since = 0.0
+        self._store_failed = False
+        self._told_at = 0.0
+        self._checked_at = 0.0
+        self._check_failed = False
+        self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def ask_to_end(self) -> None:
+        """Have the thread end, without waiting for it."""
+        self._stopping.set()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; what it is about to deliver stays in the backlog."""
+        self.ask_to_end()
+        with contextlib.suppress(RuntimeError):  # never started
+            self._thread.join(2 * _PATIENCE)
+            self._store.close()  # which ends what it waits for
+            self._thread.join(_PATIENCE)
+        self._store.close()
+        self._target.close()
+
+    def wake(self) -> None:
+        """Have it look whether the sink is behind."""
+        self._asked += 1
+        self._wake.set()
+
+    def done(self, position: Position) -> None:
+        """Note that all tasks of all micro-batches up to `position`, of the stream, have ended."""
+        self._done = position
+        if self._state != "attached":
+            self._wake.set()
+
+    def is_attached(self) -> bool:
+        """Whether the sink has no backlog; False where it has not looked since `wake`."""
+        return self._looked == self._asked and self._state == "attached"
+
+    # The thread
+
+    def _run(self) -> None:
+        backoff = Backoff(*_BACKOFF_SECONDS)
+        while not self._stopping.is_set():
+            try:
+                busy = self._step()
+                if self._store_failed:
+                    self._store_failed = False
+                    self._on_report({"store": None})
+                backoff.reset()
+            except StoreError as error:
+                self._store_failed = True
+                self._on_report({"store": str(error), "code": error.code, "remedy": error.remedy})
+                self._stopping.wait(backoff.after_failure())
+                continue
+            except _Stopped:
+                return
+            except Exception:
+                log.exception("the backlog is not drained", sink=self._sink)
+                self._stopping.wait(_FAILED_SECONDS)
+                continue
+            if not busy:
+                self._wake.wait(_POLL_SECONDS if self._state == "attached" else _TICK_SECONDS)
+                self._wake.clear()
+
+    def _step(self) -> bool:
+        """Do the next thing; return whether there is more to do at once."""
+        asked, taken = self._asked, None
+        with self._store.connection() as connection:
+            behind = backlog.behind(connection, self._source_id, self._sink)
+            if behind is not None and self._done is not None:
+                taken = backlog.take(connection, behind, self._done)
+        self._tell(behind)
+        self._looked = asked
+        if behind is None:
+            self._was_attached = True
+            self._check()
+            return False
+        if taken is not None:
+            self._deliver(self._without_ahead(taken.messages))
+            self._counted = taken.end if self._counted is None else max(self._counted, taken.end)
+            with self._store.connection() as connection:
+                backlog.drained(connection, self._source_id, self._sink, taken.end)
+            self._ahead = [ahead for ahead in self._ahead if ahead[0] > taken.end]
+            return True
+        if self._done is None or time.monotonic() < self._since + self._hold:
+            return False
+        return self._join(behind)
+
+    def _check(self) -> None:
+        """See whether the sink answers: of one that gets no messages no one else would know."""
+        now = time.monotonic()
+        if now < self._checked_at + _POLL_SECONDS:
+            return
+        self._checked_at = now
+        try:
+            self._target.check(_PATIENCE)
+        except Unfinished as unfinished:
+            self._check_failed = True
+            self._report_error(unfinished.error, _POLL_SECONDS)
+        else:
+            if self._check_failed:
+                self._check_failed = False
+                self._on_report(
+                    {"sink": self._sink, "delivered": 0, "duplicates": 0, "bytes": 0, "dead": []}
+                )
+
+    def _deliver(self, messages: pa.RecordBatch) -> None:
+        """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
+        backoff = Backoff(*_BACKOFF_SECONDS)
+        while messages.num_rows:
+            try:
+                started = time.monotonic()
+                self._delivered(messages, _NOTHING, self._target.write(messages, _PATIENCE))
+                self._answers = True
+                per_second = messages.num_rows / max(time.monotonic() - started, 1e-6)
+                least, most = _JOIN_MESSAGES
+                self._at_once = min(max(least, int(per_second * _JOIN_SECONDS / 2)), most)
+                return
+            except Unfinished as unfinished:
+                self._answers = False
+                self._delivered(messages, unfinished.rest, unfinished.written)
+                if unfinished.written.delivered:  # it may be taken again, where the store fails
+                    self._note_ahead(messages, unfinished.rest, unfinished.written)
+                messages = unfinished.rest
+                delay = backoff.after_failure(messages.num_rows)
+                self._report_error(unfinished.error, delay)
+            if self._stopping.wait(delay):
+                raise _Stopped
+            with self._store.connection() as connection:
+                self._tell(backlog.behind(connection, self._source_id, self._sink))
+
+    def _join(self, behind: Behind) -> bool:
+        """Deliver what is left while nobody writes, and join; return whether that went well."""
+        if not self._answers:
+            # Nothing is left of what it may deliver, and nothing was delivered: does it live?
+            try:
+                self._target.connect(_PATIENCE)
+            except Unfinished as unfinished:
+                self._report_error(unfinished.error, _TICK_SECONDS)
+                return False
+        with self._store.connection() as connection:
+            # A replay may have brought again what was delivered before.
+            backlog.drop(connection, self._source_id, self._sink, behind.drained)
+            waiting, _ = backlog.size(connection, self._source_id, self._sink)
+            if waiting > self._at_once or (waiting and not self._answers):
+                return False
+        try:
+            with self._store.connection() as connection, connection.transaction():
+                lock_writers(connection, self._source_id)
+                row = backlog.behind(connection, self._source_id, self._sink)
+                if not self._deliver_rest(connection, row):
+                    return False  # what is told in here stays told
+                backlog.join(connection, self._source_id, self._sink)
+        except StoreError as error:
+            if error.code == "locked":
+                return False
+            raise
+        self._ahead.clear()
+        self._joined_at = time.monotonic()
+        self._tell(None)
+        self._target.close()
+        return True
+
+    def _deliver_rest(self, connection: Connection, behind: Behind | None) -> bool:
+        """Deliver all that waits, the writers being out, and return whether that went well and soon."""
+        deadline = time.monotonic() + _JOIN_SECONDS
+        # More may have come before the writers were out.
+        waiting, _ = backlog.size(connection, self._source_id, self._sink)
+        if waiting > self._at_once:
+            return False
+        while behind is not None and (taken := backlog.take(connection, behind)) is not None:
+            messages = self._without_ahead(taken.messages)
+            for first in range(0, messages.num_rows, _PIECE):
+                piece, left = messages.slice(first, _PIECE), deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                try:
+                    written = self._target.write(piece, left)
+                except Unfinished as unfinished:
+                    self._answers = False
+                    self._note_ahead(piece, unfinished.rest, unfinished.written)
+                    self._delivered(piece, unfinished.rest, unfinished.written)
+                    self._report_error(unfinished.error, _TICK_SECONDS)
+                    return False
+                self._note_ahead(piece, _NOTHING, written)
+                self._delivered(piece, _NOTHING, written)
+            behind = behind._replace(drained=taken.end)
+        return True
+
+    def _note_ahead(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
+        """Note what of `messages` is delivered, perhaps beyond what is done.
+
+        Dead letters are not: they are kept only if this transaction is.
+        """
+        lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
+        dead = pa.array([letter.idempotency_key for letter in written.dead], pa.string())
+        done = _without(_without(messages, rest.column(_KEY)), dead)
+        self._ahead.append((Position(lsn.as_py(), idx.as_py()), done.column(_KEY)))
+
+    def _without_ahead(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        for _, keys in self._ahead:
+            messages = _without(messages, keys)
+        return messages
+
+    # What others are told
+
+    def _tell(self, behind: Behind | None) -> None:
+        """Report the sink's state where it has changed, and while it is behind now and then."""
+        now = time.monotonic()
+        state = "attached"
+        if behind is not None:
+            late = behind.seconds >= self._detach_after.total_seconds()
+            state = "detached" if late else "behind"
+        changed = state != self._state
+        if behind is None and not changed:
+            return
+        if not changed and now < self._told_at + _TELL_SECONDS:
+            return
+        self._told_at = now
+        messages = bytes_ = 0
+        if behind is not None:
+            with self._store.connection() as connection:
+                messages, bytes_ = backlog.size(connection, self._source_id, self._sink)
+        if changed:
+            self._change(state, behind, now)
+        self._on_report(
+            {
+                "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
+                "since": time.time() - behind.seconds if behind else None,
+                "why": behind.error if behind else None,
+                "why_code": behind.code if behind else None,
+            }
+        )  # fmt: skip
+
+    def _change(self, state: str, behind: Behind | None, now: float) -> None:
+        if behind is None:
+            seconds = round(now - self._since, 1)
+            log.info("sink attached again, its backlog is delivered", sink=self._sink,
+                     seconds=seconds)  # fmt: skip
+        elif state == "detached":
+            log.warning(
+                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
+                after=str(self._detach_after),
+            )  # fmt: skip
+        elif behind.code == backlog.STARTED:
+            log.info("sink takes what came in while it started", sink=self._sink)
+        else:
+            log.warning(
+                "sink is behind, its messages wait in the store", sink=self._sink,
+                code=behind.code, error=behind.error,
+            )  # fmt: skip
+        if self._state == "attached" and behind is not None:
+            self._since = now - behind.seconds
+            if self._was_attached:
+                self._counted = self._done
+            self._answers = False
+            soon = now - self._joined_at < _SOON_SECONDS
+            first, most = _HOLD_SECONDS
+            self._hold = min(max(first, 2 * self._hold), most) if soon else 0.0
+        self._state = state
+
+    def _delivered(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
+        """Report what became of `messages`, of which `rest` is left."""
+        if not written.delivered and not written.dead:
+            return
+        again = self._counted_of(messages) - self._counted_of(rest)
+        if written.dead:
+            self._store.add_dead_letters(self._sink, written.dead)
+        self._on_report(
+            {
+                "sink": self._sink, "delivered": max(written.delivered - again, 0),
+                "duplicates": written.duplicates, "bytes": written.bytes,
+                "dead": [asdict(letter) for letter in written.dead], "kept": True,
+            }
+        )  # fmt: skip
+
+    def _counted_of(self, messages: pa.RecordBatch) -> int:
+        """Return how many of `messages` were counted before."""
+        if self._counted is None or not messages.num_rows:
+            return 0
+        new = pc.sum(backlog.is_behind(messages, self._counted)).as_py() or 0
+        return int(messages.num_rows - new)
+
+    def _report_error(self, error: SinkError, seconds: float) -> None:
+        self._on_report(
+            {
+                "sink": self._sink, "error": str(error), "code": error.code,
+                "remedy": error.remedy, "retry_in": seconds,
+            }
+        )  # fmt: skip
+
+
+def _without(messages: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
+    return messages.filter(pc.invert(pc.is_in(messages.column(_KEY), value_set=keys)))
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """The drainer was asked to end."""

@@ -1,0 +1,234 @@
+"""Backlogs: what sinks that are behind should have had, kept in the store in blocks.
+
+A task of a micro-batch adds blocks in its transaction, under the writers' shared lock; the drainer
+alone takes them away. Positions are the streams' (the source's `base` is added). Blocks of several
+tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
+once each, when they are read.
+
+A sink that is `STARTING` has rows to come from a backfill, which go before all that waits. What it does
+not take of these waits too, in negative positions, so that it is read first. The drainer is not at
+work then: it begins when the sink is told to be that no longer.
+
+A sink is meant by its source's id and its name: pipelines that share a store may name theirs alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core import queries
+from penstock.core.blocks import cut, decode, encode
+from penstock.core.delivery import SinkError
+from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position
+
+Connection = psycopg.Connection[Any]
+_SQL: Final = queries.load("penstock.sinks.backlog", "store.sql")
+_LOOK_AT: Final = 512
+ROWS: Final = 20_000
+"""Messages that are read from a backlog at a time, about."""
+_BYTES: Final = 16 * 1024 * 1024
+_SCHEMA: Final = WIRE_SCHEMA.append(SUBJECT_FIELD)
+STARTING: Final = "starting"
+"""The code of a sink that gets a backfill's rows before what waits for it."""
+STARTED: Final = "started"
+"""The code of one that has them all, and takes what waits for it now."""
+_FIRST: Final = -(1 << 62)
+_PLACE: Final = ("commit_lsn", "commit_idx", "part")
+
+
+class Behind(NamedTuple):
+    """A sink that is behind: for how many seconds and why. All up to `drained` was delivered."""
+
+    source_id: int
+    sink: str
+    source: str
+    seconds: float
+    code: str
+    error: str
+    drained: Position
+
+
+class Taken(NamedTuple):
+    """The next messages of a backlog, in order; with them all up to and with `end` are taken."""
+
+    messages: pa.RecordBatch
+    end: Position
+
+
+# What the tasks do
+
+
+def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
+    """Note that a sink is behind, and that from here on its messages go to its backlog."""
+    connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
+
+
+def hold(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
+    """Note that a sink's messages wait in its backlog for this reason, whatever it was before."""
+    connection.execute(_SQL["hold"], [source_id, sink, error.code, str(error)])
+
+
+def spill(
+    connection: Connection,
+    source_id: int,
+    sink: str,
+    batch: pa.RecordBatch,
+    base: int,
+    *,
+    first: bool = False,
+) -> None:
+    """Add messages (`WIRE_SCHEMA`), in the order of their positions, to a sink's backlog.
+
+    In there their `commit_lsn` is the stream's: the source's own may start anew. With `first` they
+    go before all others, if the sink is still `STARTING`.
+    """
+    if not batch.num_rows:
+        return
+    if first and connection.execute(_SQL["rewind"], [_FIRST, source_id, sink, STARTING]).rowcount:
+        base += _FIRST
+    at = batch.schema.get_field_index("commit_lsn")
+    batch = batch.set_column(at, batch.schema.field(at), pc.add(batch.column(at), base))
+    for piece in cut(batch):
+        lsn, idx = piece.column("commit_lsn"), piece.column("commit_idx")
+        ends = [lsn[0], idx[0], lsn[-1], idx[-1]]
+        values = [source_id, sink, *(end.as_py() for end in ends), piece.num_rows, encode(piece)]
+        connection.execute(_SQL["add_block"], values)
+
+
+# What the drainer does
+
+
+def behind(connection: Connection, source_id: int, sink: str) -> Behind | None:
+    """Return what is known of a sink that is behind, None if it is not."""
+    row = connection.execute(_SQL["one"], [source_id, sink]).fetchone()
+    return _behind(row) if row else None
+
+
+def all_behind(connection: Connection) -> list[Behind]:
+    """Return all sinks that are behind."""
+    return [_behind(row) for row in connection.execute(_SQL["all"])]
+
+
+def size(connection: Connection, source_id: int, sink: str) -> tuple[int, int]:
+    """Return how many messages wait, and their bytes."""
+    messages, size = connection.execute(_SQL["size"], [source_id, sink]).fetchone() or (0, 0)
+    return messages, size
+
+
+def take(
+    connection: Connection, of: Behind, until: Position | None = None, *, look_at: int = _LOOK_AT
+) -> Taken | None:
+    """Return some of the first messages behind `of.drained` and up to `until` (None: all there are).
+
+    Returns None if there is no block that could have any.
+    """
+    found = connection.execute(_SQL["first"], [of.source_id, of.sink, look_at]).fetchall()
+    reached = [row for row in found if until is None or Position(*row[1:3]) <= until]
+    if not reached:
+        return None
+    more = len(found) == look_at
+    count = _enough(reached)
+    while True:
+        # A block that was not read may begin anywhere behind the last that is known of.
+        next_ = found[count] if count < len(found) else found[-1] if more else None
+        end = _before(None if next_ is None else Position(*next_[1:3]), until)
+        ids = [row[0] for row in found[:count]]
+        blocks = [block for (block,) in connection.execute(_SQL["blocks"], [ids])]
+        messages = _in_order(blocks, of.drained, end)
+        if messages.num_rows:
+            return Taken(messages, end or _last(messages))
+        if count == len(reached) and not more:
+            # Blocks that hold what was delivered before as well as what may not be yet.
+            return None
+        if count == len(reached):
+            return take(connection, of, until, look_at=4 * look_at)
+        count = min(len(reached), 2 * count)
+
+
+def drained(connection: Connection, source_id: int, sink: str, end: Position) -> None:
+    """Note that all up to and with `end` is delivered, and drop it."""
+    with connection.transaction():
+        connection.execute(_SQL["drained"], [*end, source_id, sink])
+        drop(connection, source_id, sink, end)
+
+
+def drop(connection: Connection, source_id: int, sink: str, end: Position) -> None:
+    """Drop the blocks that have nothing behind `end`."""
+    values = {"source": source_id, "sink": sink, "lsn": end.lsn, "idx": end.idx}
+    connection.execute(_SQL["drop"], values)
+
+
+def join(connection: Connection, source_id: int, sink: str) -> None:
+    """Note that a sink is behind no more."""
+    connection.execute(_SQL["join"], [source_id, sink])
+
+
+def _behind(row: tuple[Any, ...]) -> Behind:
+    source_id, sink, source, seconds, code, error, lsn, idx = row
+    return Behind(source_id, sink, source, seconds, code, error, Position(lsn, idx))
+
+
+def _enough(found: list[tuple[Any, ...]]) -> int:
+    rows = total = 0
+    for count, (*_, block_rows, block_bytes) in enumerate(found, 1):
+        rows, total = rows + block_rows, total + block_bytes
+        if rows >= ROWS or total >= _BYTES:
+            return count
+    return len(found)
+
+
+def _before(next_: Position | None, until: Position | None) -> Position | None:
+    """Return the last position that lies before `next_`, and not behind `until`."""
+    if next_ is None:
+        return until
+    last = Position(next_.lsn, next_.idx - 1)
+    return last if until is None else min(last, until)
+
+
+def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
+    """Return the blocks' messages in (after, end], once each, in the order of their positions."""
+    batch = pa.concat_batches([_today(decode(block)[1]) for block in blocks])
+    keep = is_behind(batch, after)
+    if end is not None:
+        keep = pc.and_(keep, pc.invert(is_behind(batch, end)))
+    batch = batch.filter(keep)
+    batch = batch.take(pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in _PLACE]))
+    if batch.num_rows < 2:
+        return batch
+    new = pa.array([False] * (batch.num_rows - 1))
+    for column in map(batch.column, _PLACE):
+        new = pc.or_(new, pc.not_equal(column[1:], column[:-1]))
+    return batch.filter(pa.concat_arrays([pa.array([True]), new]))
+
+
+def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages with all columns, whether the writer knew them (an older version) or not."""
+    if batch.schema.equals(_SCHEMA):
+        return batch
+    have = set(batch.schema.names)
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name in have:
+            return batch.column(field.name)
+        if field.name == "part":
+            return pa.repeat(NO_PART, batch.num_rows)
+        return pa.nulls(batch.num_rows, field.type)
+
+    columns = [column(field) for field in _SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
+    """Tell of each message whether it lies behind a position."""
+    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
+    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+    return pc.or_(pc.greater(lsn, position.lsn), same)
+
+
+def _last(messages: pa.RecordBatch) -> Position:
+    lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
+    return Position(lsn.as_py(), idx.as_py())

@@ -1,0 +1,1 @@
+"""The NATS sink: publishes to JetStream."""

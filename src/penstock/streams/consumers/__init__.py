@@ -1,0 +1,1 @@
+"""Consumers of a stream: their state, their decisions, their loop."""

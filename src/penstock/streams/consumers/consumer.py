@@ -1,0 +1,197 @@
+"""A consumer as a process has it: what clients may ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeVar
+
+import structlog
+
+from penstock.core.message import Position
+from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
+from penstock.streams.consumers.loop import Stepper, Waiter
+from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.sessions import SQL
+from penstock.streams.consumers.state import Entry
+from penstock.streams.consumers.types import (
+    ConsumerLetter,
+    Looked,
+    Outcome,
+    Received,
+    UnknownDeadLetter,
+)
+from penstock.streams.records import commit_position
+
+_POLL: Final = 1.0
+_log: Final = structlog.get_logger("penstock.streams")
+
+T = TypeVar("T")
+
+
+class Consumer(Stepper):
+    """A consumer of a stream. Every call raises `StoreUnavailable` where the store does not answer."""
+
+    async def receive(self, limit: int, wait: float) -> Received:
+        """Hand out up to `limit` messages, as soon as there is one; none after `wait` seconds.
+
+        Cancelling takes nothing. Raises `TooManyWaiting` where this would be one too many to wait.
+        """
+        if (
+            wait > 0
+            and sum(w.seen and not w.done.done() for w in self._waiters)
+            >= self.info.settings.max_waiting
+        ):
+            raise self._too_many()
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(limit, loop.time() + wait, loop.create_future())
+        self._waiters.append(waiter)
+        self._need_step()
+        try:
+            return await waiter.done
+        except asyncio.CancelledError:
+            if waiter.done.done() and not waiter.done.cancelled():
+                self._give_back(waiter.done)
+            raise
+
+    async def ack(self, tokens: Sequence[str]) -> Outcome:
+        """Take messages as done, for ever; those that are done already count as taken."""
+        return await self._ask("ack", tokens)
+
+    async def nack(
+        self,
+        tokens: Sequence[str],
+        delay: float = 0.0,
+        *,
+        reason: str | None = None,
+        status: int | None = None,
+    ) -> Outcome:
+        """Make messages available again after `delay` seconds; at `max_deliver` dead letters.
+
+        `reason` says why they failed, `status` is that of a webhook's HTTP answer.
+        """
+        return await self._ask("nack", tokens, int(delay * 1_000_000), (status, reason))
+
+    async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
+        """Give deliveries `seconds` from now, or ack_wait_ms; those that are done are refused."""
+        wait = self._ack_wait if seconds is None else int(seconds * 1_000_000)
+        return await self._ask("extend", tokens, wait)
+
+    async def release(self, tokens: Sequence[str]) -> Outcome:
+        """Give back what a client never got: available at once, and not counted as delivered."""
+        return await self._ask("release", tokens)
+
+    async def rewind(self, to: Position | datetime | Literal["all", "new"]) -> Position:
+        """Go on from a message, a commit time, the first or the next one; return the cursor.
+
+        What is out is forgotten, and its tokens are refused as unknown from now on.
+        """
+
+        async def work() -> Position:
+            cursor = await self._target(to)
+            while True:
+                await self._load_newest()
+                if await self._log.append(Entry(cursor=cursor, rewound=True)):
+                    self._reader.seek(cursor)
+                    self._reader.forget()
+                    self._freed(self.info.id)
+                    return commit_position(*cursor)
+
+        return await self._alone(work)
+
+    async def messages(
+        self, state: Literal["pending", "delivered", "dead"], limit: int
+    ) -> list[Looked]:
+        """Look at messages without taking them, in their order."""
+        if state == "dead":
+            letters = await self._dead_letters(limit, 0, replayed=False)
+            return [
+                Looked(letter.position, letter.deliver_count, letter.message.encode(), None)
+                for letter in letters
+            ]
+        found = await self._alone(self._load_newest)
+        if state == "delivered":
+            now = self._sessions.clock.now()
+            held = sorted(found.held.values())[:limit]
+            texts = await self._reader.texts([message[:2] for message in held])
+            return [
+                Looked(
+                    commit_position(*message[:2]),
+                    message[4],
+                    texts[message[:2]],
+                    datetime.fromtimestamp(message[5] / 1e6, UTC) if message[5] > now else None,
+                )
+                for message in held
+                if message[:2] in texts
+            ]
+        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings.filters)
+        await reader.refresh()
+        rows = await reader.behind(found.cursor, found.parked, limit)
+        return [Looked(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]
+
+    async def dead_letters(self, limit: int, after: int = 0) -> list[ConsumerLetter]:
+        """Return dead letters behind number `after`, replayed ones too, the oldest first."""
+        return await self._dead_letters(limit, after, replayed=True)
+
+    async def _dead_letters(
+        self, limit: int, after: int, *, replayed: bool
+    ) -> list[ConsumerLetter]:
+        await self._alone(self._bury)
+        values = {"consumer": self.info.id, "after": after, "replayed": replayed, "limit": limit}
+        rows = await self._sessions.rows(SQL["dead_letters"], values)
+        return [ConsumerLetter(row[0], commit_position(*row[1:3]), *row[3:]) for row in rows]
+
+    async def facts(self) -> ConsumerFacts:
+        """Return how the consumer is, after the steps of all processes."""
+
+        async def work() -> ConsumerFacts:
+            state = await self._load_newest()
+            reader = self._reader
+            reader.seek(state.cursor)
+            waiting = await self._pending.number(state)
+            first = oldest_position(state)
+            if first is not None:
+                oldest = await reader.oldest(first)
+            else:
+                oldest = await reader.oldest(state.cursor, behind=True) if waiting else None
+            ((dead,),) = await self._sessions.rows(SQL["count_dead_letters"], (self.info.id,))
+            now = self._sessions.clock.now()
+            return facts_of(state, now, waiting=waiting, oldest=oldest, dead=dead)
+
+        return await self._alone(work)
+
+    async def _bury(self) -> None:
+        await self._load_newest()
+        await self._step([], [])
+
+    async def replay(self, number: int) -> None:
+        """Put a dead letter back into the consumer; raises `UnknownDeadLetter`."""
+
+        async def work() -> None:
+            rows = await self._sessions.rows(SQL["dead_letter"], (self.info.id, number))
+            if not rows:
+                raise UnknownDeadLetter(f"Consumer {self.info.name!r} has no dead letter {number}.")
+            position: tuple[int, int] = rows[0]
+            while True:
+                state = await self._load_newest()
+                held = any(message[:2] == position for message in state.held.values())
+                # What lies behind the cursor comes anyway.
+                if held or position > state.cursor:
+                    await self._sessions.execute(SQL["mark_replayed"], (number,))
+                    return
+                groups = await self._reader.groups(position)
+                entry = Entry(replays=[(*position, *groups)])
+                if await self._log.append(entry, replayed=number):
+                    self._freed(self.info.id)
+                    return
+
+        await self._alone(work)
+
+    async def disable(self, reason: str) -> None:
+        """Note why the webhook is delivered to no more; nothing happens to its messages."""
+        await self._save(self.info, reason)
+
+    async def enable(self) -> None:
+        """Take a `disable` back."""
+        await self._save(self.info, None)

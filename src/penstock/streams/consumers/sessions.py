@@ -1,0 +1,156 @@
+"""Connections to the store for an event loop, and the store's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.types.string import ByteaBinaryLoader
+
+from penstock.core import queries
+from penstock.streams.connect import CONNECT, SESSION, is_lost
+from penstock.streams.consumers.types import StoreUnavailable
+from penstock.streams.store import store_error
+
+SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+_APPLICATION: Final = "penstock consumers"
+
+
+def composed(name: str, **parts: sql.Composable) -> sql.Composed:
+    """Return a query of consumer.sql with its identifiers and conditions filled in."""
+    return sql.SQL(SQL[name]).format(**parts)
+
+
+async def stopped(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task and return when it is over; a cancellation may be lost in a failing connection."""
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
+
+
+class Clock:
+    """The store's time in µs, from this machine's clock and the difference that was measured."""
+
+    def __init__(self) -> None:
+        self._offset: int | None = None
+
+    def now(self) -> int:
+        """Return the store's time."""
+        return time.monotonic_ns() // 1_000 + (self._offset or 0)
+
+    async def measure(self, connection: Connection) -> None:
+        """Ask for the time."""
+        await self.ask(connection, SQL["clock"])
+
+    async def ask(self, connection: Connection, query: Any) -> tuple[Any, ...]:
+        """Run a query whose first column is the time, and return its row."""
+        before = time.monotonic_ns()
+        row = await (await connection.execute(query)).fetchone()
+        assert row is not None  # noqa: S101 - it always has one
+        self._offset = row[0] - (before + time.monotonic_ns()) // 2_000
+        return row
+
+    @property
+    def measured(self) -> bool:
+        """Whether the store was ever asked."""
+        return self._offset is not None
+
+
+class Sessions:
+    """At most `size` connections in autocommit mode, made when they are needed.
+
+    Not psycopg_pool: that waits longer after each failure, up to minutes, and a store that is back
+    should be used at once.
+    """
+
+    def __init__(self, url: str, size: int) -> None:
+        self.url = url
+        self.clock = Clock()
+        self._idle: list[Connection] = []
+        self._free = asyncio.Semaphore(size)
+        self._closed = False
+
+    async def connect(self, application: str = _APPLICATION) -> Connection:
+        """Return a connection that is not one of the pool's; raises `StoreUnavailable`."""
+        parameters = {**CONNECT, "application_name": application}
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                self.url, autocommit=True, prepare_threshold=1, **parameters
+            )
+            await connection.execute(SESSION, prepare=False)
+            if not self.clock.measured:
+                await self.clock.measure(connection)
+        except psycopg.Error as error:
+            raise self.unavailable(error) from None
+        return connection
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Connection]:
+        """Lend a connection; errors become `StoreUnavailable`, but for those that callers expect."""
+        async with self._free:
+            connection = await self._unused() or await self.connect()
+            try:
+                yield connection
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
+                raise
+            except psycopg.Error as error:
+                if connection.closed:
+                    await self._drop_idle()
+                raise self.unavailable(error) from None
+            finally:
+                idle = connection.info.transaction_status == TransactionStatus.IDLE
+                if idle and not connection.closed and not self._closed:
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
+
+    async def _unused(self) -> Connection | None:
+        """Return a connection that is idle, None where there is none; what was lost meanwhile goes."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not is_lost(connection):
+                return connection
+            await connection.close()
+        return None
+
+    async def rows(self, query: Any, params: Params = None) -> list[tuple[Any, ...]]:
+        """Run one query and return its rows."""
+        async with self.session() as connection:
+            return await (await connection.execute(query, params)).fetchall()
+
+    async def messages(self, query: Any, params: Params) -> list[Any]:
+        """Run a query and return its rows; what is text in them comes as bytes, not decoded."""
+        async with self.session() as connection, connection.cursor(binary=True) as cursor:
+            cursor.adapters.register_loader("text", ByteaBinaryLoader)
+            await cursor.execute(query, params)
+            return await cursor.fetchall()
+
+    async def execute(self, query: Any, params: Params = None) -> int:
+        """Run a statement and return how many rows it touched."""
+        async with self.session() as connection:
+            return (await connection.execute(query, params)).rowcount
+
+    def unavailable(self, error: psycopg.Error) -> StoreUnavailable:
+        """Return what a request is answered with where the store fails it."""
+        return StoreUnavailable(str(store_error(error, self.url)))
+
+    async def _drop_idle(self) -> None:
+        # The server has gone down, so none of them is any good.
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Close what is not in use; what is in use closes after it."""
+        self._closed = True
+        await self._drop_idle()

@@ -1,0 +1,138 @@
+"""What goes into and comes out of consumers, and what may go wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from penstock.config.consumers import ConsumerSettings, ConsumerType
+from penstock.core.message import Position
+
+
+class ConsumerError(Exception):
+    """A request cannot be served; its text says why, with which value, and what to do."""
+
+
+class UnknownConsumer(ConsumerError):  # noqa: N818 - it reads better where it is caught
+    """There is no consumer of that name."""
+
+
+class UnknownStream(ConsumerError):  # noqa: N818
+    """There is no stream of that name."""
+
+
+class UnknownDeadLetter(ConsumerError):  # noqa: N818
+    """The consumer has no dead letter of that number."""
+
+
+class NameTaken(ConsumerError):  # noqa: N818
+    """Another consumer or a stream has that name."""
+
+
+class Refused(ConsumerError):  # noqa: N818
+    """The request makes no sense for this consumer."""
+
+
+class TooManyWaiting(ConsumerError):  # noqa: N818
+    """As many receives wait as the consumer's `max_waiting` allows."""
+
+
+class StoreUnavailable(ConsumerError):  # noqa: N818
+    """The store did not answer. What the request would have done may have been done, or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A consumer to be made; `settings` are those of its type, unchecked."""
+
+    name: str
+    stream: str
+    type: ConsumerType = "pull"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A consumer; `own` tells that it is its stream's own group, `disabled` why nothing is pushed."""
+
+    id: int
+    name: str
+    stream: str
+    type: ConsumerType
+    own: bool
+    settings: ConsumerSettings
+    disabled: str | None
+    created_at: datetime
+    disabled_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream; `head` is the newest position that is there to be read, None before the first."""
+
+    id: int
+    name: str
+    kind: str
+    source: str
+    retention: timedelta | None
+    segments: int
+    head: Position | None
+    created_at: datetime
+
+
+class Delivery(NamedTuple):
+    """A message handed out: `message` is the whole JSON, `deliver_count` 1 at first.
+
+    `position` is the stream's own, which tells all of its messages apart
+    (`penstock.streams.records.stream_idx`). Those of dead letters and of messages looked at have the
+    stream's LSN and the message's `commit_idx`; a stream's head is as the messages' metadata has it.
+    """
+
+    token: str
+    deliver_count: int
+    message: bytes
+    position: Position
+
+
+class Received(NamedTuple):
+    """What a receive gives; the numbers are of messages not yet handed out, and not yet acked."""
+
+    deliveries: list[Delivery]
+    num_pending: int
+    num_ack_pending: int
+
+
+class Outcome(NamedTuple):
+    """How many tokens were taken, and which not, with `expired` or `unknown`.
+
+    expired: another worker holds the message now. unknown: no token of this consumer, or from
+    before a rewind.
+    """
+
+    done: int
+    refused: list[tuple[str, str]]
+
+
+class Looked(NamedTuple):
+    """A message looked at: how often it was handed out, and until when it is out, if it is."""
+
+    position: Position
+    deliver_count: int
+    message: bytes
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerLetter:
+    """A dead letter of a consumer; `code` is `max_deliver`, `message` the JSON text."""
+
+    id: int
+    position: Position
+    deliver_count: int
+    code: str
+    reason: str
+    message: str
+    at: datetime
+    replayed_at: datetime | None
