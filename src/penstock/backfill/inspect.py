@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.backfill.session import SQL, Connection
 from penstock.backfill.spec import BackfillError, BackfillSpec, Ordered, Source
-from penstock.config.settings import nearest
+from penstock.core.text import nearest
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation

@@ -7,11 +7,12 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from penstock.config.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings, nearest
+from penstock.config.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings
 from penstock.core.finding import Finding
 from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import matches_any
+from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Identity, Publication, Relation
 from penstock.postgres.publication import publish_generated, publishes_generated
 

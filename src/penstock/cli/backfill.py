@@ -57,7 +57,7 @@ def start_backfill(
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; nothing waits for them meanwhile."""
     from penstock.config.file import load  # noqa: PLC0415
-    from penstock.config.settings import nearest  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     with errors():
         loaded = load(config)

@@ -225,7 +225,7 @@ def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -
 
 def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:
     """End the command where there is no sink or consumer of a name, rather than find nothing."""
-    from penstock.config.settings import nearest  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")

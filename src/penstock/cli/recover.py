@@ -42,7 +42,7 @@ def recover(
 
 
 def _check_name(config: Config, source: str) -> None:
-    from penstock.config.settings import nearest  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     if source in config.outboxes:
         raise fail(

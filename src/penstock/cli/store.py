@@ -50,8 +50,8 @@ def create_token(
     config: ConfigFile = CONFIG,
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
-    from penstock.config.settings import nearest  # noqa: PLC0415
     from penstock.config.strict import NAME_RULE, is_name  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     if not is_name(name):
         raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
@@ -96,7 +96,7 @@ def revoke_token(
     name: Annotated[str, typer.Argument(help="The token's name.")], config: ConfigFile = CONFIG
 ) -> None:
     """Make a token worthless, at once and for ever."""
-    from penstock.config.settings import nearest  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     with errors(), store_of(config) as store:
         if not store.revoke_token(name):

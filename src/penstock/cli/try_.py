@@ -60,7 +60,7 @@ def _run(
     path: Path, sink: str, message: str | None, live: int | None, timeout: float, *, as_json: bool
 ) -> int:
     from penstock.config.file import load  # noqa: PLC0415
-    from penstock.config.settings import nearest  # noqa: PLC0415
+    from penstock.core.text import nearest  # noqa: PLC0415
 
     config = load(path)
     if sink not in config.sinks:

@@ -31,14 +31,13 @@ from penstock.config.settings import (
     WebhookConsumer,
     consumer_contradictions,
     contradictions,
-    dotted,
-    nearest,
     slot_name,
     store_contradictions,
 )
 from penstock.config.strict import NAME_RULE, Untyped, is_name
 from penstock.config.transforms import FOLDER, ROUTE_KINDS, RouteRule
 from penstock.core.redact import MASK, redact_url
+from penstock.core.text import dotted, nearest
 
 __all__ = [
     "Config",

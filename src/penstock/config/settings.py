@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import pathlib
 import re
 import shlex
@@ -31,9 +30,9 @@ from penstock.core.message import DEFAULT_ACTIONS
 from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import TablePattern
+from penstock.core.text import Path, dotted, nearest
 
 Action = Literal["insert", "update", "delete", "truncate"]
-Path = tuple[str | int, ...]
 
 CONFIG_FILE: Final = "penstock.yaml"
 """Where commands look for the configuration by themselves."""
@@ -414,22 +413,3 @@ def _spark_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
-
-
-def nearest(given: Any, known: Iterable[str]) -> str:
-    """Return `; did you mean …?` for the known word that is most like the given one, or nothing."""
-    close = closest(str(given), known)
-    return "" if close is None else f"; did you mean {close}?"
-
-
-def closest(given: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like the given one, None where none is like it."""
-    words = {word.lower(): word for word in reversed(list(known))}
-    found = difflib.get_close_matches(given.lower(), list(words), n=1)
-    return words[found[0]] if found else None
-
-
-def dotted(path: Path) -> str:
-    """Return a path as a message names it: `sinks.orders.tables[0]`."""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    return text.removeprefix(".")

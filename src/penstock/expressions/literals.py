@@ -9,7 +9,7 @@ import struct
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-from penstock.config.settings import nearest
+from penstock.core.text import nearest
 from penstock.expressions.nodes import Constant, Span
 from penstock.expressions.times import FIRST_DAY, FIRST_MOMENT, LAST_DAY, LAST_MOMENT, days_of
 from penstock.expressions.types import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.config.settings import closest
 from penstock.core.tables import qualified_name, quote_name
+from penstock.core.text import closest
 from penstock.expressions.catalog import Columns, ColumnType
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.types import INT, JSON, NUMERIC, TEXT, TIMESTAMPTZ, Kind, Reference, Type

@@ -15,7 +15,7 @@ from typing import Final, Literal, NoReturn
 
 from sqlglot import Token, TokenType
 
-from penstock.config.settings import nearest
+from penstock.core.text import nearest
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import MAX_DEPTH, TypedLiteral, TypeName
 from penstock.expressions.tokens import fold

@@ -28,12 +28,13 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from penstock.config.nats import NatsSinkConfig, check_login
-from penstock.config.settings import NatsSinkSettings, dotted, nearest
-from penstock.config.settings import Path as Place
+from penstock.config.settings import NatsSinkSettings
 from penstock.config.transforms import ROUTE_KINDS, RouteSettings, check_route
 from penstock.core.redact import MASK, redact_url
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import qualified_name
+from penstock.core.text import Path as Place
+from penstock.core.text import dotted, nearest
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 from penstock.sinks.nats.formats import Format, KeyScope, OutboxForm
 

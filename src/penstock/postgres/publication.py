@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from penstock.config.settings import nearest
 from penstock.core.tables import TablePattern
+from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Publication, Relation
 from penstock.postgres.errors import SetupError
 

@@ -28,9 +28,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from penstock.config.nats import NatsSinkConfig, Server, tls_context
-from penstock.config.settings import dotted
 from penstock.core.delivery import SinkError
 from penstock.core.subject import overlaps
+from penstock.core.text import dotted
 from penstock.outbox.inbox.order import Unsettled
 from penstock.outbox.secrets import UnresolvedError, resolve
 from penstock.outbox.settings import PipelineError, read, without_nulls
