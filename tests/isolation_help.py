@@ -22,6 +22,7 @@ from tests.streams_help import Change, read, wire
 from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.delivery import DeadLetter
+from penstock.core.errors import StoreError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
@@ -31,7 +32,7 @@ from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
-from penstock.streams.store import SourceRecord, Store, StoreError
+from penstock.streams.store import SourceRecord, Store
 
 GROUPS = 37
 PER_TRANSACTION = 5

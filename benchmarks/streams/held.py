@@ -19,7 +19,7 @@ from benchmarks.streams.bed import SQL, Bed
 from benchmarks.streams.crew import Cost, Crew, Sample, backlog, crew
 from benchmarks.streams.progress import acked
 from benchmarks.streams.run import Run
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.store import StreamRecord
 

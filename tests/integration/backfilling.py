@@ -14,7 +14,8 @@ from penstock.backfill import watermarks as noting
 from penstock.backfill.backfiller import Backfiller
 from penstock.backfill.events import Delivered, Done, Event, Failed
 from penstock.backfill.read import read_range
-from penstock.backfill.spec import BackfillError, BackfillSpec, Place, Reads
+from penstock.backfill.spec import BackfillSpec, Place, Reads
+from penstock.core.errors import BackfillError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.postgres.chunk import Chunk, partition

@@ -17,7 +17,8 @@ import pyarrow as pa
 from tests.pipeline import PATIENCE
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError, Written
+from penstock.core.delivery import Written
+from penstock.core.errors import SinkError
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats.sink import NatsSink
 

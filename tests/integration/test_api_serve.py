@@ -17,9 +17,8 @@ from tests.api_help import Later, ids, raw, rest, tokens
 from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.serve import serve
-from penstock.api.server import ListenError
+from penstock.core.errors import ListenError, StoreError
 from penstock.embedded.handles import Database
-from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 
 WAIT = {"batch_size": 10, "wait_for_ms": 60_000}

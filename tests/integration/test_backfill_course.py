@@ -15,7 +15,8 @@ from penstock.backfill import backfiller, read, sizing
 from penstock.backfill import watermarks as noting
 from penstock.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
 from penstock.backfill.read import read_range
-from penstock.backfill.spec import BackfillError, Reads
+from penstock.backfill.spec import Reads
+from penstock.core.errors import BackfillError
 from penstock.embedded.handles import Database
 
 TABLE = (

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.integration.nats_servers import await_true
 
 from penstock.backfill.requests import OPEN, Backfill, Backfills, Request
+from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
 from penstock.streams.names import CHANNEL
-from penstock.streams.store import Store, StoreError
+from penstock.streams.store import Store
 
 ORDERS = Request("shop", "events", "public", "orders")
 LINES = Request("shop", "events", "public", "Odd Lines")

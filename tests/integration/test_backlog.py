@@ -10,7 +10,7 @@ import pytest
 from tests.isolation_help import messages, position
 from tests.streams_help import Change, wire
 
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, Position
 from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog

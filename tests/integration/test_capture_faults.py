@@ -22,13 +22,13 @@ from tests.integration.capturing import (
     walsender,
 )
 
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
 from penstock.postgres import capture
 from penstock.postgres.capture import MAX_UNREAD
 from penstock.postgres.catalog import Catalog
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import Known, ReplicationStream
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text)"

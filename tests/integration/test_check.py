@@ -27,6 +27,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.postgres import setup
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.state import State, States
+from penstock.spark.java import inspect_java
 from penstock.streams.consumers.types import ConsumerSpec
 from penstock.streams.store import Store
 
@@ -342,8 +343,8 @@ def test_wrong_configuration(tmp_path: Path) -> None:
 
 
 def test_java(tmp_path: Path) -> None:
-    assert "Debian, Ubuntu: " in check.inspect_java({"PATH": ""}).fix
-    missing = check.inspect_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    assert "Debian, Ubuntu: " in inspect_java({"PATH": ""}).fix
+    missing = inspect_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert missing.level == "error"
     assert f"JAVA_HOME={tmp_path}" in missing.message
     (tmp_path / "bin").mkdir()
@@ -357,7 +358,7 @@ def test_java(tmp_path: Path) -> None:
     ):
         java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
         java.chmod(0o755)
-        assert check.inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, said
+        assert inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, said
 
 
 def test_init_writes_what_load_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

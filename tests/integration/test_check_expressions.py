@@ -11,10 +11,10 @@ import pytest
 
 from penstock.check import config as check
 from penstock.config.file import load
+from penstock.core.errors import SetupError
 from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.postgres.errors import SetupError
 from penstock.spark import planning
 
 Look = Callable[..., list[Finding]]

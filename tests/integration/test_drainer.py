@@ -18,7 +18,8 @@ import pytest
 from tests.integration.nats_servers import await_true
 from tests.isolation_help import messages, position
 
-from penstock.core.delivery import DeadLetter, SinkError, Unfinished, Written
+from penstock.core.delivery import DeadLetter, Unfinished, Written
+from penstock.core.errors import SinkError
 from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer

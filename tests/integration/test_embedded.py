@@ -14,10 +14,11 @@ import psutil
 import psycopg
 import pytest
 
+from penstock.core.errors import EmbeddedError
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
-from penstock.embedded.process import EmbeddedError, GuardedProcess
+from penstock.embedded.process import GuardedProcess
 
 
 @pytest.fixture

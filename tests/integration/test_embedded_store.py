@@ -23,11 +23,11 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.config.settings import StoreSettings
+from penstock.core.errors import EmbeddedError, StoreError
 from penstock.embedded.account import Account, programs_for
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.embedded.process import EmbeddedError
 from penstock.embedded.store import open_store
-from penstock.streams.errors import EMBEDDED_DOWN, StoreError
+from penstock.streams.errors import EMBEDDED_DOWN
 from penstock.streams.store import Store
 
 EMBEDDED = StoreSettings()

@@ -25,7 +25,7 @@ from tests.isolation_help import (
     stream_settings,
 )
 
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.monitor import Report
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats

@@ -10,7 +10,7 @@ import pytest
 from tests.nats_cluster import Cluster, answered
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.embedded.handles import JetStream
 from penstock.sinks.nats import check as nats_check
 from penstock.sinks.nats.publish import Publisher

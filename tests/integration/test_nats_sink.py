@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats

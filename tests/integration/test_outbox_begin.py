@@ -17,7 +17,8 @@ from tests.streams_help import Change, wire
 
 from penstock.backfill.requests import OPEN, Backfills
 from penstock.config.settings import SparkSettings
-from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.delivery import DeadLetter
+from penstock.core.errors import CaptureError, SinkError, StoreError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -25,9 +26,7 @@ from penstock.outbox.relay.begin import begin, leave
 from penstock.outbox.relay.group import Group
 from penstock.outbox.relay.places import Places
 from penstock.outbox.relay.wanted import Planner, Wanted, find, source_name
-from penstock.postgres.errors import CaptureError
 from penstock.sinks.backlog import store as backlog
-from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 
 LATE = SinkError("timeout", "Late.")

@@ -19,7 +19,8 @@ from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, lease, pipeline, value
 
 from penstock.config.settings import Config, OutboxSource
-from penstock.core.health import Health, Level
+from penstock.core.errors import SetupError
+from penstock.core.health import Failure, Health, Level
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -27,8 +28,6 @@ from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline, Reader, find_inb
 from penstock.outbox.inbox.nats import durable_name
 from penstock.outbox.relay.group import Group
 from penstock.outbox.relay.relay import Relay
-from penstock.outbox.relay.wanted import Trouble
-from penstock.postgres.errors import SetupError
 
 STREAM = "ORDERS"
 
@@ -265,9 +264,9 @@ def test_large_messages_and_those_without_a_body(
 ) -> None:
     """A request ends when its bytes are used up, and the next one goes on."""
     monkeypatch.setattr("penstock.outbox.inbox.nats._REQUEST_BYTES", 1_100_000)
-    failures: list[Trouble] = []
+    failures: list[Failure] = []
 
-    async def fail(_: Reader, trouble: Trouble) -> None:
+    async def fail(_: Reader, trouble: Failure) -> None:
         failures.append(trouble)
 
     monkeypatch.setattr(Reader, "_fail", fail)

@@ -16,10 +16,10 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError
+from penstock.core.errors import PipelineError, SinkError
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
-from penstock.outbox.settings import OutboxSinkSettings, PipelineError, read
+from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks.nats.check import inspect
 
 from .nats_servers import Writer, await_true, batch, make_certificates, make_operator, make_seed

@@ -13,15 +13,13 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from penstock.config.file import ConfigError
 from penstock.config.settings import OutboxSource
-from penstock.core.delivery import SinkError
+from penstock.core.errors import ConfigError, SetupError, SinkError
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.configured import configuration, pipelines
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.install import install
-from penstock.postgres.errors import SetupError
 from penstock.runtime.replay import Replay
 from penstock.sinks.nats.sink import NatsSink
 from penstock.streams.store import Store

@@ -18,11 +18,11 @@ from penstock.check import config as check
 from penstock.cli import status
 from penstock.cli.main import app
 from penstock.config.file import Config, load
+from penstock.core.errors import CaptureError
 from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres import setup
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import identify
 from penstock.runtime import recovery
 from penstock.streams.positions import Positions, Recorder

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from penstock.config.file import Config
 from penstock.core.backoff import Backoff
+from penstock.core.errors import CaptureError
 from penstock.embedded.handles import Database
-from penstock.postgres.errors import CaptureError
 from penstock.runtime import run as runs
 from penstock.runtime.run import Holding, Run
 

@@ -14,9 +14,9 @@ import structlog
 
 from penstock.check.postgres import inspect
 from penstock.config.settings import PostgresSource
+from penstock.core.errors import SetupError
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.postgres.errors import SetupError
 from penstock.postgres.setup import ensure, slot_status
 
 Make = Callable[..., PostgresSource]

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.capturing import confirmed, eventually
 
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.postgres.errors import CaptureError
 from penstock.spark.options import SourceOptions
 from penstock.spark.source import PostgresChangesReader
 

@@ -16,7 +16,7 @@ from tests.streams_help import Change, wire
 
 from penstock.config.settings import NatsSinkSettings
 from penstock.core.blocks import pack, unpack
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Monitor
 from penstock.embedded.handles import Database, JetStream

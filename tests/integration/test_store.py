@@ -17,10 +17,11 @@ import pytest
 from tests.streams_help import make_stream, writer_of
 
 from penstock.core.delivery import DeadLetter
+from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.migrate import VERSION
-from penstock.streams.store import Store, StoreError
+from penstock.streams.store import Store
 
 
 @pytest.fixture

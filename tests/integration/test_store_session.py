@@ -13,7 +13,7 @@ from tests.integration.nats_servers import await_true
 from tests.streams_help import in_stream, inserted, make_stream, read, wire, write_part, writer_of
 
 from penstock.config.file import Config
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position
 from penstock.core.monitor import Report
 from penstock.embedded.handles import Database
@@ -24,7 +24,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import BatchPart
 from penstock.streams import claim
 from penstock.streams.names import LOCK_RUN
-from penstock.streams.store import Store, StoreError, StreamRecord
+from penstock.streams.store import Store, StreamRecord
 
 SLOT = "penstock_shop"
 IDLE = threading.Event()

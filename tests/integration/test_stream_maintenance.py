@@ -33,6 +33,7 @@ from tests.streams_help import (
     writer_of,
 )
 
+from penstock.core.errors import StoreError
 from penstock.core.message import DELETE, Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -43,7 +44,7 @@ from penstock.streams.maintenance import Maintenance, close_segment, run_once
 from penstock.streams.records import commit_position
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import Segment, low_watermark, readers_of, segments_of
-from penstock.streams.store import START, Store, StoreError, StreamRecord, consumer_table
+from penstock.streams.store import START, Store, StreamRecord, consumer_table
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.streams_help import (
     writer_of,
 )
 
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from penstock.config.settings import PostgresSource
+from penstock.core.errors import CaptureError
 from penstock.embedded.handles import Database
-from penstock.postgres.errors import CaptureError
 from penstock.trial import live
 
 TABLE = "CREATE TABLE orders (id int PRIMARY KEY, note text)"

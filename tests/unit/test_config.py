@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import yaml_lines
-from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.file import Config, NatsSinkSettings, load
 from penstock.config.settings import slot_name
+from penstock.core.errors import ConfigError
 
 EXAMPLE = """\
 sources:

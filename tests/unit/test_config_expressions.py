@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.file import Config, ConfigError, load
+from penstock.config.file import Config, load
 from penstock.config.transforms import LuaCode, RouteRule
+from penstock.core.errors import ConfigError
 
 FILE = """\
 sources: {{shop: {{type: postgres, url: "postgres://db/shop"}}}}

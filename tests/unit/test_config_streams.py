@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.config.file import (
     Config,
-    ConfigError,
     NatsSinkSettings,
     StreamSinkSettings,
     WebhookConsumer,
@@ -21,6 +20,7 @@ from penstock.config.file import (
     sink_names,
 )
 from penstock.config.settings import SparkSettings
+from penstock.core.errors import ConfigError
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EXAMPLE = f"""\

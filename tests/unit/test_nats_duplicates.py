@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError, Unfinished
+from penstock.core.delivery import Unfinished
+from penstock.core.errors import SinkError
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats.duplicates import Stored, verdict
 from penstock.sinks.nats.frames import Encoder

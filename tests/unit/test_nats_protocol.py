@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.config.nats import NatsSinkConfig, redact
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
 from penstock.sinks.nats.check import refused_by_stream
 from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply

@@ -13,7 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.config.settings import Config, PostgresSource
-from penstock.outbox.settings import OutboxSinkSettings, PipelineError, RelayPipeline, held, read
+from penstock.core.errors import PipelineError
+from penstock.outbox.settings import OutboxSinkSettings, RelayPipeline, held, read
 from penstock.sinks.nats.formats import OutboxForm
 
 EXAMPLE: dict[str, Any] = {

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.config.file import Config, ConfigError, load
+from penstock.config.file import Config, load
 from penstock.config.settings import OutboxSource, SparkSettings
+from penstock.core.errors import CaptureError, ConfigError
 from penstock.core.health import Failure
 from penstock.outbox.relay import lease, relay
 from penstock.outbox.relay.lease import Lease, Leases
 from penstock.outbox.relay.relay import Relay
 from penstock.outbox.relay.wanted import Pipeline, Planner, capture_url, slot_of, source_name
 from penstock.outbox.settings import OutboxSinkSettings
-from penstock.postgres.errors import CaptureError
 from penstock.spark.options import SourceOptions
 from penstock.spark.pipeline import Pipeline as PipelineOfSpark
 from penstock.spark.pipeline import _groupings

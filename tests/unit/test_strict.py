@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.api.schemas import NEW_CONSUMER, NewPull, NewWebhook, PositionBody, Rewind
-from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.file import Config, NatsSinkSettings, load
 from penstock.config.settings import (
     OutboxSource,
     PostgresSource,
@@ -22,6 +22,7 @@ from penstock.config.settings import (
 )
 from penstock.config.strict import Untyped, is_name
 from penstock.config.transforms import TransformSettings
+from penstock.core.errors import ConfigError
 
 MODELS: list[type[BaseModel]] = [
     NewPull, NewWebhook, PositionBody, Rewind, PullConsumer, WebhookConsumer, PostgresSource,

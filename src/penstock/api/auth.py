@@ -20,9 +20,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.problems import Problem
+from penstock.core.errors import StoreError
 from penstock.core.queries import load
 from penstock.streams.connect import CONNECT
-from penstock.streams.errors import StoreError, store_error
+from penstock.streams.errors import store_error
 from penstock.streams.names import CHANNEL
 
 _SECONDS: Final = 5.0  # between two looks at the tokens

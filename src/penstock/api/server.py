@@ -11,12 +11,9 @@ from fastapi import FastAPI
 
 from penstock.api.app import Api
 from penstock.api.protocol import Protocol
+from penstock.core.errors import ListenError
 
 _GRACE: Final = 5  # seconds for requests that are under way when the server ends
-
-
-class ListenError(Exception):
-    """The address can't be listened on."""
 
 
 class Uvicorn(uvicorn.Server):

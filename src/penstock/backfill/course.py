@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.backfill.planner import Planner, SnapshotHolder
-from penstock.backfill.spec import BackfillError, BackfillSpec, Cursor, Place, Reads, Source
+from penstock.backfill.spec import BackfillSpec, Cursor, Place, Reads, Source
 from penstock.backfill.watermarks import NONE, Noting, Watch
+from penstock.core.errors import BackfillError
 from penstock.postgres.capture import ReadsEvent
 
 

@@ -17,8 +17,7 @@ from penstock.backfill import tables
 from penstock.backfill.requests import Backfills, Request
 from penstock.config.file import Config
 from penstock.config.settings import Sink
-from penstock.postgres.errors import CaptureError
-from penstock.streams.store import StoreError
+from penstock.core.errors import CaptureError, StoreError
 
 _BACKOFF_SECONDS: Final = (3.0, 60.0)
 _CLOSE_SECONDS: Final = 3.0

@@ -6,7 +6,8 @@ import contextlib
 from typing import Any
 
 from penstock.backfill.session import SQL, Connection
-from penstock.backfill.spec import BackfillError, BackfillSpec, Ordered, Source
+from penstock.backfill.spec import BackfillSpec, Ordered, Source
+from penstock.core.errors import BackfillError
 from penstock.core.text import nearest
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog

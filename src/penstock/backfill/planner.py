@@ -14,8 +14,9 @@ from psycopg import sql
 
 from penstock.backfill import ranges
 from penstock.backfill.session import SQL, Connection, open_session
-from penstock.backfill.spec import BackfillError, BackfillSpec, Cursor, Range, Source
+from penstock.backfill.spec import BackfillSpec, Cursor, Range, Source
 from penstock.backfill.watermarks import Noting, Snapshot, Watch, unseen
+from penstock.core.errors import BackfillError
 from penstock.postgres.capture import MAX_UNREAD, Capture, CaptureStats
 
 KEYS: Final = 1_000

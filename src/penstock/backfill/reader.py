@@ -21,10 +21,10 @@ from penstock.backfill.backfiller import Backfiller
 from penstock.backfill.events import Done, Event, Failed
 from penstock.backfill.read import read_range
 from penstock.backfill.spec import BackfillSpec, Reads, cursor_from_json
+from penstock.core.errors import CaptureError
 from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.core.monitor import Report, Reporter
 from penstock.postgres.capture import Capture
-from penstock.postgres.errors import CaptureError
 
 _EMPTY = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 

@@ -15,8 +15,8 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from penstock.core import queries
+from penstock.core.errors import StoreError
 from penstock.core.tables import qualified_name
-from penstock.streams.errors import StoreError
 from penstock.streams.names import LOCK_RUN
 from penstock.streams.store import Store
 

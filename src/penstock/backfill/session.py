@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock.backfill.spec import BackfillError
+from penstock.core.errors import BackfillError, CaptureError
 from penstock.core.queries import load
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import capture_error, connect
 
 SQL: Final = load("penstock.backfill", "backfill.sql")

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from penstock.core.message import Position
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.table import Shape
 from penstock.postgres.values import TypeInfo
@@ -25,13 +24,6 @@ the columns that they are of. In JSON a list, or null. Without the last item any
 
 RANGE_BITS: Final = 24
 """A read's `commit_idx` is its range's number above these bits, and its row's number in them."""
-
-
-class BackfillError(CaptureError):
-    """A backfill, or one of its ranges, cannot go on; see `CaptureError` for what it tells.
-
-    `transient`: the chunk may be read again as it is (the connection or the snapshot was lost).
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from penstock.backfill.initial import InitialBackfills
 from penstock.backfill.progress import Failure
 from penstock.backfill.requests import NOTICE, OPEN, Backfill, Backfills
 from penstock.config.file import Config
+from penstock.core.errors import StoreError
 from penstock.core.monitor import Report
 from penstock.streams.connect import connect
 from penstock.streams.names import CHANNEL
-from penstock.streams.store import Store, StoreError
+from penstock.streams.store import Store
 
 _POLL_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.1  # between two looks at what was told, however much that is

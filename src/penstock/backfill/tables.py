@@ -13,10 +13,10 @@ from psycopg import sql
 from penstock.backfill.ranges import trusted
 from penstock.config.settings import PostgresSource, SinkSettings
 from penstock.core import queries
+from penstock.core.errors import SetupError
 from penstock.core.tables import TablePattern, matches_any
 from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Relation, open_catalog
-from penstock.postgres.errors import SetupError
 
 _SQL: Final = queries.load("penstock.backfill", "tables.sql")
 _EVERYTHING: Final = sql.SQL("true")

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
-from penstock.config.file import Config, ConfigError, NatsSinkSettings, load
+from penstock.config.file import Config, NatsSinkSettings, load
 from penstock.config.settings import SinkSettings
+from penstock.core.errors import ConfigError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern, matches_any
+from penstock.spark.java import inspect_java
 
-OLDEST_JAVA: Final = 17
-_JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-_GET_JAVA: Final = (
-    "Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless\n"
-    "macOS: brew install openjdk@17\n"
-    "then let JAVA_HOME name its folder, or PATH its `java`"
-)
 _TableName = tuple[str, str]
 
 
@@ -50,31 +41,6 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
     report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
     report.findings += inspect_config(config, environ)
     return report
-
-
-def inspect_java(environ: Mapping[str, str] = os.environ) -> Finding:
-    """Look for the Java that Spark will run on: `JAVA_HOME`'s, or else the one on `PATH`."""
-    home = environ.get("JAVA_HOME")
-    if home:
-        java, where = str(Path(home) / "bin" / "java"), f"JAVA_HOME={home}"
-    else:
-        java, where = shutil.which("java", path=environ.get("PATH")) or "", "PATH"
-    if not java:
-        return Finding("error", "java", f"there is none on {where}", _GET_JAVA)
-    try:
-        ran = subprocess.run(  # noqa: S603 - the user's own Java, as Spark starts it
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no answer in 30 s"
-        return Finding("error", "java", f"{java} (from {where}) fails: {reason}", _GET_JAVA)
-    version = _JAVA_VERSION.search(ran.stderr + ran.stdout)
-    if ran.returncode != 0 or version is None:
-        return Finding("error", "java", f"{java} (from {where}) fails", _GET_JAVA)
-    if int(version[1]) < OLDEST_JAVA:
-        message = f"{java} is Java {version[1]}, and Spark needs {OLDEST_JAVA} or later"
-        return Finding("error", "java", message, _GET_JAVA)
-    return Finding("ok", "java", f"Java {version[1]}: {java}")
 
 
 def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -139,8 +105,8 @@ def inspect_store(config: Config) -> list[Finding]:
         from penstock.check import streams as inspection  # noqa: PLC0415
 
         return inspection.inspect(config.store.get_secret_value(), config)
+    from penstock.core.errors import EmbeddedError  # noqa: PLC0415
     from penstock.embedded.postgres import EmbeddedPostgres  # noqa: PLC0415
-    from penstock.embedded.process import EmbeddedError  # noqa: PLC0415
     from penstock.embedded.store import FOLDER  # noqa: PLC0415
 
     data = FOLDER / "store"
@@ -218,7 +184,7 @@ def _in_one_stream(
     source: str, sinks: Mapping[str, SinkSettings]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
-    from penstock.core.delivery import SinkError  # noqa: PLC0415
+    from penstock.core.errors import SinkError  # noqa: PLC0415
     from penstock.sinks.nats import check as nats_check  # noqa: PLC0415
 
     streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from penstock import transforms
 from penstock.check.tables import identity_sql, rule_columns
 from penstock.config.settings import NatsSinkSettings, PostgresSource, Sink
+from penstock.core.errors import CaptureError
 from penstock.core.finding import Finding
 from penstock.core.message import DELETE
 from penstock.core.tables import matches_any
 from penstock.core.text import nearest
 from penstock.expressions import Columns, Reference
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
-from penstock.postgres.errors import CaptureError
 from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import is_planned, source_columns
 from penstock.spark.routes import wanted_actions

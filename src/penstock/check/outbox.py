@@ -11,16 +11,16 @@ from psycopg import sql
 from penstock.check.config import inspect_nats, shared_streams_of_outboxes
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
-from penstock.core.delivery import SinkError
+from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.finding import Finding
+from penstock.core.health import Failure
 from penstock.outbox.catalog import find_schema, version_of
 from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.inbox.nats import durable_name, read_settings
-from penstock.outbox.relay.wanted import Planner, Trouble, find, source_name
-from penstock.outbox.settings import OutboxSinkSettings, PipelineError
+from penstock.outbox.relay.wanted import Planner, find, source_name
+from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
 from penstock.postgres.admin import Catalog, address, open_catalog
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.setup import server_fault
 from penstock.sinks.nats import check as nats_check
 
@@ -107,11 +107,11 @@ def _pipelines(
     sinks: dict[str, OutboxSinkSettings] = {}
     for row in rows:
         group = planned[row.relay_group]
-        trouble = (group.held | group.left_out).get(row.pipeline)
+        failure = (group.held | group.left_out).get(row.pipeline)
         title = f"{what}: pipeline {row.pipeline}"
-        yield _settings(title, row.pipeline, row.enabled, trouble)
+        yield _settings(title, row.pipeline, row.enabled, failure)
         sink = group.sinks.get(row.pipeline)
-        if trouble is None and row.enabled and isinstance(sink, OutboxSinkSettings):
+        if failure is None and row.enabled and isinstance(sink, OutboxSinkSettings):
             sinks[row.pipeline] = sink
             for finding in inspect_nats(group.source, sink, []):
                 yield dataclasses.replace(finding, subject=f"{title}: {finding.subject}")
@@ -121,11 +121,11 @@ def _pipelines(
         yield from _inbox(f"{what}: pipeline {pipeline.pipeline}", pipeline, database, environ)
 
 
-def _settings(title: str, name: str, enabled: bool, trouble: Trouble | None) -> Finding:
+def _settings(title: str, name: str, enabled: bool, failure: Failure | None) -> Finding:
     """Return what is to be said of a pipeline's config, and of whether it is enabled."""
-    if trouble is not None:
-        message = f"{trouble.message} ({trouble.code})"
-        return Finding("error" if enabled else "warning", title, message, trouble.remedy)
+    if failure is not None:
+        message = f"{failure.cause} ({failure.code})"
+        return Finding("error" if enabled else "warning", title, message, failure.remedy)
     if not enabled:
         message = "its config is valid, and it is disabled: its outbox keeps the messages"
         return Finding("ok", title, message, f"select tide.relay_enable('{name}')")
@@ -135,13 +135,13 @@ def _settings(title: str, name: str, enabled: bool, trouble: Trouble | None) -> 
 def _inbox(
     title: str, pipeline: InboxPipeline, database: str, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    trouble, settings = None, None
+    failure, settings = None, None
     try:
         durable = durable_name(pipeline.system, database, pipeline.pipeline)
         settings = read_settings(pipeline.config, durable, environ)
     except PipelineError as error:
-        trouble = Trouble(error.code, error.message, error.remedy)
-    yield _settings(title, pipeline.pipeline, pipeline.enabled, trouble)
+        failure = Failure.by(error)
+    yield _settings(title, pipeline.pipeline, pipeline.enabled, failure)
     if settings is not None and pipeline.enabled:
         subject = f"{title}: nats {settings.nats.safe_url}"
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,32 +26,15 @@ ConfigFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
-# Errors that say what to do themselves, by the module that has them, with the exit code.
-_KNOWN: Final = (
-    ("penstock.config.file", "ConfigError", 2),
-    ("penstock.postgres.errors", "CaptureError", 1),
-    ("penstock.core.delivery", "SinkError", 1),
-    ("penstock.streams.errors", "StoreError", 1),
-    ("penstock.streams.consumers.types", "ConsumerError", 1),
-    ("penstock.api.server", "ListenError", 1),
-    ("penstock.embedded.process", "EmbeddedError", 1),
-    ("penstock.spark.session", "SparkError", 1),
-)
-
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """End with a message and an exit code, not a traceback, where the error says what to do."""
     try:
         yield
-    except Exception as error:
-        for module, name, code in _KNOWN:
-            # A class whose module nobody imported cannot have been raised.
-            kind = getattr(sys.modules.get(module), name, None)
-            if kind is not None and isinstance(error, kind):
-                typer.echo(str(error), err=True)
-                raise typer.Exit(code) from None
-        raise
+    except PenstockError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
 
 
 @contextlib.contextmanager

@@ -71,8 +71,8 @@ def status(url: Url, as_json: AsJson = False) -> None:
 
 
 def _checked(url: str) -> str:
-    from penstock.config.file import ConfigError  # noqa: PLC0415
     from penstock.config.settings import check_postgres_url  # noqa: PLC0415
+    from penstock.core.errors import ConfigError  # noqa: PLC0415
 
     try:
         check_postgres_url(url)

@@ -41,7 +41,8 @@ def configuration(url: str, groups: list[str] | None, store: str | None) -> Conf
     """Return the configuration that a relay's options stand for; raises `ConfigError`."""
     from pydantic import ValidationError  # noqa: PLC0415
 
-    from penstock.config.file import Config, ConfigError, OutboxSource  # noqa: PLC0415
+    from penstock.config.file import Config, OutboxSource  # noqa: PLC0415
+    from penstock.core.errors import ConfigError  # noqa: PLC0415
 
     names: list[str | None] = [*dict.fromkeys(groups)] if groups else [None]
     try:

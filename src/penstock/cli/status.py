@@ -25,7 +25,7 @@ def collect(config: Config, listen: str) -> Status:
     `running` is None where nothing answers; a slot, or an outbox's source, that cannot be read has an
     `error` in its place.
     """
-    from penstock.postgres.errors import CaptureError  # noqa: PLC0415 - psycopg takes a while
+    from penstock.core.errors import CaptureError  # noqa: PLC0415 - psycopg takes a while
     from penstock.postgres.setup import slot_status  # noqa: PLC0415
     from penstock.runtime import recovery  # noqa: PLC0415
 
@@ -157,8 +157,8 @@ def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
 
 def _outbox(source: OutboxSource) -> Status:
     """Return the pipelines of an outbox's source, each with how far it is, or the error."""
+    from penstock.core.errors import CaptureError  # noqa: PLC0415
     from penstock.outbox.look import pipelines  # noqa: PLC0415
-    from penstock.postgres.errors import CaptureError  # noqa: PLC0415
 
     try:
         found = pipelines(source.url.get_secret_value(), source.relay_group)

@@ -36,12 +36,12 @@ from penstock.config.settings import (
 )
 from penstock.config.strict import NAME_RULE, Untyped, is_name
 from penstock.config.transforms import FOLDER, ROUTE_KINDS, RouteRule
+from penstock.core.errors import ConfigError
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import dotted, nearest
 
 __all__ = [
     "Config",
-    "ConfigError",
     "NatsSinkSettings",
     "OutboxSource",
     "PostgresSource",
@@ -79,17 +79,6 @@ _CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
 }
 
 _M = TypeVar("_M", bound=BaseModel)
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; `problems` has one line of text for each mistake."""
-
-    def __init__(self, problems: list[str]):
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
-        return type(self), (self.problems,)
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Config:

@@ -17,7 +17,7 @@ import nkeys
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from penstock.config.strict import Flag, Number, Whole
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 from penstock.sinks.nats.formats import OutboxForm
 

@@ -8,32 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
-
-class SinkError(Exception):
-    """A sink cannot go on: what was wrong, with which value, and what to do about it.
-
-    `code` is a stable word for logs, metrics and tests (`connection_refused`, `no_stream`, ...);
-    `remedy` a command or a setting; `transient` tells whether trying again can help by itself.
-    No secret ever stands in it.
-    """
-
-    def __init__(self, code: str, message: str, *, remedy: str = "", transient: bool = True):
-        super().__init__(f"{message} {remedy}".strip())
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        self.transient = transient
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.code, self.message, self.remedy, self.transient)
-
-
-def _rebuild(code: str, message: str, remedy: str, transient: bool) -> SinkError:
-    return SinkError(code, message, remedy=remedy, transient=transient)
+from penstock.core.errors import SinkError
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, Final
 
+from penstock.core.errors import PenstockError
+
 GRACE_SECONDS: Final = 3.0
 """How long a failure may last before what it concerns counts as failed: most are over by then."""
 STALL_SECONDS: Final = 10.0
@@ -66,6 +68,11 @@ class Failure:
         if remedy and cause != remedy.strip():
             cause = cause.removesuffix(remedy.strip()).strip()
         return cls(code or "unknown", cause, (remedy or "").strip(), since)
+
+    @classmethod
+    def by(cls, error: PenstockError) -> Failure:
+        """Return what is kept of an error."""
+        return cls(error.code, error.message, error.remedy)
 
     def lasting(self, before: Failure | None, now: float) -> Failure:
         """Return this failure, since the one was that it follows without a success in between."""

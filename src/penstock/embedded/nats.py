@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.embedded.process import EmbeddedError, GuardedProcess, await_ready, free_port
+from penstock.core.errors import EmbeddedError
+from penstock.embedded.process import GuardedProcess, await_ready, free_port
 
 _START_TIMEOUT = 30.0
 _PROBE_TIMEOUT = 2.0

@@ -20,6 +20,7 @@ from typing import IO, Final, Literal, Self
 import psycopg
 from psycopg import sql
 
+from penstock.core.errors import EmbeddedError, PortTakenError
 from penstock.embedded.account import (
     Account,
     account_of,
@@ -29,13 +30,7 @@ from penstock.embedded.account import (
     pgserver,
     programs_for,
 )
-from penstock.embedded.process import (
-    EmbeddedError,
-    GuardedProcess,
-    PortTakenError,
-    await_ready,
-    free_port,
-)
+from penstock.embedded.process import GuardedProcess, await_ready, free_port
 
 SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",

@@ -19,16 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from penstock.core.errors import EmbeddedError
+
 _GUARD = Path(__file__).with_name("_guard.py")
 _LOG_TAIL = 2000
-
-
-class EmbeddedError(Exception):
-    """An embedded server cannot start: what it said, and where its whole log is."""
-
-
-class PortTakenError(EmbeddedError):
-    """The one port that a server has to listen on is in use by another program."""
 
 
 class GuardedProcess:

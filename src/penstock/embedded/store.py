@@ -22,9 +22,9 @@ from typing import Final, NamedTuple, TextIO
 from urllib.parse import quote
 
 from penstock.config.settings import StoreSettings
+from penstock.core.errors import EmbeddedError, PortTakenError
 from penstock.embedded.account import own
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.embedded.process import EmbeddedError, PortTakenError
 from penstock.embedded.supervisor import OnOutage, Supervisor
 from penstock.streams.errors import EMBEDDED
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import structlog
 
 from penstock.core.backoff import Backoff
-from penstock.embedded.process import EmbeddedError
+from penstock.core.errors import EmbeddedError
 
 _LOOK_SECONDS: Final = 0.25
 _BACKOFF_SECONDS: Final = (0.5, 30.0)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import psycopg
 
 from penstock.config.settings import Config, OutboxSource, PostgresSource
-from penstock.core.delivery import SinkError
+from penstock.core.errors import PipelineError, SinkError
 from penstock.outbox.errors import install_error
 from penstock.outbox.relay.wanted import PUBLICATION, Pipeline, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
-from penstock.outbox.settings import PipelineError, read
+from penstock.outbox.settings import read
 
 
 def pipelines(source: OutboxSource) -> dict[str, Pipeline]:

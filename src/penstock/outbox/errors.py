@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
+from penstock.core.errors import SetupError
 from penstock.postgres.admin import address
-from penstock.postgres.errors import SetupError
 
 
 class InstallError(SetupError):

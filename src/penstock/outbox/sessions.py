@@ -7,8 +7,8 @@ from typing import Any, Final
 import psycopg
 
 from penstock.core import queries
+from penstock.core.errors import SetupError
 from penstock.postgres.admin import address, connection_error
-from penstock.postgres.errors import SetupError
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 _CONNECT: Final = {

@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails
 from penstock.config.nats import NatsSinkConfig, check_login
 from penstock.config.settings import NatsSinkSettings
 from penstock.config.transforms import ROUTE_KINDS, RouteSettings, check_route
+from penstock.core.errors import PipelineError
 from penstock.core.redact import MASK, redact_url
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import qualified_name
@@ -67,21 +68,6 @@ _EXPECTED: Final = {
     "group_by": "'payload.<field>', 'header.<name>' or 'none'",
     "key_scope": "'outbox' or 'stream'",
 }
-
-
-class PipelineError(Exception):
-    """A config that can't be used; stops its pipeline alone.
-
-    `code` is `invalid_config` or `unresolved_reference`; `problems` has a line for each mistake, and
-    `message` all of them; `remedy` says what to do. No secret stands in any of them.
-    """
-
-    def __init__(self, code: str, problems: list[str], remedy: str) -> None:
-        super().__init__("; ".join(problems))
-        self.code = code
-        self.message = "; ".join(problems) + "."
-        self.problems = problems
-        self.remedy = remedy
 
 
 class OutboxSinkSettings(NatsSinkSettings):

@@ -18,9 +18,9 @@ from psycopg.rows import class_row
 
 from penstock.config.settings import PostgresSource
 from penstock.core import queries
+from penstock.core.errors import SetupError
 from penstock.core.message import parse_lsn
 from penstock.core.tables import TablePattern, matches_any, qualified_name
-from penstock.postgres.errors import SetupError
 
 OLDEST_VERSION: Final = 14
 _SQL: Final = queries.load("penstock.postgres", "setup.sql")

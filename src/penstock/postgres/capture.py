@@ -24,12 +24,12 @@ import structlog
 
 from penstock.backfill.spec import Reads
 from penstock.core.backoff import Backoff
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position, source_tag
 from penstock.expressions.planned import Planned
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder, Grouping, Wants
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.pgoutput import ProtocolError, Relation
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from penstock.core.errors import SetupError
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Publication, Relation
-from penstock.postgres.errors import SetupError
 
 
 def missing_tables(

@@ -17,10 +17,10 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.errors import CaptureError
 from penstock.core.message import format_lsn, parse_lsn, source_tag
 from penstock.core.queries import load
 from penstock.postgres.admin import connection_error
-from penstock.postgres.errors import CaptureError
 
 _SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from

@@ -14,8 +14,8 @@ import structlog
 from psycopg import sql
 
 from penstock.config.settings import PostgresSource
+from penstock.core.errors import SetupError
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
-from penstock.postgres.errors import SetupError
 from penstock.postgres.publication import (
     Coverage,
     add_to_publication,

@@ -19,12 +19,11 @@ from typing import Final
 from penstock.backfill import tables
 from penstock.backfill.requests import OPEN, Backfills, Request
 from penstock.config.file import Config
+from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
 from penstock.postgres import setup
 from penstock.postgres.admin import Catalog, open_catalog
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import identify
-from penstock.streams.errors import StoreError
 from penstock.streams.positions import Positions, SourcePosition, close_gap
 from penstock.streams.store import Store
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from penstock.config.file import Config, NatsSinkSettings, OutboxSource, StreamSinkSettings, load
-from penstock.core.delivery import SinkError
+from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
-from penstock.postgres.errors import CaptureError
 from penstock.sinks.nats.publish import Publisher
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.store import Store, StoredLetter

@@ -22,13 +22,12 @@ from penstock.check.config import shared_streams
 from penstock.config.file import Config
 from penstock.config.settings import PostgresSource
 from penstock.core.backoff import Backoff
-from penstock.core.delivery import SinkError
+from penstock.core.errors import CaptureError, SinkError, StoreError
 from penstock.core.health import Failure, Part, run_part
 from penstock.core.message import Position
 from penstock.core.monitor import Monitor, Report
 from penstock.core.startup import Step, step
 from penstock.postgres import setup
-from penstock.postgres.errors import CaptureError
 from penstock.runtime import recovery
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.state import State
@@ -37,7 +36,7 @@ from penstock.spark import planning
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code, last_errors
-from penstock.streams.errors import EMBEDDED_DOWN, StoreError
+from penstock.streams.errors import EMBEDDED_DOWN
 from penstock.streams.positions import Positions, Recorder
 from penstock.streams.store import Store
 
@@ -493,7 +492,7 @@ class Run:
     def _why(self, source: str, error: Exception) -> Failure:
         """Return why a query ended: what its capture has reported, or else what Spark raised."""
         if isinstance(error, CaptureError):  # raised before there was a query
-            return Failure(error.code, error.message, error.remedy)
+            return Failure.by(error)
         return self.state.sources[source].capture_failure or query_failure(
             error, last_errors(), retried=not self._once
         )

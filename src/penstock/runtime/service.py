@@ -23,9 +23,10 @@ from pyspark.sql import SparkSession
 
 from penstock.api.app import Api
 from penstock.api.health import Server, application
-from penstock.config.file import Config, ConfigError
+from penstock.config.file import Config
 from penstock.core import log as logging
 from penstock.core import startup
+from penstock.core.errors import ConfigError, SparkError
 from penstock.core.health import Failure, Part, run_part, worker_part
 from penstock.core.startup import Step, step
 from penstock.embedded.store import FOLDER, open_store
@@ -158,10 +159,10 @@ class Service:
             spark = session.create(master, self._config.spark.conf, step=step)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
             return spark
-        except session.SparkError as error:
+        except SparkError as error:
             # A service manager's SIGTERM may have met the JVM at its start.
             if not self._stopping.wait(0.5):
-                self._fail(error.failure)
+                self._fail(Failure.by(error))
             return None
 
     def _fail(self, failure: Failure) -> None:

@@ -12,7 +12,8 @@ import structlog
 
 from penstock.config.file import Config
 from penstock.config.settings import NatsSinkSettings
-from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.delivery import DeadLetter
+from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.postgres.replication import identify
@@ -22,7 +23,6 @@ from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
-from penstock.streams.errors import StoreError
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.probe import Probe
 from penstock.streams.store import SourceRecord, Store

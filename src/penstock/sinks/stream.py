@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.core import queries
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy

@@ -12,13 +12,13 @@ import structlog
 
 from penstock import transforms
 from penstock.config.settings import PostgresSource, Sink
+from penstock.core.errors import SetupError
 from penstock.core.health import Failure
 from penstock.core.message import Position
 from penstock.core.tables import qualified_name
 from penstock.expressions import Columns, ColumnType, load_columns
 from penstock.expressions.planned import Table
 from penstock.postgres.admin import Catalog, open_catalog
-from penstock.postgres.errors import SetupError
 from penstock.postgres.publication import publish_generated, publishes_generated
 from penstock.spark.plan import Plan, PlanError, plan
 from penstock.transforms.base import TransformError

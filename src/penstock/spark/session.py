@@ -20,18 +20,11 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from penstock.core.errors import SparkError
 from penstock.core.health import Failure
+from penstock.spark.java import inspect_java
 from penstock.spark.reasons import java_failure, start_failure
 from penstock.spark.stderr import Forwarder
-
-
-class SparkError(Exception):
-    """Spark's session can't be had: why, and what to do."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
-
 
 SETTINGS: Final[dict[str, str]] = {
     # A Python task costs 40 ms less over Unix sockets than over TCP (delayed ACK).
@@ -113,7 +106,7 @@ def create(
         for stderr in _stderr:
             stderr.started()
     except (PySparkException, Py4JError, OSError) as error:
-        raise SparkError(start_failure(error, last_errors())) from error
+        raise _error(start_failure(error, last_errors())) from error
     return made
 
 
@@ -137,16 +130,18 @@ def _launch(conf: SparkConf) -> None:
         )
     except PySparkRuntimeError as error:
         stderr.close()
-        raise SparkError(_without_java(stderr.last(_LAST_WORDS_SECONDS))) from error
+        raise _error(_without_java(stderr.last(_LAST_WORDS_SECONDS))) from error
     stderr.close()
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
     _stderr.append(stderr)
 
 
+def _error(failure: Failure) -> SparkError:
+    return SparkError(failure.code, failure.cause, remedy=failure.remedy)
+
+
 def _without_java(said: list[str]) -> Failure:
     """Return why the JVM did not start: most often Java is missing, or too old."""
-    from penstock.check.config import inspect_java  # noqa: PLC0415 - needed only here
-
     java = inspect_java()
     if java.level == "error":
         return Failure("java", f"Spark can't start: Java: {java.message}.", java.fix)

@@ -30,7 +30,8 @@ from pyspark.sql.types import StructType
 from penstock.config.nats import NatsSinkConfig
 from penstock.config.strict import Untyped
 from penstock.core import log as logging
-from penstock.core.delivery import DeadLetter, SinkError
+from penstock.core.delivery import DeadLetter
+from penstock.core.errors import SinkError
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.dead_letters import DeadLetters

@@ -39,6 +39,7 @@ from penstock.backfill.reader import ReaderBackfills, ReadRange
 from penstock.config.file import PostgresSource
 from penstock.core import log as logging
 from penstock.core.blocks import BLOCK_DDL, pack, with_fields
+from penstock.core.errors import CaptureError
 from penstock.core.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.core.monitor import Report, Reporter
 from penstock.expressions import fields
@@ -48,7 +49,6 @@ from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import partition
-from penstock.postgres.errors import CaptureError
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import MESSAGE_DDL, to_messages
 from penstock.spark.options import SourceOptions

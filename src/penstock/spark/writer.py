@@ -27,7 +27,8 @@ import pyarrow as pa
 from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import Block, unpack
 from penstock.core.counting import Counts, Floors, is_counted, split
-from penstock.core.delivery import DeadLetter, SinkError, Unfinished, Written
+from penstock.core.delivery import DeadLetter, Unfinished, Written
+from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Reporter
 from penstock.sinks.backlog import store as backlog

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.errors import StoreError
 from penstock.postgres.admin import address, connection_error
 
 EMBEDDED: Final = "the log of the embedded store: "
@@ -51,28 +52,6 @@ _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
     "40P01": ("deadlock", "Two sessions waited for each other in the store", "", True),
     "57014": ("cancelled", "The store cancelled a statement", "Raise statement_timeout.", True),
 }
-
-
-class StoreError(Exception):
-    """The store cannot do what was asked: what was wrong, with which value, what to do about it.
-
-    `code` is a stable word for logs, metrics and tests; `remedy` a setting or a statement;
-    `transient` tells whether trying again can help by itself. No secret ever stands in it.
-    """
-
-    def __init__(self, code: str, message: str, *, remedy: str = "", transient: bool = False):
-        super().__init__(f"{message} {remedy}".strip())
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        self.transient = transient
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.code, self.message, self.remedy, self.transient)
-
-
-def _rebuild(code: str, message: str, remedy: str, transient: bool) -> StoreError:
-    return StoreError(code, message, remedy=remedy, transient=transient)
 
 
 def store_error(error: psycopg.Error, url: str) -> StoreError:

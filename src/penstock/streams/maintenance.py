@@ -17,6 +17,7 @@ import structlog
 from psycopg import sql
 
 from penstock.core import queries
+from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
 from penstock.streams.rows import forgettable, merge, to_merge
@@ -30,14 +31,7 @@ from penstock.streams.segments import (
     segments_of,
     short_locks,
 )
-from penstock.streams.store import (
-    START,
-    SourceRecord,
-    Store,
-    StoreError,
-    StreamRecord,
-    create_segment,
-)
+from penstock.streams.store import START, SourceRecord, Store, StreamRecord, create_segment
 
 INTERVAL: Final = 10.0
 """Seconds from one look at the streams to the next."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import psycopg
 
 from penstock.core import queries
-from penstock.streams.errors import StoreError
+from penstock.core.errors import StoreError
 from penstock.streams.names import LOCK_MIGRATE
 
 OLDEST_VERSION: Final = 14

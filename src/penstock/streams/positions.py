@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from penstock.core import queries
-from penstock.streams.errors import StoreError
+from penstock.core.errors import StoreError
 from penstock.streams.store import Store
 
 RECORD_SECONDS: Final = 5.0

@@ -11,8 +11,9 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
+from penstock.core.errors import StoreError
 from penstock.streams.connect import CONNECT
-from penstock.streams.errors import StoreError, store_error
+from penstock.streams.errors import store_error
 
 _PAUSE_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 1.0

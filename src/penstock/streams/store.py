@@ -23,10 +23,11 @@ from psycopg.types.json import Jsonb
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
+from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.claim import Claim
 from penstock.streams.connect import CONNECT, connect, is_lost
-from penstock.streams.errors import StoreError, store_error
+from penstock.streams.errors import store_error
 from penstock.streams.migrate import migrate
 from penstock.streams.names import (
     CHANNEL,

@@ -17,12 +17,12 @@ import psycopg
 import pyarrow as pa
 
 from penstock.config.settings import PostgresSource
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position, source_tag
 from penstock.core.tables import matches_any
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder
-from penstock.postgres.errors import CaptureError
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 
 _SLOT_TIMEOUT: Final = "20s"

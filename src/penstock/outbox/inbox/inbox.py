@@ -26,7 +26,7 @@ from psycopg import errors, sql
 from psycopg.rows import class_row
 
 from penstock.core import queries
-from penstock.core.delivery import SinkError
+from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.health import Failure
 from penstock.outbox.inbox.nats import (
     InboxSettings,
@@ -35,10 +35,8 @@ from penstock.outbox.inbox.nats import (
     open_puller,
     read_settings,
 )
-from penstock.outbox.relay.wanted import DISABLED, Trouble
+from penstock.outbox.relay.wanted import DISABLED
 from penstock.outbox.sessions import connect_async, postgres_error
-from penstock.outbox.settings import PipelineError
-from penstock.postgres.errors import CaptureError
 
 _SQL: Final = queries.load("penstock.outbox.inbox", "inbox.sql")
 _SWEEP_SECONDS: Final = 60.0
@@ -145,13 +143,13 @@ class Reader:
         self,
         url: str,
         pipeline: InboxPipeline,
-        settings: InboxSettings | Trouble,
+        settings: InboxSettings | Failure,
         after: Reader | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.settings = settings
         self.state: str = "starting"
-        self.trouble: Trouble | None = None
+        self.failure: Failure | None = None
         self._url = url
         self._after = after
         self._table = sql.Identifier("tide", f"inbox_{pipeline.inbox}")
@@ -211,34 +209,34 @@ class Reader:
                 self._stopping.set()
         try:
             while not self._stopping.is_set():
-                trouble = await self._try()
-                if trouble is not None:
-                    await self._fail(trouble)
+                failure = await self._try()
+                if failure is not None:
+                    await self._fail(failure)
                     await self._pause()
         finally:
             with self._changing:
                 self._loop = None
             await self._disconnect()
 
-    async def _try(self) -> Trouble | None:
+    async def _try(self) -> Failure | None:
         """Read until stopped; return what is in the way of it."""
-        if isinstance(self.settings, Trouble):
+        if isinstance(self.settings, Failure):
             return self.settings
         try:
             await self._read(self.settings)
         except (SinkError, CaptureError) as error:
-            return Trouble(error.code, error.message, error.remedy)
+            return Failure.by(error)
         except psycopg.Error as error:
             known = postgres_error(error, self._url)
-            return Trouble(known.code, known.message, known.remedy)
+            return Failure.by(known)
         except Exception as error:
             log.exception("the inbox's pipeline failed", pipeline=self.pipeline.pipeline)
-            return Trouble("internal", f"{type(error).__name__}: {error}")
+            return Failure("internal", f"{type(error).__name__}: {error}")
         return None
 
     async def _pause(self) -> None:
         # Where only other settings help there is nothing to try again, but to say so.
-        final = isinstance(self.settings, Trouble) and self._told is not None
+        final = isinstance(self.settings, Failure) and self._told is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), None if final else self._delay)
         self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
@@ -310,31 +308,31 @@ class Reader:
 
     # -- what is told, and the session
 
-    async def _fail(self, trouble: Trouble) -> None:
-        if trouble.code == DISABLED:
+    async def _fail(self, failure: Failure) -> None:
+        if failure.code == DISABLED:
             await self._try_to_tell(DISABLED, None)
             return
-        if trouble.code != self._logged:
-            self._logged = trouble.code
+        if failure.code != self._logged:
+            self._logged = failure.code
             log.error("the inbox is not filled; trying again", pipeline=self.pipeline.pipeline,
-                      code=trouble.code, error=trouble.message, remedy=trouble.remedy)  # fmt: skip
-        await self._try_to_tell("error", trouble)
+                      code=failure.code, error=failure.cause, remedy=failure.remedy)  # fmt: skip
+        await self._try_to_tell("error", failure)
 
-    async def _try_to_tell(self, state: str, trouble: Trouble | None) -> None:
+    async def _try_to_tell(self, state: str, failure: Failure | None) -> None:
         try:
-            await self._tell(state, trouble)
+            await self._tell(state, failure)
         except (psycopg.Error, CaptureError):
-            self.state, self.trouble, self._told = state, trouble, None
+            self.state, self.failure, self._told = state, failure, None
             await self._disconnect()
 
-    async def _tell(self, state: str, trouble: Trouble | None) -> None:
+    async def _tell(self, state: str, failure: Failure | None) -> None:
         code, error, remedy = (
             (None, None, None)
-            if trouble is None
-            else (trouble.code, trouble.message, trouble.remedy or None)
+            if failure is None
+            else (failure.code, failure.cause, failure.remedy or None)
         )
         told = (state, code, error, remedy)
-        self.state, self.trouble = state, trouble
+        self.state, self.failure = state, failure
         if told == self._told:
             return
         connection = await self._connect()
@@ -366,7 +364,7 @@ class Inboxes:
         self._url = url
         self._database = database
         self._changing = threading.Lock()
-        self._wanted: dict[str, tuple[InboxPipeline, InboxSettings | Trouble]] = {}
+        self._wanted: dict[str, tuple[InboxPipeline, InboxSettings | Failure]] = {}
         self._readers: dict[str, Reader] = {}
         self._stopped: list[Reader] = []
         self._active = False
@@ -381,9 +379,9 @@ class Inboxes:
     def failures(self) -> dict[str, Failure]:
         """Return why pipelines are not read that should be."""
         return {
-            name: Failure(trouble.code, trouble.message, trouble.remedy)
+            name: failure
             for name, reader in list(self._readers.items())
-            if (trouble := reader.trouble) is not None
+            if (failure := reader.failure) is not None
         }
 
     def want(
@@ -410,14 +408,14 @@ class Inboxes:
 
     def _settings(
         self, pipeline: InboxPipeline, environ: Mapping[str, str]
-    ) -> InboxSettings | Trouble:
+    ) -> InboxSettings | Failure:
         if not pipeline.enabled:
-            return Trouble(DISABLED, "The pipeline is disabled.")
+            return Failure(DISABLED, "The pipeline is disabled.")
         try:
             durable = durable_name(pipeline.system, self._database, pipeline.pipeline)
             return read_settings(pipeline.config, durable, environ)
         except PipelineError as error:
-            return Trouble(error.code, error.message, error.remedy)
+            return Failure.by(error)
 
     def _apply(self) -> None:
         wanted = self._wanted if self._active else {}

@@ -28,12 +28,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from penstock.config.nats import NatsSinkConfig, Server, tls_context
-from penstock.core.delivery import SinkError
+from penstock.core.errors import PipelineError, SinkError
 from penstock.core.subject import overlaps
 from penstock.core.text import dotted
 from penstock.outbox.inbox.order import Unsettled
 from penstock.outbox.secrets import UnresolvedError, resolve
-from penstock.outbox.settings import PipelineError, read, without_nulls
+from penstock.outbox.settings import read, without_nulls
 from penstock.sinks.nats.check import jetstream_not_enabled
 from penstock.sinks.nats.client import connect_first
 from penstock.sinks.nats.leader import NOT_ENABLED, UNAVAILABLE, no_quorum

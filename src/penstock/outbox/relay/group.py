@@ -19,16 +19,15 @@ from pyspark.sql import SparkSession
 
 from penstock.core import queries
 from penstock.core.backoff import Backoff
-from penstock.core.delivery import SinkError
+from penstock.core.errors import CaptureError, SinkError, StoreError
 from penstock.core.health import Failure, Level, Part, Problem, pipeline_part, worker_part
 from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline
 from penstock.outbox.relay.begin import begin, forget, give_up_slot, leave
 from penstock.outbox.relay.lease import Lease
 from penstock.outbox.relay.lock import GroupLock
 from penstock.outbox.relay.places import Places
-from penstock.outbox.relay.wanted import Trouble, Wanted
+from penstock.outbox.relay.wanted import Wanted
 from penstock.outbox.sessions import postgres_error
-from penstock.postgres.errors import CaptureError
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.recovery import GAP_CODES
 from penstock.runtime.run import Holding, Run
@@ -36,7 +35,6 @@ from penstock.runtime.state import State
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.warm import warm
-from penstock.streams.errors import StoreError
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
@@ -88,7 +86,7 @@ class Group:
         self._handing_over: threading.Thread | None = None
         self._next: NextQuery | None = None
         self._told: set[str] = set()
-        self._left_out: dict[str, Trouble] = {}
+        self._left_out: dict[str, Failure] = {}
         self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
 
     # -- what others ask
@@ -110,9 +108,9 @@ class Group:
         starting = self._state in ("connecting", "starting")
         wanted = self._wanted
         failures = dict(self._inboxes.failures())
-        for name, trouble in ({} if wanted is None else wanted.left_out).items():
+        for name, failure in ({} if wanted is None else wanted.left_out).items():
             if wanted is not None and wanted.pipelines[name].enabled:
-                failures[name] = Failure(trouble.code, trouble.message, trouble.remedy)
+                failures[name] = failure
         return [
             worker_part(f"relay group {self.name}", self._failure, now, starting=starting),
             *(pipeline_part(name, failure) for name, failure in failures.items()),
@@ -121,15 +119,15 @@ class Group:
     def as_json(self) -> dict[str, Any]:
         """Return what `/status` says of it."""
         wanted = self._wanted
-        troubled = {} if wanted is None else {**wanted.held, **wanted.left_out}
+        failed = {} if wanted is None else {**wanted.held, **wanted.left_out}
         return {
             "state": self._state,
             "warm": self._warm,
             "error": None if self._failure is None else self._failure.text,
             "inboxes": self._inboxes.as_json(),
             "pipelines": {
-                name: {"enabled": p.enabled, "error": str(troubled[name].message)}
-                if name in troubled and p.enabled
+                name: {"enabled": p.enabled, "error": str(failed[name].cause)}
+                if name in failed and p.enabled
                 else {"enabled": p.enabled, "error": None}
                 for name, p in ({} if wanted is None else wanted.pipelines).items()
             },
@@ -213,11 +211,11 @@ class Group:
                 self._pause(_TICK_SECONDS)
                 continue
             except (CaptureError, StoreError) as error:
-                failure = Failure(error.code, error.message, error.remedy)
+                failure = Failure.by(error)
             except psycopg.Error as error:
                 self._inboxes.activate(self._lock.check())
                 known = postgres_error(error, self._url)
-                failure = Failure(known.code, known.message, known.remedy)
+                failure = Failure.by(known)
             except Exception as error:
                 log.exception("the group could not be run", group=self.name)
                 failure = Failure("internal", f"{type(error).__name__}: {error}", "")
@@ -267,13 +265,13 @@ class Group:
         if wanted is None or not self._lock.held:
             return
         pipelines = [name for name in wanted.pipelines if name not in wanted.left_out]
-        self._tell(wanted, pipelines, Trouble(failure.code, failure.cause, failure.remedy))
+        self._tell(wanted, pipelines, failure)
 
-    def _tell(self, wanted: Wanted, pipelines: list[str], trouble: Trouble) -> None:
+    def _tell(self, wanted: Wanted, pipelines: list[str], failure: Failure) -> None:
         values = {
             "group": self.name, "pipelines": pipelines,
             "created_at": [wanted.pipelines[name].created_at for name in pipelines],
-            "code": trouble.code, "error": trouble.message, "remedy": trouble.remedy or None,
+            "code": failure.code, "error": failure.cause, "remedy": failure.remedy or None,
         }  # fmt: skip
         with contextlib.suppress(psycopg.Error):  # told in the log, too
             self._lock.connection.execute(_SQL["put_trouble"], values)
@@ -365,7 +363,7 @@ class Group:
         self._within(_LONG_STEP_SECONDS)
         starting = begin(self._lock.connection, store, wanted)
         held = {
-            name: SinkError(t.code, t.message, remedy=t.remedy) for name, t in wanted.held.items()
+            name: SinkError(t.code, t.cause, remedy=t.remedy) for name, t in wanted.held.items()
         }
         held |= {name: SinkError("starting", _STARTING) for name in starting}
         try:
@@ -408,18 +406,18 @@ class Group:
             return True
 
     def _tell_left_out(self, wanted: Wanted) -> None:
-        for name, trouble in wanted.left_out.items():
-            if wanted.pipelines[name].enabled and self._left_out.get(name) != trouble:
+        for name, failure in wanted.left_out.items():
+            if wanted.pipelines[name].enabled and self._left_out.get(name) != failure:
                 log.error("pipeline can't be run", pipeline=name, group=self.name,
-                          code=trouble.code, error=trouble.message, remedy=trouble.remedy)  # fmt: skip
-                self._tell(wanted, [name], trouble)
+                          code=failure.code, error=failure.cause, remedy=failure.remedy)  # fmt: skip
+                self._tell(wanted, [name], failure)
         self._left_out = dict(wanted.left_out)
 
     def _stream(self, run: Run, wanted: Wanted, store: Store, starting: frozenset[str]) -> None:
-        for name, trouble in wanted.held.items():
+        for name, failure in wanted.held.items():
             if wanted.pipelines[name].enabled:
-                log.error("pipeline stopped", pipeline=name, group=self.name, code=trouble.code,
-                          error=trouble.message, remedy=trouble.remedy)  # fmt: skip
+                log.error("pipeline stopped", pipeline=name, group=self.name, code=failure.code,
+                          error=failure.cause, remedy=failure.remedy)  # fmt: skip
         # Before anything is delivered: what the run counts by then is of the one before.
         places = Places(self._lock.connection, store, wanted, run, starting)
         run.prepare()

@@ -199,10 +199,10 @@ class Places:
         self, name: str, unread: tuple[bool, str | None] | None
     ) -> tuple[str, str | None, str | None, str | None]:
         """Return a pipeline's state, and code, error and remedy of what holds it up."""
-        if (trouble := self._wanted.held.get(name)) is not None:
-            if trouble.code == DISABLED:
+        if (failure := self._wanted.held.get(name)) is not None:
+            if failure.code == DISABLED:
                 return DISABLED, None, None, None
-            return "error", trouble.code, trouble.message, trouble.remedy
+            return "error", failure.code, failure.cause, failure.remedy
         sink = self._run.state.sinks[name]
         source = self._run.state.sources[self._wanted.source]
         if sink.error is not None:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
+from penstock.core.errors import CaptureError, SetupError
 from penstock.core.health import Failure, Part, worker_part
 from penstock.outbox.catalog import version_of
 from penstock.outbox.errors import not_installed
@@ -33,7 +34,6 @@ from penstock.outbox.relay.wanted import Pipeline, Planner, Wanted, find, slot_o
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.sql.install import version_fault
 from penstock.postgres.admin import open_catalog
-from penstock.postgres.errors import CaptureError, SetupError
 from penstock.postgres.setup import server_fault
 from penstock.runtime.state import State
 
@@ -188,7 +188,7 @@ class Relay:
         """Report why the relay could not look; log it once."""
         if self._failure is None:
             log.warning(event, relay=self.name, code=error.code, error=str(error))
-        self._note(Failure(error.code, error.message, error.remedy))
+        self._note(Failure.by(error))
 
     def _note(self, failure: Failure) -> None:
         self._failure = failure.lasting(self._failure, time.time())

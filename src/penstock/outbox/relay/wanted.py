@@ -21,9 +21,10 @@ from pydantic import SecretStr
 
 from penstock.config.settings import Config, PostgresSource, Sink, SparkSettings, slot_name
 from penstock.core import queries
+from penstock.core.errors import CaptureError, PipelineError
+from penstock.core.health import Failure
 from penstock.core.tables import qualified_name
-from penstock.outbox.settings import OutboxSinkSettings, PipelineError, held, read
-from penstock.postgres.errors import CaptureError
+from penstock.outbox.settings import OutboxSinkSettings, held, read
 from penstock.spark import planning
 
 PUBLICATION: Final = "tide"
@@ -61,15 +62,6 @@ class Pipeline:
         return qualified_name("tide", f"outbox_{self.outbox}")
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Why a pipeline does not run; `code` is `disabled` where it shall not."""
-
-    code: str
-    message: str
-    remedy: str = ""
-
-
 @dataclass
 class Wanted:
     """What a group shall run: `config` has its source, called `source`, and a sink each pipeline.
@@ -82,8 +74,8 @@ class Wanted:
     source: str
     pipelines: dict[str, Pipeline]
     config: Config
-    held: dict[str, Trouble] = field(default_factory=dict)
-    left_out: dict[str, Trouble] = field(default_factory=dict)
+    held: dict[str, Failure] = field(default_factory=dict)
+    left_out: dict[str, Failure] = field(default_factory=dict)
 
     @property
     def sinks(self) -> Mapping[str, Sink]:
@@ -162,7 +154,7 @@ class Planner:
         self._store = store
         self._spark = spark
         self._name_of = name_of
-        self._known: dict[str, tuple[OutboxSinkSettings, Trouble | None]] = {}
+        self._known: dict[str, tuple[OutboxSinkSettings, Failure | None]] = {}
 
     def plan(
         self, pipelines: Iterable[Pipeline], environ: Mapping[str, str] = os.environ
@@ -184,16 +176,16 @@ class Planner:
             slot=slot_of(group, self.database), publication=PUBLICATION,
         )  # fmt: skip
         sinks: dict[str, Sink] = {}
-        waiting: dict[str, Trouble] = {}
-        left_out: dict[str, Trouble] = {}
+        waiting: dict[str, Failure] = {}
+        left_out: dict[str, Failure] = {}
         for pipeline in pipelines:
-            sink, trouble = self._sink(name, source, pipeline, environ)
-            if trouble is not None and (sink is None or not pipeline.placed):
-                left_out[pipeline.pipeline] = trouble
+            sink, failure = self._sink(name, source, pipeline, environ)
+            if failure is not None and (sink is None or not pipeline.placed):
+                left_out[pipeline.pipeline] = failure
             elif sink is not None:
                 sinks[pipeline.pipeline] = sink
-                if trouble is not None:
-                    waiting[pipeline.pipeline] = trouble
+                if failure is not None:
+                    waiting[pipeline.pipeline] = failure
         config = Config(
             sources={name: source}, sinks=sinks, store=SecretStr(self._store), spark=self._spark
         )
@@ -202,9 +194,9 @@ class Planner:
 
     def _sink(
         self, name: str, source: PostgresSource, pipeline: Pipeline, environ: Mapping[str, str]
-    ) -> tuple[OutboxSinkSettings | None, Trouble | None]:
+    ) -> tuple[OutboxSinkSettings | None, Failure | None]:
         """Return the sink of a pipeline, and why it does not run; no sink: it has no usable route."""
-        trouble = refused = None
+        failure = refused = None
         sink: OutboxSinkSettings | None
         try:
             sink = read(pipeline.config, environ).sink(
@@ -212,18 +204,18 @@ class Planner:
             )
         except PipelineError as error:
             sink = held(pipeline.config, environ, source=name, outbox=pipeline.outbox)
-            trouble = Trouble(error.code, error.message, error.remedy)
+            failure = Failure.by(error)
         if sink is not None:
             refused = self._checked(source, pipeline.pipeline, sink)
         if refused is not None:
             sink = None
         if not pipeline.enabled:
             return sink, _DISABLED
-        return sink, trouble or refused
+        return sink, failure or refused
 
     def _checked(
         self, source: PostgresSource, name: str, sink: OutboxSinkSettings
-    ) -> Trouble | None:
+    ) -> Failure | None:
         """Return what the outbox's columns have against a route."""
         if sink.route is None:
             return None
@@ -232,15 +224,15 @@ class Planner:
             return known[1]
         try:
             planning.of_source(source, {name: sink})
-            trouble = None
+            failure = None
         except CaptureError as error:
             if error.transient:
                 raise
-            trouble = Trouble(error.code, error.message, error.remedy)
-        self._known[name] = sink, trouble
-        return trouble
+            failure = Failure.by(error)
+        self._known[name] = sink, failure
+        return failure
 
 
-_DISABLED: Final = Trouble(
+_DISABLED: Final = Failure(
     DISABLED, "The pipeline is disabled; its messages are kept.", "select tide.relay_enable(…)"
 )

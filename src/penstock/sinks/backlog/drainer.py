@@ -27,12 +27,13 @@ import pyarrow.compute as pc
 import structlog
 
 from penstock.core.backoff import Backoff
-from penstock.core.delivery import Sink, SinkError, Unfinished, Written
+from penstock.core.delivery import Sink, Unfinished, Written
+from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.store import Behind, Connection
 from penstock.streams.segments import lock_writers
-from penstock.streams.store import Store, StoreError
+from penstock.streams.store import Store
 
 Report = dict[str, Any]
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from penstock.core import queries
 from penstock.core.blocks import cut, decode, encode
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position
 
 Connection = psycopg.Connection[Any]

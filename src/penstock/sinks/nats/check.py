@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.config.nats import NatsSinkConfig, Server
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers
 from penstock.sinks.nats import permissions as nats_permissions

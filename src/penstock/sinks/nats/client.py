@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock.config.nats import NatsSinkConfig, Server, hello, tls_context
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.sinks.nats.errors import none_of, not_nats, problem_error, tls_error, unresponsive
 
 READ_SIZE: Final = 256 * 1024

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from penstock.core.delivery import OnRetry, SinkError
+from penstock.core.delivery import OnRetry
+from penstock.core.errors import SinkError
 from penstock.sinks.nats.client import ANSWER, Answer, Connection
 from penstock.sinks.nats.formats import OWNER
 from penstock.sinks.nats.leader import UNAVAILABLE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.config.nats import NatsSinkConfig, Server
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from penstock.config.nats import Server
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 
 Verdict = Literal["no_leader", "no_quorum", "no_stream", "stream_leaderless", "not_enabled"]
 

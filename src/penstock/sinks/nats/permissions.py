@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers, overlaps
 from penstock.sinks.nats.client import Connection, Pong, Problem

@@ -9,7 +9,7 @@ from typing import Self
 import orjson
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import SinkError
+from penstock.core.errors import SinkError
 from penstock.core.subject import MAX_SUBJECT_BYTES
 from penstock.sinks.nats.check import (
     ack_overdue,

@@ -36,7 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.delivery import OnRetry, SinkError, Unfinished, Written
+from penstock.core.delivery import OnRetry, Unfinished, Written
+from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
 from penstock.sinks.nats.check import (
     ATOMIC_DISABLED,

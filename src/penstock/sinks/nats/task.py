@@ -15,7 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.delivery import DeadLetter, OnRetry, SinkError, Written, as_captured
+from penstock.core.delivery import DeadLetter, OnRetry, Written, as_captured
+from penstock.core.errors import SinkError
 from penstock.core.json_members import members
 from penstock.sinks.nats.duplicates import Doubts, Stored, stored
 from penstock.sinks.nats.formats import OutboxForm, groups_of

@@ -8,11 +8,18 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from penstock.config.consumers import ConsumerSettings, ConsumerType
+from penstock.core.errors import PenstockError
 from penstock.core.message import Position
 
 
-class ConsumerError(Exception):
+class ConsumerError(PenstockError):
     """A request cannot be served; its text says why, with which value, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(type(self).__name__, message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message,)
 
 
 class UnknownConsumer(ConsumerError):  # noqa: N818 - it reads better where it is caught
