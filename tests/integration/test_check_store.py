@@ -199,7 +199,7 @@ def test_group_by_of_a_stream_is_looked_for(database: Database, write: Write) ->
 
 
 def test_what_init_has_commented_out(tmp_path: Path) -> None:
-    text = files("penstock").joinpath("template.yaml").read_text()
+    text = files("penstock.config").joinpath("template.yaml").read_text()
     lines = text.splitlines()
     first, last = (
         next(i for i, x in enumerate(lines) if word in x) for word in ("  # orders:", "# store:")

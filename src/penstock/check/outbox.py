@@ -14,11 +14,11 @@ from penstock.core import queries
 from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.finding import Finding
 from penstock.core.health import Failure
-from penstock.outbox.catalog import find_schema, version_of
 from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.inbox.nats import durable_name, read_settings
 from penstock.outbox.relay.wanted import Planner, find, source_name
 from penstock.outbox.settings import OutboxSinkSettings
+from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
 from penstock.postgres.admin import Catalog, address, open_catalog
 from penstock.postgres.setup import server_fault

@@ -60,7 +60,7 @@ def init(
     """Write a commented configuration to start from."""
     from importlib.resources import files  # noqa: PLC0415
 
-    text = files("penstock").joinpath("template.yaml").read_text(encoding="utf-8")
+    text = files("penstock.config").joinpath("template.yaml").read_text(encoding="utf-8")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)

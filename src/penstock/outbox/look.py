@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from penstock.outbox import catalog
 from penstock.outbox.errors import install_error, not_installed
+from penstock.outbox.sql import catalog
 from penstock.postgres.admin import connection_error
 
 

@@ -23,7 +23,6 @@ from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.health import Failure, Part, worker_part
-from penstock.outbox.catalog import version_of
 from penstock.outbox.errors import not_installed
 from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
 from penstock.outbox.relay.group import Group
@@ -32,6 +31,7 @@ from penstock.outbox.relay.shared import SharedStreams
 from penstock.outbox.relay.sweep import Sweeper
 from penstock.outbox.relay.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
 from penstock.outbox.sessions import connect, postgres_error
+from penstock.outbox.sql.catalog import version_of
 from penstock.outbox.sql.install import version_fault
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.setup import server_fault

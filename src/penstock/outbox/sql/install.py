@@ -13,11 +13,11 @@ from typing import Any, Final
 import psycopg
 
 from penstock.core import queries
-from penstock.outbox.catalog import Schema, find_schema, server, version_of
 from penstock.outbox.errors import InstallError, install_error
+from penstock.outbox.sql.catalog import Schema, find_schema, server, version_of
 
 OLDEST_SERVER: Final = 14
-_PACKAGE: Final = "penstock.outbox"
+_PACKAGE: Final = "penstock.outbox.sql"
 _TABLES: Final = queries.load(_PACKAGE, "outbox.sql")
 _SQL: Final = queries.load(_PACKAGE, "catalog.sql")
 _FUNCTIONS: Final = tuple(

@@ -10,7 +10,7 @@ from psycopg.rows import args_row, class_row
 
 from penstock.core import queries
 
-_SQL: Final = queries.load("penstock.outbox", "catalog.sql")
+_SQL: Final = queries.load("penstock.outbox.sql", "catalog.sql")
 
 
 @dataclass(frozen=True, slots=True)
