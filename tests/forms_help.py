@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from penstock.sinks.nats.formats import Format
+from penstock.config.nats import Format
 
 FORMATS: Final = ("plain", "envelope", "cloudevents", "debezium")
 # As jsonb has it: any text but NUL and half of a surrogate pair, numbers with all their digits.

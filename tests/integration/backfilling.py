@@ -10,15 +10,15 @@ from typing import Any, Self
 import pyarrow as pa
 from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
 
-from penstock.backfill import watermarks as noting
 from penstock.backfill.backfiller import Backfiller
 from penstock.backfill.events import Delivered, Done, Event, Failed
 from penstock.backfill.read import read_range
-from penstock.backfill.spec import BackfillSpec, Place, Reads
 from penstock.core.errors import BackfillError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
+from penstock.postgres import watermarks as noting
 from penstock.postgres.chunk import Chunk, partition
+from penstock.postgres.reads import BackfillSpec, Place, Reads
 
 Key = tuple[Any, ...]
 

@@ -12,9 +12,9 @@ from tests.integration.test_backfill_course import TABLE, changing, expected
 
 from penstock.backfill import sizing
 from penstock.backfill.events import Failed, Troubled
-from penstock.backfill.spec import cursor_from_json
 from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
+from penstock.postgres.reads import cursor_from_json
 
 INDEXED = (
     *TABLE,

@@ -12,12 +12,12 @@ from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.capturing import eventually
 
 from penstock.backfill import backfiller, read, sizing
-from penstock.backfill import watermarks as noting
 from penstock.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
 from penstock.backfill.read import read_range
-from penstock.backfill.spec import Reads
 from penstock.core.errors import BackfillError
 from penstock.embedded.handles import Database
+from penstock.postgres import watermarks as noting
+from penstock.postgres.reads import Reads
 
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, big text, at int)",

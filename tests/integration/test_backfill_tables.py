@@ -18,8 +18,8 @@ from tests.integration.test_values import CASES, OPTIONS
 
 from penstock.backfill import planner, read, sizing
 from penstock.backfill.events import Delivered
-from penstock.backfill.spec import RANGE_BITS, BackfillSpec, cursor_from_json
 from penstock.embedded.handles import Database
+from penstock.postgres.reads import RANGE_BITS, BackfillSpec, cursor_from_json
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.configured import configuration, pipelines
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.install import install
-from penstock.runtime.replay import Replay
 from penstock.sinks.nats.sink import NatsSink
 from penstock.streams.store import Store
 from penstock.trial import live
+from penstock.trial.replay import Replay
 
 PADDING = "x" * 2_000
 Made = tuple[str, dict[str, str], bytes]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backfill import watermarks as noting
 from penstock.backfill.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
-from penstock.backfill.watermarks import Noting, Recent, Snapshot, unseen
+from penstock.postgres import watermarks as noting
+from penstock.postgres.watermarks import Noting, Recent, Snapshot, unseen
 
 
 def test_a_snapshot_is_parsed() -> None:

@@ -14,10 +14,10 @@ from tests.streams_help import Change, wire
 from penstock.backfill import reader as backfill
 from penstock.backfill.events import Delivered, Done, Event, Failed
 from penstock.backfill.reader import ReaderBackfills, ReadRange
-from penstock.backfill.spec import BackfillSpec
 from penstock.core.errors import BackfillError
 from penstock.core.message import READ, BatchPart, Position
 from penstock.core.monitor import Monitor, Report
+from penstock.postgres.reads import BackfillSpec
 
 SPEC = BackfillSpec(3, "events", "public", "orders")
 ROWS = wire([Change({"id": n}, READ) for n in range(4)])

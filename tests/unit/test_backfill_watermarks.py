@@ -7,12 +7,12 @@ from array import array
 import pytest
 from tests.unit.test_decoder import Fed, T, inserts, row, transaction
 
-from penstock.backfill.spec import BackfillSpec, Ordered, Range, Reads, Source
-from penstock.backfill.watermarks import Noting, Snapshot, Watch, Watermark
 from penstock.core.message import Position
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
+from penstock.postgres.reads import BackfillSpec, Ordered, Range, Reads, Source
 from penstock.postgres.table import Shape, Table
 from penstock.postgres.values import Types
+from penstock.postgres.watermarks import Noting, Snapshot, Watch, Watermark
 
 CONTENT = b'["run",1,0]'
 SOURCE = Source(

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.config.nats import Format, OutboxForm
 from penstock.core.message import WIRE_SCHEMA
 from penstock.core.subject import SubjectTemplate
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks.nats.formats import Format, Maker, OutboxForm, groups_of
+from penstock.sinks.nats.formats import Maker, groups_of
 from penstock.sinks.nats.frames import MAX_HEADER, Encoder
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from penstock.config.nats import OutboxForm
 from penstock.config.settings import Config, PostgresSource
 from penstock.core.errors import PipelineError
 from penstock.outbox.settings import OutboxSinkSettings, RelayPipeline, held, read
-from penstock.sinks.nats.formats import OutboxForm
 
 EXAMPLE: dict[str, Any] = {
     "sink_type": "nats",

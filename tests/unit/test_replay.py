@@ -10,8 +10,8 @@ import pytest
 
 from penstock.config.file import Config
 from penstock.config.settings import NatsSinkSettings, PostgresSource
-from penstock.runtime.replay import Replay
 from penstock.streams.store import Store, StoredLetter
+from penstock.trial.replay import Replay
 from penstock.trial.trial import Outcome, Sent
 
 

@@ -33,10 +33,10 @@ from penstock.backfill.planner import KEYS, Interrupted, Planner, Seen, is_near
 from penstock.backfill.pool import Pool
 from penstock.backfill.session import FEW_TIMES, SQL, backfill_error, internal_error, known
 from penstock.backfill.sizing import REST, Sizing
-from penstock.backfill.spec import BackfillSpec, Cursor, Place, Reads, Source
-from penstock.backfill.watermarks import Watch, Watermark
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.postgres.capture import Capture, ReadsEvent
+from penstock.postgres.reads import BackfillSpec, Cursor, Place, Reads, Source
+from penstock.postgres.watermarks import Watch, Watermark
 
 _LONGEST_REST: Final = 2.0
 _AHEAD: Final = 2  # chunks, and so snapshots, at a time

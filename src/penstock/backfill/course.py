@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.backfill.planner import Planner, SnapshotHolder
-from penstock.backfill.spec import BackfillSpec, Cursor, Place, Reads, Source
-from penstock.backfill.watermarks import NONE, Noting, Watch
 from penstock.core.errors import BackfillError
 from penstock.postgres.capture import ReadsEvent
+from penstock.postgres.reads import BackfillSpec, Cursor, Place, Reads, Source
+from penstock.postgres.watermarks import NONE, Noting, Watch
 
 
 @dataclass(frozen=True)

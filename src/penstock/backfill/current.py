@@ -8,10 +8,10 @@ from typing import Any, Final
 from penstock.backfill.initial import InitialBackfills
 from penstock.backfill.progress import Progress
 from penstock.backfill.requests import Backfill, Cursor
-from penstock.backfill.spec import BackfillSpec
 from penstock.config.file import Config
 from penstock.core.monitor import Report
 from penstock.core.tables import matches_any
+from penstock.postgres.reads import BackfillSpec
 
 _BACKOFF_SECONDS: Final = (1.0, 60.0)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.backfill import ranges
-from penstock.backfill.spec import BackfillSpec, Cursor, Place, Source
 from penstock.core.errors import BackfillError
+from penstock.postgres.reads import BackfillSpec, Cursor, Place, Source
 
 _ORDER: Final = "order"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.backfill.spec import Place
+from penstock.postgres.reads import Place
 
 
 @dataclass(frozen=True, slots=True)

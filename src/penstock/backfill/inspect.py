@@ -6,12 +6,12 @@ import contextlib
 from typing import Any
 
 from penstock.backfill.session import SQL, Connection
-from penstock.backfill.spec import BackfillSpec, Ordered, Source
 from penstock.core.errors import BackfillError
 from penstock.core.text import nearest
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
+from penstock.postgres.reads import BackfillSpec, Ordered, Source
 from penstock.postgres.table import Table
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Types

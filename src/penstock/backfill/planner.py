@@ -14,10 +14,10 @@ from psycopg import sql
 
 from penstock.backfill import ranges
 from penstock.backfill.session import SQL, Connection, open_session
-from penstock.backfill.spec import BackfillSpec, Cursor, Range, Source
-from penstock.backfill.watermarks import Noting, Snapshot, Watch, unseen
 from penstock.core.errors import BackfillError
 from penstock.postgres.capture import MAX_UNREAD, Capture, CaptureStats
+from penstock.postgres.reads import BackfillSpec, Cursor, Range, Source
+from penstock.postgres.watermarks import Noting, Snapshot, Watch, unseen
 
 KEYS: Final = 1_000
 """Rows that one chunk reads by their keys."""

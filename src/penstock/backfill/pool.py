@@ -12,8 +12,8 @@ from psycopg.pq import TransactionStatus
 
 from penstock.backfill.planner import SnapshotHolder
 from penstock.backfill.session import SQL, Connection, open_session
-from penstock.backfill.spec import BackfillSpec
 from penstock.core.errors import BackfillError
+from penstock.postgres.reads import BackfillSpec
 
 _CANCEL_SECONDS: Final = 5.0
 

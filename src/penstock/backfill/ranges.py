@@ -12,7 +12,7 @@ from typing import Final
 from psycopg import sql
 
 from penstock.backfill.session import SQL
-from penstock.backfill.spec import BackfillSpec, Cursor, Ordered, Range, Source
+from penstock.postgres.reads import BackfillSpec, Cursor, Ordered, Range, Source
 
 _AND: Final = sql.SQL(" AND ")
 _COMMA: Final = sql.SQL(", ")

@@ -24,9 +24,9 @@ from penstock.backfill import ranges, sizing
 from penstock.backfill.inspect import table_of
 from penstock.backfill.kernels import Values, as_text, join, kernel
 from penstock.backfill.session import SQL, Connection, asking, open_session
-from penstock.backfill.spec import RANGE_BITS, Reads
 from penstock.core.errors import BackfillError
 from penstock.core.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
+from penstock.postgres.reads import RANGE_BITS, Reads
 from penstock.postgres.table import Table, Transaction
 from penstock.postgres.values import Types
 

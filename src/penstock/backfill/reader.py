@@ -20,11 +20,11 @@ from pyspark.sql.datasource import InputPartition
 from penstock.backfill.backfiller import Backfiller
 from penstock.backfill.events import Done, Event, Failed
 from penstock.backfill.read import read_range
-from penstock.backfill.spec import BackfillSpec, Reads, cursor_from_json
 from penstock.core.errors import CaptureError
 from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.core.monitor import Report, Reporter
 from penstock.postgres.capture import Capture
+from penstock.postgres.reads import BackfillSpec, Reads, cursor_from_json
 
 _EMPTY = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config.file import Config, NatsSinkSettings, load
-from penstock.config.settings import SinkSettings
 from penstock.core.errors import ConfigError
 from penstock.core.finding import Finding
-from penstock.core.tables import TablePattern, matches_any
+from penstock.core.tables import matches_any
+from penstock.sinks.nats.shared import shared_streams
 from penstock.spark.java import inspect_java
 
 _TableName = tuple[str, str]
@@ -139,79 +139,3 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
                     text += escape(values[variable]) + literal
                 found.append(text)
     return list(dict.fromkeys(found))
-
-
-def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
-    """Find NATS sinks that put the same messages into one stream, which takes each once.
-
-    It is a warning where filters may tell the sinks' messages apart.
-    """
-    for name, other, stream in _in_one_stream(source, sinks):
-        filtered = sinks[name].filter is not None or sinks[other].filter is not None
-        yield Finding(
-            "warning" if filtered else "error",
-            f"sink {name}",
-            f"it and sink {other} put the same messages of source {source} into stream "
-            f"{stream}, which drops the second of each as a duplicate (both carry the same "
-            "Nats-Msg-Id)",
-            f"give {name} subjects that another stream captures, or tables or actions that "
-            f"{other} does not take",
-        )
-
-
-def shared_streams_of_outboxes(sinks: Mapping[str, NatsSinkSettings]) -> Iterator[Finding]:
-    """Find pipelines that put one outbox's messages into one stream; `sinks` has their names.
-
-    Only those of an outbox that has several are asked for; one that can't be asked is passed by.
-    """
-    of_outbox: dict[str, dict[str, NatsSinkSettings]] = {}
-    for name, sink in sinks.items():
-        if sink.form is not None:
-            of_outbox.setdefault(sink.form.name, {})[name] = sink
-    for outbox, several in of_outbox.items():
-        for name, other, stream in _in_one_stream("", several) if len(several) > 1 else ():
-            yield Finding(
-                "warning",
-                f"pipeline {name}",
-                f"it and pipeline {other} put the same messages of outbox {outbox} into stream "
-                f"{stream}, which drops the second of each as a duplicate (both carry the same "
-                "Nats-Msg-Id)",
-                f"give {name} a subject that another stream captures, or delete one of the two",
-            )
-
-
-def _in_one_stream(
-    source: str, sinks: Mapping[str, SinkSettings]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
-    from penstock.core.errors import SinkError  # noqa: PLC0415
-    from penstock.sinks.nats import check as nats_check  # noqa: PLC0415
-
-    streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
-    for name, sink in sinks.items():
-        if not isinstance(sink, NatsSinkSettings):
-            continue
-        try:
-            stream = nats_check.find_stream(sink, source)
-        except SinkError:
-            continue  # reported already
-        servers = frozenset((server.host, server.port) for server in sink.servers)
-        for other, (other_stream, other_servers) in streams.items():
-            if other_stream != stream or not servers & other_servers:
-                continue
-            if _overlap(sink, sinks[other]):
-                yield name, other, stream
-        streams[name] = stream, servers
-
-
-def _overlap(a: SinkSettings, b: SinkSettings) -> bool:
-    if not set(a.actions) & set(b.actions):
-        return False
-    if a.patterns is None or b.patterns is None:
-        return True
-    # Also tables that are not there yet: two patterns meet where one covers the other.
-    return any(_meet(p, q) for p in a.patterns for q in b.patterns)
-
-
-def _meet(a: TablePattern, b: TablePattern) -> bool:
-    return a.covers(b) or b.covers(a)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from psycopg import sql
 
-from penstock.check.config import inspect_nats, shared_streams_of_outboxes
+from penstock.check.config import inspect_nats
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.errors import CaptureError, PipelineError, SinkError
@@ -23,6 +23,7 @@ from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
 from penstock.postgres.admin import Catalog, address, open_catalog
 from penstock.postgres.setup import server_fault
 from penstock.sinks.nats import check as nats_check
+from penstock.sinks.nats.shared import shared_streams_of_outboxes
 
 _SQL = queries.load("penstock.check", "outbox.sql")
 

@@ -17,8 +17,8 @@ from penstock.cli.store import store_of
 
 if TYPE_CHECKING:
     from penstock.config.settings import OutboxSource
-    from penstock.runtime.replay import Replay
     from penstock.streams.store import Store, StoredLetter
+    from penstock.trial.replay import Replay
 
 dead_letters = typer.Typer(
     help="Look at what could not be delivered, deliver it again, or delete it.",
@@ -53,7 +53,7 @@ class _Settings:
     source: OutboxSource | None
 
     def replay(self, store: Store) -> Replay:
-        from penstock.runtime.replay import Replay  # noqa: PLC0415
+        from penstock.trial.replay import Replay  # noqa: PLC0415
 
         if self.source is None:
             return Replay(store, self.config)

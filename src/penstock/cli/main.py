@@ -140,7 +140,7 @@ def run(
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
         with starting():
-            from penstock.runtime import service  # noqa: PLC0415
+            from penstock.cli import service  # noqa: PLC0415
 
         raise typer.Exit(service.run(loaded, once=once, listen=listen))
 

@@ -32,7 +32,7 @@ def relay(
     with errors():
         config = configuration(url, group, store)
         with starting():
-            from penstock.runtime import service  # noqa: PLC0415
+            from penstock.cli import service  # noqa: PLC0415
 
         raise typer.Exit(service.run(config, once=False, listen=listen))
 

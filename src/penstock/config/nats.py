@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from penstock.config.strict import Flag, Number, Whole
 from penstock.core.errors import SinkError
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
-from penstock.sinks.nats.formats import OutboxForm
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
 _SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
@@ -27,6 +26,35 @@ _JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
 _CREDS_SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
 _LOGIN = ("password", "token", "credentials_file", "nkey_seed")
 _STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
+
+
+Format = Literal["plain", "envelope", "cloudevents", "debezium"]
+KeyScope = Literal["outbox", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxForm:
+    """How messages are made of the rows of the outbox `name`.
+
+    `group_by` says what messages keep their order by: None the whole outbox, `none` nothing,
+    `payload.<field>` and `header.<name>` a value. `tag` differs from that of all others of its name;
+    with the `key_scope` `stream` a dedup key is sent as it was given, so that outboxes can share it.
+    """
+
+    name: str
+    format: Format = "plain"
+    group_by: str | None = None
+    tag: str = ""
+    key_scope: KeyScope = "outbox"
+
+    @property
+    def identity(self) -> str:
+        """What the ids of its messages begin with; a name has neither `/` nor `:` nor `#`."""
+        return f"{self.name}/{self.tag}" if self.tag else self.name
+
+    def shares(self, key: str) -> bool:
+        """Return whether a message of this id may be another publisher's, as the user has set it."""
+        return self.key_scope == "stream" and not key.startswith(f"{self.identity}#")
 
 
 @dataclass(frozen=True, slots=True)

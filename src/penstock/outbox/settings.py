@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from penstock.config.nats import NatsSinkConfig, check_login
+from penstock.config.nats import Format, KeyScope, NatsSinkConfig, OutboxForm, check_login
 from penstock.config.settings import NatsSinkSettings
 from penstock.config.transforms import ROUTE_KINDS, RouteSettings, check_route
 from penstock.core.errors import PipelineError
@@ -37,7 +37,6 @@ from penstock.core.tables import qualified_name
 from penstock.core.text import Path as Place
 from penstock.core.text import dotted, nearest
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
-from penstock.sinks.nats.formats import Format, KeyScope, OutboxForm
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
 _GROUP_BY: Final = re.compile(r"none\Z|(?:payload|header)\..+\Z", re.S)

@@ -22,7 +22,6 @@ from typing import Final, Literal
 
 import structlog
 
-from penstock.backfill.spec import Reads
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position, source_tag
@@ -31,6 +30,7 @@ from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder, Grouping, Wants
 from penstock.postgres.pgoutput import ProtocolError, Relation
+from penstock.postgres.reads import Reads
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 
 MAX_UNREAD: Final = 16 << 20  # bytes of WAL; in memory a message takes about four times that

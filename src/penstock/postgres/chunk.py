@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.backfill.spec import Reads
 from penstock.core.message import NO_PART, WIRE_SCHEMA, Position
+from penstock.postgres.reads import Reads
 from penstock.postgres.table import WireRow
 
 _FIELDS: Final = tuple(WIRE_SCHEMA)[:-1]  # without `part`

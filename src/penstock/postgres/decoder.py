@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.backfill.watermarks import Recent, Watch
 from penstock.core.message import Position, format_lsn
 from penstock.postgres import pgoutput
 from penstock.postgres.chunk import Chunk, ChunkBuilder
@@ -19,6 +18,7 @@ from penstock.postgres.pgoutput import Delete, Insert, ProtocolError, Relation, 
 from penstock.postgres.progress import Progress
 from penstock.postgres.table import Shape, Table, Transaction
 from penstock.postgres.values import Converter
+from penstock.postgres.watermarks import Recent, Watch
 
 CHUNK_ROWS: Final = 4_000
 CHUNK_BYTES: Final = 2 << 20

@@ -1,7 +1,7 @@
 """One run of a configuration: its pipelines in a Spark session, and an orderly end.
 
 A session may see many runs, one after the other or beside each other: what ends a run leaves the
-session alone. `penstock.runtime.service` has the process around it.
+session alone. `penstock.cli.service` has the process around it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.backfill.supervisor import Backfilling, tell_left_out
-from penstock.check.config import shared_streams
 from penstock.config.file import Config
 from penstock.config.settings import PostgresSource
 from penstock.core.backoff import Backoff
@@ -32,6 +31,7 @@ from penstock.runtime import recovery
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.state import State
 from penstock.runtime.store_session import StoreSession
+from penstock.sinks.nats.shared import shared_streams
 from penstock.spark import planning
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.reasons import query_failure

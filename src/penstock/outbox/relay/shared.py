@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.check.config import shared_streams_of_outboxes
 from penstock.outbox.relay.wanted import Wanted
 from penstock.outbox.settings import OutboxSinkSettings
+from penstock.sinks.nats.shared import shared_streams_of_outboxes
 
 _AGAIN_SECONDS: Final = 60.0
 

@@ -22,18 +22,17 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 import orjson
 import pyarrow as pa
 
+from penstock.config.nats import OutboxForm
 from penstock.core.json_members import members, text_of
 from penstock.core.message import DELETE, INSERT, UPDATE
 
-Format = Literal["plain", "envelope", "cloudevents", "debezium"]
-KeyScope = Literal["outbox", "stream"]
 Refused = tuple[str, str]
 """The code of a dead letter, and its reason."""
 
@@ -44,31 +43,6 @@ _SHOWN: Final = 60
 _OF_EVENT: Final = b"\r\nContent-Type: application/cloudevents+json"
 _COLUMNS: Final = ("id", "dedup_key", "payload", "headers", "created_at")
 _LETTERS: Final = {INSERT: "c", UPDATE: "u", DELETE: "d"}
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxForm:
-    """How messages are made of the rows of the outbox `name`.
-
-    `group_by` says what messages keep their order by: None the whole outbox, `none` nothing,
-    `payload.<field>` and `header.<name>` a value. `tag` differs from that of all others of its name;
-    with the `key_scope` `stream` a dedup key is sent as it was given, so that outboxes can share it.
-    """
-
-    name: str
-    format: Format = "plain"
-    group_by: str | None = None
-    tag: str = ""
-    key_scope: KeyScope = "outbox"
-
-    @property
-    def identity(self) -> str:
-        """What the ids of its messages begin with; a name has neither `/` nor `:` nor `#`."""
-        return f"{self.name}/{self.tag}" if self.tag else self.name
-
-    def shares(self, key: str) -> bool:
-        """Return whether a message of this id may be another publisher's, as the user has set it."""
-        return self.key_scope == "stream" and not key.startswith(f"{self.identity}#")
 
 
 @dataclass(frozen=True, slots=True)

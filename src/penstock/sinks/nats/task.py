@@ -15,11 +15,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.config.nats import OutboxForm
 from penstock.core.delivery import DeadLetter, OnRetry, Written, as_captured
 from penstock.core.errors import SinkError
 from penstock.core.json_members import members
 from penstock.sinks.nats.duplicates import Doubts, Stored, stored
-from penstock.sinks.nats.formats import OutboxForm, groups_of
+from penstock.sinks.nats.formats import groups_of
 from penstock.sinks.nats.frames import Block, Encoder, as_batch, as_links
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
-from penstock.backfill.spec import Reads
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Delete, Insert, Update
+from penstock.postgres.reads import Reads
 from penstock.postgres.table import Table
 
 RECENT: Final = 65_536
