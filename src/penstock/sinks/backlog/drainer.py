@@ -237,7 +237,7 @@ class Drainer:
         if not self._answers:
             # Nothing is left of what it may deliver, and nothing was delivered: does it live?
             try:
-                self._target.connect(_PATIENCE)
+                self._target.check(_PATIENCE)
             except Unfinished as unfinished:
                 self._report_error(unfinished.error, _TICK_SECONDS)
                 return False
