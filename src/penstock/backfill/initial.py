@@ -17,6 +17,7 @@ from penstock.backfill import tables
 from penstock.backfill.requests import Backfills, Request
 from penstock.config.file import Config
 from penstock.config.settings import Sink
+from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, StoreError
 
 _BACKOFF_SECONDS: Final = (3.0, 60.0)
@@ -41,7 +42,7 @@ class InitialBackfills:
         self._on_made = on_made
         self._done = not self._sinks
         self._not_before = 0.0
-        self._delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
 
@@ -72,8 +73,7 @@ class InitialBackfills:
         except Exception:
             log.exception("initial backfills could not be asked for")
             is_whole = False
-        self._not_before = time.monotonic() + self._delay
-        self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
+        self._not_before = time.monotonic() + self._backoff.after_failure()
         self._done = self._done or is_whole
 
     def _ask_each(self) -> bool:

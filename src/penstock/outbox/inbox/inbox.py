@@ -26,6 +26,7 @@ from psycopg import errors, sql
 from psycopg.rows import class_row
 
 from penstock.core import queries
+from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.health import Failure
 from penstock.outbox.inbox.nats import (
@@ -159,7 +160,7 @@ class Reader:
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._told: tuple[str | None, ...] | None = None
         self._logged: str | None = None
-        self._delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._swept_at = time.monotonic()
         self._ended = False
         self._changing = threading.Lock()
@@ -237,9 +238,9 @@ class Reader:
     async def _pause(self) -> None:
         # Where only other settings help there is nothing to try again, but to say so.
         final = isinstance(self.settings, Failure) and self._told is not None
+        delay = None if final else self._backoff.after_failure()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), None if final else self._delay)
-        self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
+            await asyncio.wait_for(self._stopping.wait(), delay)
 
     # -- reading
 
@@ -261,7 +262,8 @@ class Reader:
                     await puller.ack(written)
                 elif puller.over.is_set() and not self._stopping.is_set():
                     raise SinkError("connection_lost", "The connection to NATS is lost.")
-                self._delay, self._logged = _BACKOFF_SECONDS[0], None
+                self._backoff.reset()
+                self._logged = None
                 if self._swept_at + _SWEEP_SECONDS <= time.monotonic():
                     await self._sweep()
         finally:
