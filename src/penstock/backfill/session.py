@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
+from penstock.core.connect import Connection
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.core.queries import load
-from penstock.postgres.replication import capture_error, connect
+from penstock.postgres.replication import capture_error, connect_source
 
 SQL: Final = load("penstock.backfill", "backfill.sql")
 _SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
-_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # By SQLSTATE: code, whether trying again may help, remedy.
 _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
@@ -44,7 +42,7 @@ def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0")
     and how long the session may do nothing (`120s`; 0 for ever). Raises `BackfillError`.
     """
     try:
-        connection = connect(url, application_name="penstock backfill", **_TCP)
+        connection = connect_source(url, "penstock backfill")
     except CaptureError as error:
         raise known(error) from None
     try:

@@ -9,11 +9,12 @@ from psycopg import sql
 
 from penstock.check.tables import inspect_table
 from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.core.connect import address
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Publication, Relation, address, open_catalog
+from penstock.postgres.admin import Catalog, Publication, Relation, open_catalog
 from penstock.postgres.publication import (
     add_to_publication,
     coverage,

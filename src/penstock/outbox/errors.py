@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
+from penstock.core.connect import address
 from penstock.core.errors import SetupError
-from penstock.postgres.admin import address
 
 
 class InstallError(SetupError):
@@ -13,7 +13,7 @@ class InstallError(SetupError):
 
 
 def not_installed(database: str, url: str) -> InstallError:
-    """Return what is told of a database without the schema."""
+    """Return the error of a database without the schema."""
     return InstallError(
         "not_installed",
         f"Database {database} at {address(url)} has no schema tide, so there is no outbox in it.",

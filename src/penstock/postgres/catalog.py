@@ -14,7 +14,7 @@ import psycopg
 from penstock.core.message import parse_lsn
 from penstock.core.queries import load
 from penstock.postgres.pgoutput import Relation
-from penstock.postgres.replication import capture_error, connect, slot_missing
+from penstock.postgres.replication import capture_error, connect_source, slot_missing
 from penstock.postgres.table import Shape
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Converter, Types
@@ -85,7 +85,7 @@ class Catalog:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[psycopg.Connection[Any]]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url, application_name="penstock")
+            self._connection = connect_source(self._url, "penstock")
             # A look-up that hangs would keep the server from hearing of the capture.
             self._connection.execute("SET statement_timeout = '10s'")
         try:

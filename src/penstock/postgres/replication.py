@@ -17,16 +17,15 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.connect import Connection, connect, connection_error
 from penstock.core.errors import CaptureError
 from penstock.core.message import format_lsn, parse_lsn, source_tag
 from penstock.core.queries import load
-from penstock.postgres.admin import connection_error
 
 _SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from
 _STATUS: Final = Struct(">cQQQqB").pack
 _EPOCH: Final = 946_684_800_000_000  # 2000-01-01 in microseconds of Unix time
-_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
 
 
 class Keepalive(NamedTuple):
@@ -56,7 +55,7 @@ class Identity(NamedTuple):
 
 def identify(url: str, slot: str) -> Identity:
     """Return what tells a source's LSNs from those of others; raises `CaptureError`."""
-    connection = connect(url, replication="database", application_name=f"penstock:{slot}", **_TCP)
+    connection = connect_source(url, f"penstock:{slot}", replication="database")
     with contextlib.closing(connection):
         identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
         if identity.status != pq.ExecStatus.TUPLES_OK:
@@ -93,9 +92,7 @@ class ReplicationStream:
         self.publication = publication
         self._streams = False
         self._unpublished = False
-        self._connection = connect(
-            url, replication="database", application_name=f"penstock:{slot}", **_TCP
-        )
+        self._connection = connect_source(url, f"penstock:{slot}", replication="database")
         try:
             self._pgconn = self._connection.pgconn
             self._prepare(known)
@@ -258,35 +255,25 @@ class ReplicationStream:
         return capture_error(error, "replication connection")
 
 
-def connect(url: str, **defaults: str) -> psycopg.Connection[Any]:
-    """Return a connection; `defaults` are libpq's parameters where the URL does not set them.
+def connect_source(url: str, application: str, **settings: Any) -> Connection:
+    """Return a connection in autocommit mode; `settings` as for `penstock.core.connect`.
+
+    A URL that has an `application_name` keeps it: synchronous_standby_names may hold it.
 
     Raises:
         CaptureError: With no more of the URL in it than host, port, user and database.
     """
     try:
-        given = conninfo_to_dict(url)
-    except psycopg.Error:
-        # libpq's own words would show the string, and with it the password.
-        raise CaptureError(
-            "url_invalid",
-            "The source's url is no connection string that libpq understands (it is not shown, as"
-            " it may hold a password).",
-            remedy="Write it as postgresql://user:password@host:5432/database, with special"
-            " characters of the password percent-encoded.",
-        ) from None
-    options = {"connect_timeout": "10", "client_encoding": "UTF8"} | defaults
-    for name in given.keys() & (options.keys() - {"replication", "client_encoding"}):
-        del options[name]
-    try:
-        return psycopg.connect(url, autocommit=True, **options)  # type: ignore[arg-type]
+        return connect(url, fallback_application_name=application, **settings)
     except psycopg.Error as error:
         raise _connect_error(error, url) from None
 
 
 def _connect_error(error: psycopg.Error, url: str) -> CaptureError:
+    if not isinstance(error, psycopg.OperationalError):  # the URL is malformed
+        return connection_error(error, url)
     text = str(error)
-    # These names stand in the message in whatever language the server speaks.
+    # These names stand in the message in every language of the server.
     if "max_wal_senders" in text:
         return CaptureError(
             "walsenders_exhausted",

@@ -7,8 +7,8 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.connect import address, connection_error
 from penstock.core.errors import StoreError
-from penstock.postgres.admin import address, connection_error
 
 EMBEDDED: Final = "the log of the embedded store: "
 """Before the path of its log, `fallback_application_name` in the URL of a store that Penstock runs.
