@@ -26,9 +26,9 @@ from penstock.core.queries import load
 from penstock.streams.errors import store_error
 from penstock.streams.names import CHANNEL
 
-_SECONDS: Final = 5.0  # between two looks at the tokens
+_SECONDS: Final = 5.0  # between two readings of the tokens
 _RETRY_SECONDS: Final = 1.0
-_STALE: Final = 15.0  # older ones say nothing
+_STALE: Final = 15.0  # tokens that were read longer ago grant nothing
 
 log = structlog.get_logger("penstock.api")
 

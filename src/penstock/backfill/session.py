@@ -67,11 +67,11 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
         return known(found)
     code, transient, remedy = special
     said = error.diag.message_primary or str(error)
-    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
+    return BackfillError(code, f"Postgres reported: {said}.", remedy=remedy, transient=transient)
 
 
 def internal_error(error: Exception) -> BackfillError:
-    """Return what nobody has thought of as an error to be told."""
+    """Return a defect of Penstock as a `BackfillError`."""
     return BackfillError(
         "internal",
         f"The backfill failed: {type(error).__name__}: {error}.",
@@ -86,7 +86,7 @@ def asking() -> Iterator[None]:
         yield
     except psycopg.Error as error:
         found = backfill_error(error)
-        # The planner was asked the same, with the table locked: what it can't do either it tells.
+        # The planner was asked the same, with the table locked: what it can't do either it reports.
         found.transient = found.transient or found.code in FEW_TIMES
         raise found from None
     except CaptureError as error:

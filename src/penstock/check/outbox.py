@@ -124,7 +124,7 @@ def _pipelines(
 
 
 def _settings(title: str, name: str, enabled: bool, failure: Failure | None) -> Finding:
-    """Return what is to be said of a pipeline's config, and of whether it is enabled."""
+    """Return the finding of a pipeline's config, enabled or not."""
     if failure is not None:
         message = f"{failure.cause} ({failure.code})"
         return Finding("error" if enabled else "warning", title, message, failure.remedy)

@@ -1,4 +1,4 @@
-"""Looks at the store as `penstock check` does: changes nothing, and says how each fault is mended."""
+"""Checks the store: changes nothing, and names the remedy of each fault."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Server:
 
 
 def inspect(url: str, config: Config) -> list[Finding]:
-    """Look at the store at `url`, and at what `config` wants of it."""
+    """Return the findings of the store at `url`, and of the streams and consumers of `config`."""
     try:
         with connect(url, application_name="penstock") as connection:
             return list(_findings(connection, url, config))
@@ -98,9 +98,12 @@ def _contents(connection: Connection, config: Config) -> Iterator[Finding]:
     streams = {row[0]: row[1:] for row in connection.execute(_SQL["streams"])}
     for name, stream in config.streams.items():
         source, kind = streams.get(name, (stream.source, stream.kind))
-        for what, there, wanted in (("source", source, stream.source), ("kind", kind, stream.kind)):
-            if there != wanted:
-                message = f"the stream is there already, with {what} {there}, not {wanted}"
+        for what, there, desired in (
+            ("source", source, stream.source),
+            ("kind", kind, stream.kind),
+        ):
+            if there != desired:
+                message = f"the stream is there already, with {what} {there}, not {desired}"
                 yield Finding("error", f"sink {name}", message, "give the sink another name")
     consumers = {row[0]: row[1:] for row in connection.execute(_SQL["consumers"])}
     for name, consumer in config.consumers.items():

@@ -1,4 +1,4 @@
-"""What the commands ask of a database's outboxes; errors are `CaptureError`s that say what to do."""
+"""What the commands ask of a database's outboxes; errors are `CaptureError`s with a remedy."""
 
 from __future__ import annotations
 

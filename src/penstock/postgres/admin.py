@@ -176,8 +176,8 @@ class Catalog:
         schemas = sorted({pattern.schema for pattern in self.source.patterns})
         return self._rows(Relation, "relations", schemas=schemas)
 
-    def wanted(self, relations: Sequence[Relation]) -> list[Relation]:
-        """Return the tables that the source's patterns ask for and Postgres can publish.
+    def selected(self, relations: Sequence[Relation]) -> list[Relation]:
+        """Return the tables that the source's patterns select and Postgres can publish.
 
         Partitions are left out: their changes come under the name of their root.
         """

@@ -54,7 +54,7 @@ class Identity(NamedTuple):
 
 
 def identify(url: str, slot: str) -> Identity:
-    """Return what tells a source's LSNs from those of others; raises `CaptureError`."""
+    """Return what identifies a source's LSNs; raises `CaptureError`."""
     connection = connect_source(url, f"penstock:{slot}", replication="database")
     with contextlib.closing(connection):
         identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
@@ -62,7 +62,7 @@ def identify(url: str, slot: str) -> Identity:
             said = psycopg.errors.error_from_result(identity)
             raise CaptureError(
                 "no_identity",
-                f"The server does not say which cluster it is: {said}.",
+                f"The server does not report which cluster it is: {said}.",
                 remedy="Give the role the attribute REPLICATION.",
             )
         system, database = identity.get_value(0, 0) or b"", identity.get_value(0, 3) or b""
@@ -84,7 +84,7 @@ class ReplicationStream:
         known: Where an earlier stream ended, None for the first one, which starts where the slot is.
 
     Raises:
-        CaptureError: With a code that tells what to do; `transient` where a retry may help.
+        CaptureError: Its code names the cause; `transient` where a retry may help.
     """
 
     def __init__(self, url: str, slot: str, publication: str, known: Known | None = None) -> None:
@@ -214,11 +214,11 @@ class ReplicationStream:
             self.receive()
 
     def confirm(self, lsn: int, *, request_reply: bool = False) -> None:
-        """Tell the server that all up to `lsn` is durable elsewhere (a standby status update)."""
+        """Report to the server that all up to `lsn` is durable elsewhere (a standby status update)."""
         self._status(lsn, lsn, request_reply)
 
     def acknowledge(self, lsn: int) -> None:
-        """Tell the server that all up to `lsn` has arrived, and nothing about what is durable.
+        """Report to the server that all up to `lsn` has arrived, and no durable position.
 
         A server that shuts down waits until its client has all, and would wait for as long as a
         sink is down; it takes this where an update names no durable position. The slot stays.
@@ -376,7 +376,7 @@ def capture_error(error: psycopg.Error, what: str) -> CaptureError:
     lost = not state or state[:2] in ("08", "57", "53", "58")
     return CaptureError(
         "connection_lost" if lost else "postgres",
-        f"The {what} to Postgres failed ({said})." if lost else f"Postgres said: {said}.",
+        f"The {what} to Postgres failed ({said})." if lost else f"Postgres reported: {said}.",
         remedy="" if lost else f"SQLSTATE {state}; the server's log has the details.",
         transient=lost,
     )

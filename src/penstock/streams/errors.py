@@ -1,4 +1,4 @@
-"""What keeps the store from doing its work, in a form that says what to do about it."""
+"""Failures of the store: what an error of psycopg means, and what to do about it."""
 
 from __future__ import annotations
 

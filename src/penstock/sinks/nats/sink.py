@@ -73,7 +73,7 @@ CONNECT_TRIES: Final = 3
 ATOMIC_RETRY: Final = 60.0
 """Seconds after which a stream that takes no atomic batches is asked again."""
 LINK_PAUSE: Final = (0.1, 60.0)
-"""Seconds for which messages are not linked once somebody else has published between two of them."""
+"""Seconds for which messages are not linked after another client has published between two of them."""
 STREAM_NAMES: Final = b"PUB $JS.API.STREAM.NAMES "
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
