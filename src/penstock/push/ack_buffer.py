@@ -21,8 +21,11 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 log = structlog.get_logger("penstock")
 
 
-class Settling:
-    """Deliveries of `consumer` that are held, for `ack_wait` seconds each time, until settled."""
+class AckBuffer:
+    """Acks of a consumer's deliveries; extends the deliveries that wait for theirs.
+
+    `ack_wait` is how long an extension lasts, in seconds.
+    """
 
     def __init__(self, consumer: Consumer, ack_wait: float) -> None:
         self._consumer = consumer
@@ -35,52 +38,52 @@ class Settling:
         self._writing = asyncio.Lock()
 
     def hold(self, tokens: Sequence[str]) -> None:
-        """Extend deliveries from now on, until they are settled."""
+        """Extend deliveries from now on, until they are acked, nacked or released."""
         self._held.update(dict.fromkeys(tokens, time.monotonic()))
 
     def ack(self, tokens: Sequence[str]) -> None:
-        """Settle deliveries as done."""
+        """Ack deliveries."""
         self._acks += tokens
         self._wake.set()
 
     def nack(
         self, tokens: Sequence[str], delay: float, reason: str, status: int | None = None
     ) -> None:
-        """Settle deliveries as failed, to be made again in `delay` seconds."""
+        """Nack deliveries: they come again in `delay` seconds."""
         self._nacks.append((tokens, delay, reason, status))
         self._wake.set()
 
     def release(self, tokens: Sequence[str]) -> None:
-        """Settle deliveries as not made."""
+        """Release deliveries, which were not made."""
         self._releases += tokens
         self._wake.set()
 
     async def run(self) -> None:
-        """Settle and extend until cancelled."""
+        """Flush and extend until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._extend())
             while True:
                 await self._wake.wait()
-                await self._settle()
+                await self._flush()
 
     async def finish(self, seconds: float) -> None:
-        """Settle the rest within `seconds`; what the store does not take by then is delivered again."""
+        """Flush within `seconds`; what the store does not take by then is delivered again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._settle()
+                await self._flush()
 
-    async def _settle(self) -> None:
+    async def _flush(self) -> None:
         backoff = Backoff(*_BACKOFF_SECONDS)
         async with self._writing:
             while self._acks or self._nacks or self._releases:
-                if await self._settle_once():
+                if await self._flush_once():
                     backoff.reset()
                 else:
                     await asyncio.sleep(backoff.after_failure())
             self._wake.clear()
 
-    async def _settle_once(self) -> bool:
-        """Settle all that waits; return whether the store was there."""
+    async def _flush_once(self) -> bool:
+        """Flush all that waits; return whether the store was there."""
         acks, nacks, releases = self._acks, self._nacks, self._releases
         self._acks, self._nacks, self._releases = [], [], []
         calls: list[tuple[Sequence[str], Coroutine[Any, Any, Outcome], Callable[[], None]]] = [
@@ -123,6 +126,6 @@ class Settling:
             now = time.monotonic()
             old = [token for token, since in self._held.items() if now - since >= self._period]
             if old:
-                # `_settle` waits for a store that is away.
+                # `_flush` waits for a store that is away.
                 with contextlib.suppress(ConsumerError):
                     await self._consumer.extend(old)
