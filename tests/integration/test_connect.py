@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.connect import connect, connect_async, is_lost
 from penstock.embedded.handles import Database
-from penstock.postgres.replication import connect_source
+from penstock.postgres.connect import connect_source
 from penstock.streams.connect import connect as connect_store
 
 from .capturing import eventually

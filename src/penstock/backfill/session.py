@@ -8,10 +8,10 @@ from typing import Final
 
 import psycopg
 
-from penstock.core.connect import Connection
+from penstock.core.connect import Connection, reason_of
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.core.queries import load
-from penstock.postgres.replication import capture_error, connect_source
+from penstock.postgres.connect import capture_error, connect_source
 
 SQL: Final = load("penstock.backfill", "backfill.sql")
 _SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
@@ -66,8 +66,9 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
     if special is None:
         return known(found)
     code, transient, remedy = special
-    said = error.diag.message_primary or str(error)
-    return BackfillError(code, f"Postgres reported: {said}.", remedy=remedy, transient=transient)
+    return BackfillError(
+        code, f"Postgres reported: {reason_of(error)}.", remedy=remedy, transient=transient
+    )
 
 
 def internal_error(error: Exception) -> BackfillError:

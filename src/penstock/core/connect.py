@@ -94,6 +94,15 @@ def address(url: str) -> str:
     return f"{host}:{parts.get('port') or 5432}/{database}"
 
 
+def reason_of(error: psycopg.Error) -> str:
+    """Return the server's reason for an error, in its language.
+
+    Not DETAIL or CONTEXT: they quote rows.
+    """
+    text = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return (text or type(error).__name__).rstrip(".")
+
+
 def first_line(error: psycopg.Error, url: str) -> str:
     """Return what an error says, in one line, without the URL's password."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

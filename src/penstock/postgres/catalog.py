@@ -13,8 +13,8 @@ import psycopg
 
 from penstock.core.message import parse_lsn
 from penstock.core.queries import load
+from penstock.postgres.connect import capture_error, connect_source, slot_missing
 from penstock.postgres.pgoutput import Relation
-from penstock.postgres.replication import capture_error, connect_source, slot_missing
 from penstock.postgres.table import Shape
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Converter, Types
