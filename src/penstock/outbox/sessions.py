@@ -44,5 +44,5 @@ def postgres_error(error: psycopg.Error, url: str) -> SetupError:
         )
     if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
         return postgres.connection_error(error, url)
-    said = error.diag.message_primary or type(error).__name__
+    said = postgres.reason_of(error)
     return SetupError("postgres", f"{where}: {said}.", remedy=error.diag.message_hint or "")
