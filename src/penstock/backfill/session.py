@@ -8,10 +8,12 @@ from typing import Final
 
 import psycopg
 
-from penstock.core.connect import Connection, reason_of
+from penstock.core import connect as postgres
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.core.queries import load
 from penstock.postgres.connect import capture_error, connect_source
+
+Connection = postgres.Connection
 
 SQL: Final = load("penstock.backfill", "backfill.sql")
 _SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
@@ -67,7 +69,7 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
         return known(found)
     code, transient, remedy = special
     return BackfillError(
-        code, f"Postgres reported: {reason_of(error)}.", remedy=remedy, transient=transient
+        code, f"Postgres reported: {postgres.reason_of(error)}.", remedy=remedy, transient=transient
     )
 
 

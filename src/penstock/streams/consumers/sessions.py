@@ -14,14 +14,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.core import queries
-from penstock.core.connect import AsyncConnection as Connection
-from penstock.core.connect import is_lost
+from penstock.core.connect import AsyncConnection, is_lost
 from penstock.streams.connect import connect_async
 from penstock.streams.consumers.types import StoreUnavailable
 from penstock.streams.errors import store_error
 
 SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
 
+Connection = AsyncConnection
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 _APPLICATION: Final = "penstock consumers"
