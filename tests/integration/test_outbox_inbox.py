@@ -24,7 +24,8 @@ from penstock.core.health import Failure, Health, Level
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
+from penstock.outbox.inbox.inbox import InboxPipeline, InboxReader, find_inboxes
+from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.inbox.nats import durable_name
 from penstock.outbox.relay.group import Group
 from penstock.outbox.relay.relay import Relay
@@ -63,7 +64,7 @@ def pipelines(tide: Database) -> list[InboxPipeline]:
 def filling(tide: Database) -> Iterator[Inboxes]:
     """Run what is set up, as the relay does that has the group's lock."""
     inboxes = Inboxes(tide.url, tide.name)
-    inboxes.want(pipelines(tide))
+    inboxes.set_desired(pipelines(tide))
     inboxes.activate(True)
     try:
         yield inboxes
@@ -266,10 +267,10 @@ def test_large_messages_and_those_without_a_body(
     monkeypatch.setattr("penstock.outbox.inbox.nats._REQUEST_BYTES", 1_100_000)
     failures: list[Failure] = []
 
-    async def fail(_: Reader, trouble: Failure) -> None:
+    async def fail(_: InboxReader, trouble: Failure) -> None:
         failures.append(trouble)
 
-    monkeypatch.setattr(Reader, "_fail", fail)
+    monkeypatch.setattr(InboxReader, "_fail", fail)
     large = "x" * 900_000
     for number in range(5):
         stream.publish("orders.new", json.dumps(f"{number}{large}").encode())
@@ -314,7 +315,7 @@ def test_two_clusters_with_databases_of_one_name_share_nothing(
     names = set()
     for wanted in (mine, others):
         inboxes = Inboxes(tide.url, tide.name)
-        inboxes.want(wanted)
+        inboxes.set_desired(wanted)
         inboxes.activate(True)
         names.add(name := durable_name(wanted[0].system, tide.name, "in"))
         await_true(partial(_acked, stream, name, 10))
@@ -373,7 +374,7 @@ def test_what_is_wrong_is_told_and_can_be_mended(
         told = await_state(tide, "error", code)
         assert all(word in f"{told['error']} {told['remedy']}" for word in words), told
         configure(tide, stream.url)
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         await_state(tide, "running")
         await_true(lambda: payloads(tide) == [1])
 
@@ -394,11 +395,11 @@ def test_a_login_that_is_refused_and_one_without_rights(tide: Database, server_d
             told = await_state(tide, "error", "authorization_violation")
             assert "wr0ng-secret" not in json.dumps(told)
             configure(tide, server.url, username="poor", password="right")
-            inboxes.want(pipelines(tide))
+            inboxes.set_desired(pipelines(tide))
             told = await_state(tide, "error", "permission_denied")
             assert "'$JS.API.STREAM.INFO.>'" in told["error"]
             configure(tide, server.url, username="good", password="right")
-            inboxes.want(pipelines(tide))
+            inboxes.set_desired(pipelines(tide))
             await_state(tide, "running")
 
 
@@ -411,11 +412,11 @@ def test_only_what_changed_begins_anew(tide: Database, stream: JetStream) -> Non
         await_true(lambda: status(tide, "other")["state"] == "running")
         kept = inboxes._readers["other"]
         configure(tide, stream.url, subject="orders.*")
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         assert inboxes._readers["other"] is kept
         await_true(lambda: consumer(stream, tide)["config"]["filter_subject"] == "orders.*")
         tide.execute("SELECT tide.relay_disable('in')")
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         await_state(tide, "disabled")
         stream.publish("orders.old", b'"after"')
         await_true(lambda: '"after"' in json.dumps(payloads(tide)))

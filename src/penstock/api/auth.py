@@ -20,15 +20,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.problems import Problem
+from penstock.core.connect import AsyncConnection, connect_async
 from penstock.core.errors import StoreError
 from penstock.core.queries import load
-from penstock.streams.connect import CONNECT
 from penstock.streams.errors import store_error
 from penstock.streams.names import CHANNEL
 
-_SECONDS: Final = 5.0  # between two looks at the tokens
+_SECONDS: Final = 5.0  # between two readings of the tokens
 _RETRY_SECONDS: Final = 1.0
-_STALE: Final = 15.0  # older ones say nothing
+_STALE: Final = 15.0  # tokens that were read longer ago grant nothing
 
 log = structlog.get_logger("penstock.api")
 
@@ -91,9 +91,8 @@ class Tokens:
     async def _follow(self) -> None:
         while True:
             try:
-                options = {**CONNECT, "application_name": "penstock tokens"}
-                async with await psycopg.AsyncConnection.connect(
-                    self._url, autocommit=True, **options
+                async with await connect_async(
+                    self._url, application_name="penstock tokens"
                 ) as connection:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                     while True:
@@ -113,7 +112,7 @@ class Tokens:
                         error=str(error))  # fmt: skip
         self.error = error
 
-    async def _read(self, connection: psycopg.AsyncConnection) -> None:
+    async def _read(self, connection: AsyncConnection) -> None:
         cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
         self._grants = {
             hashed: Grant(name, role, None if consumers is None else frozenset(consumers))

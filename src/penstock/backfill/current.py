@@ -9,6 +9,7 @@ from penstock.backfill.initial import InitialBackfills
 from penstock.backfill.progress import Progress
 from penstock.backfill.requests import Backfill, Cursor
 from penstock.config.file import Config
+from penstock.core.backoff import Backoff
 from penstock.core.monitor import Report
 from penstock.core.tables import matches_any
 from penstock.postgres.reads import BackfillSpec
@@ -29,7 +30,7 @@ class Current:
         self.token = 0
         self.cursor = cursor
         self.progress = Progress(*self.saved)
-        self.delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self.retry_at: float | None = None
 
     def start(self, token: int) -> None:
@@ -40,15 +41,16 @@ class Current:
         self.retry_at = None
 
     def put_off(self, why: str) -> float:
-        """Note that it can't go on for now; return after how many seconds it is tried again."""
-        delay, self.delay = self.delay, min(2 * self.delay, _BACKOFF_SECONDS[1])
+        """Note that it can't go on now; return the seconds until the next try."""
+        delay = self._backoff.after_failure()
         self.retry_at = time.monotonic() + delay
         self.interrupted = why
         return delay
 
     def went_on(self) -> None:
-        """Note that it got on: the next trouble is a new one."""
-        self.delay, self.interrupted = _BACKOFF_SECONDS[0], None
+        """Note progress: the next failure is a new one."""
+        self._backoff.reset()
+        self.interrupted = None
 
     @property
     def wanted(self) -> dict[str, Any] | None:

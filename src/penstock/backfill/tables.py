@@ -113,7 +113,7 @@ def _of_sink(wish: Wish, catalog: Catalog) -> list[Relation]:
     patterns = wish.sink.patterns
     return [
         table
-        for table in catalog.wanted(catalog.relations())
+        for table in catalog.selected(catalog.relations())
         if patterns is None or matches_any(patterns, table.schema, table.name)
     ]
 

@@ -98,7 +98,7 @@ def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Fin
     """Find columns whose values the WAL does not tell of deletes, or of what updates changed."""
     tables = [
         table
-        for table in catalog.wanted(catalog.relations())
+        for table in catalog.selected(catalog.relations())
         if sink.patterns is None or matches_any(sink.patterns, table.schema, table.name)
     ]
     identities = catalog.identities(tables)

@@ -11,6 +11,7 @@ from psycopg import sql
 from penstock.check.config import inspect_nats
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
+from penstock.core.connect import address
 from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.finding import Finding
 from penstock.core.health import Failure
@@ -20,7 +21,7 @@ from penstock.outbox.relay.wanted import Planner, find, source_name
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
-from penstock.postgres.admin import Catalog, address, open_catalog
+from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.setup import server_fault
 from penstock.sinks.nats import check as nats_check
 from penstock.sinks.nats.shared import shared_streams_of_outboxes
@@ -123,7 +124,7 @@ def _pipelines(
 
 
 def _settings(title: str, name: str, enabled: bool, failure: Failure | None) -> Finding:
-    """Return what is to be said of a pipeline's config, and of whether it is enabled."""
+    """Return the finding of a pipeline's config, enabled or not."""
     if failure is not None:
         message = f"{failure.cause} ({failure.code})"
         return Finding("error" if enabled else "warning", title, message, failure.remedy)

@@ -15,7 +15,8 @@ from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_t
 if TYPE_CHECKING:
     from penstock.backfill.requests import Backfill, Backfills, Command, Request
     from penstock.config.settings import PostgresSource, Sink
-    from penstock.postgres.admin import Connection, Relation
+    from penstock.core.connect import Connection
+    from penstock.postgres.admin import Relation
 
 backfills = typer.Typer(
     help="Read the rows of a table into a sink, beside its live changes.", no_args_is_help=True

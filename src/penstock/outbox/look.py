@@ -1,4 +1,4 @@
-"""What the commands ask of a database's outboxes; errors are `CaptureError`s that say what to do."""
+"""What the commands ask of a database's outboxes; errors are `CaptureError`s with a remedy."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import Any
 
 import psycopg
 
+from penstock.core import connect as postgres
 from penstock.outbox.errors import install_error, not_installed
 from penstock.outbox.sql import catalog
-from penstock.postgres.admin import connection_error
 
 
-def connect(url: str) -> psycopg.Connection[Any]:
+def connect(url: str) -> postgres.Connection:
     """Return a connection in autocommit mode; raises `CaptureError` where there is none."""
     try:
-        return psycopg.connect(
-            url, autocommit=True, connect_timeout=10, application_name="penstock outbox"
-        )
+        return postgres.connect(url, application_name="penstock outbox")
     except psycopg.Error as error:
-        raise connection_error(error, url) from None
+        raise postgres.connection_error(error, url) from None
 
 
 def status(url: str) -> dict[str, Any]:

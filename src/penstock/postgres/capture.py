@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -334,7 +333,7 @@ class Capture:
             self._set_state("error", _internal(error))
 
     def _run(self) -> None:
-        backoff = Backoff(*_BACKOFF_SECONDS)
+        backoff = Backoff(*_BACKOFF_SECONDS, jitter=0.5)
         while not self._closing:
             try:
                 stream = self._connect()
@@ -350,8 +349,7 @@ class Capture:
                     log.error("capture ended", code=known.code, error=str(known))
                     return
                 self._catalog.close()  # what ended the one connection most often ended both
-                delay = backoff.after_failure(self._progress.received_lsn)
-                pause = delay * random.uniform(0.5, 1.0)  # noqa: S311
+                pause = backoff.after_failure(self._progress.received_lsn)
                 log.warning(
                     "capture interrupted", code=known.code, error=str(known),
                     retry_in=round(pause, 1),

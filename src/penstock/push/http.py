@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.close()  # an answer to nothing: what follows could not be told apart
+            self.close()  # an answer to no request: it can't be assigned to one
             return
         self._received += len(data)
         try:

@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.core import queries
+from penstock.core.connect import is_lost
 from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy
-from penstock.streams.connect import connect, is_lost
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import stream_end

@@ -171,7 +171,7 @@ def _has_expressions(sink: Sink) -> bool:
 
 def source_columns(catalog: Catalog) -> Columns:
     """Return the columns of a source's tables, with why messages never have some of them."""
-    tables = [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
+    tables = [(table.schema, table.name) for table in catalog.selected(catalog.relations())]
     published = catalog.published_columns()
     stored = publishes_generated(catalog, catalog.publication())
     return {

@@ -25,6 +25,7 @@ import psycopg
 import pyarrow as pa
 
 from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.backoff import Backoff
 from penstock.core.blocks import Block, unpack
 from penstock.core.counting import Counts, Floors, is_counted, split
 from penstock.core.delivery import DeadLetter, Unfinished, Written
@@ -160,8 +161,8 @@ class Worker:
         return behind
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Return what `step`, a transaction, returns; try again while the store is in trouble."""
-        delay = _BACKOFF_SECONDS[0]
+        """Return what `step`, a transaction, returns; try again while the store fails it."""
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while True:
             try:
                 result = step()
@@ -177,8 +178,7 @@ class Worker:
                     self._store_told = False
                     self.reporter.send({"store": None})
                 return result
-            time.sleep(delay)
-            delay = min(2 * delay, _BACKOFF_SECONDS[1])
+            time.sleep(backoff.after_failure())
 
     @contextlib.contextmanager
     def in_store(self) -> Iterator[psycopg.Connection]:
@@ -472,13 +472,12 @@ def tell(reporter: Reporter, sink: str, written: Written) -> None:
         if written.delivered:
             reporter.send(report)
         return
-    delay, told = _BACKOFF_SECONDS[0], False
+    backoff, failed = Backoff(*_BACKOFF_SECONDS), False
     while "error" in (answer := reporter.ask(report)):
-        told = True
+        failed = True
         reporter.send({"store": answer["error"], "code": "dead_letters"})
-        time.sleep(delay)
-        delay = min(2 * delay, _BACKOFF_SECONDS[1])
-    if told:
+        time.sleep(backoff.after_failure())
+    if failed:
         reporter.send({"store": None})
 
 

@@ -16,8 +16,9 @@ import psycopg
 import structlog
 
 from penstock.core import queries
+from penstock.core.connect import is_lost
 from penstock.core.errors import StoreError
-from penstock.streams.connect import connect, is_lost
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_RUN
 

@@ -22,11 +22,12 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock.core import queries
+from penstock.core.connect import is_lost
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.claim import Claim
-from penstock.streams.connect import CONNECT, connect, is_lost
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.migrate import migrate
 from penstock.streams.names import (
@@ -49,7 +50,6 @@ from penstock.streams.records import (
 
 __all__ = [
     "CHANNEL",
-    "CONNECT",
     "LOCK_MIGRATE",
     "LOCK_RUN",
     "LOCK_WRITE",
@@ -65,7 +65,6 @@ __all__ = [
     "consumer_table",
     "create_segment",
     "segment_table",
-    "store_error",
 ]
 
 _CLOSE_SECONDS: Final = 1.0

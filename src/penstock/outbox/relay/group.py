@@ -21,7 +21,8 @@ from penstock.core import queries
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, SinkError, StoreError
 from penstock.core.health import Failure, Level, Part, Problem, pipeline_part, worker_part
-from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline
+from penstock.outbox.inbox.inbox import InboxPipeline
+from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.relay.begin import begin, forget, give_up_slot, leave
 from penstock.outbox.relay.lease import Lease
 from penstock.outbox.relay.lock import GroupLock
@@ -164,7 +165,7 @@ class Group:
 
     def want(self, wanted: Wanted | None, inboxes: Sequence[InboxPipeline] = ()) -> None:
         """Take what shall run from now on, None where the group has no outbox any more."""
-        self._inboxes.want(inboxes)
+        self._inboxes.set_desired(inboxes)
         with self._changing:
             self._wanted, self._asked = wanted, True
             if self._run is not None and not (wanted and wanted.same(self._running)):

@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.nats import NatsSinkConfig
+from penstock.core.backoff import Backoff
 from penstock.core.delivery import OnRetry, Unfinished, Written
 from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
@@ -72,7 +73,7 @@ CONNECT_TRIES: Final = 3
 ATOMIC_RETRY: Final = 60.0
 """Seconds after which a stream that takes no atomic batches is asked again."""
 LINK_PAUSE: Final = (0.1, 60.0)
-"""Seconds for which messages are not linked once somebody else has published between two of them."""
+"""Seconds for which messages are not linked after another client has published between two of them."""
 STREAM_NAMES: Final = b"PUB $JS.API.STREAM.NAMES "
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
@@ -151,7 +152,8 @@ class NatsSink:
         self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
         self._duplicates = Duplicates(name, self._inbox, config.ack_timeout, self._on_retry)
         self._link_from = float("-inf")
-        self._link_pause = LINK_PAUSE[0]
+        self._link_pause = 0.0
+        self._link_backoff = Backoff(*LINK_PAUSE)
 
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
@@ -326,9 +328,10 @@ class NatsSink:
             task.fail(task.flying_to(set(denied)), error, now, self._on_retry)
 
     def _pause_links(self, now: float) -> None:
-        """Link no messages for a while, longer each time, as somebody else publishes to the stream."""
-        again = now < self._link_from + 4 * self._link_pause
-        self._link_pause = min(2 * self._link_pause, LINK_PAUSE[1]) if again else LINK_PAUSE[0]
+        """Link no messages for a while, longer each time: another client publishes to the stream."""
+        if now >= self._link_from + 4 * self._link_pause:
+            self._link_backoff.reset()
+        self._link_pause = self._link_backoff.after_failure()
         self._link_from = now + self._link_pause
 
     def _settle_batch(self, task: Task, reply: Reply, row: int, now: float) -> None:

@@ -5,7 +5,6 @@ At most one message of a group is in flight, see `penstock.sinks.nats.sink`. No 
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.nats import OutboxForm
+from penstock.core.backoff import wait_after
 from penstock.core.delivery import DeadLetter, OnRetry, Written, as_captured
 from penstock.core.errors import SinkError
 from penstock.core.json_members import members
@@ -39,9 +39,11 @@ _WAITING, _SENT, _BACKOFF, _DONE, _DOUBTED = range(5)
 
 
 def backoff(attempt: int) -> float:
-    """Return the seconds to wait before try number `attempt` + 1, with jitter."""
-    delay = min(BACKOFF_MAX, BACKOFF_FIRST * 2.0 ** min(attempt - 1, 10))
-    return delay * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
+    """Return the seconds to wait before try number `attempt` + 1, with jitter.
+
+    No `Backoff`: each message has a count of tries of its own, and those of one count wait together.
+    """
+    return wait_after(attempt, BACKOFF_FIRST, BACKOFF_MAX, jitter=0.25)
 
 
 def _keys(

@@ -14,13 +14,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.core import queries
-from penstock.streams.connect import CONNECT, SESSION, is_lost
+from penstock.core.connect import AsyncConnection, is_lost
+from penstock.streams.connect import connect_async
 from penstock.streams.consumers.types import StoreUnavailable
-from penstock.streams.store import store_error
+from penstock.streams.errors import store_error
 
 SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Connection = AsyncConnection
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 _APPLICATION: Final = "penstock consumers"
@@ -82,12 +83,8 @@ class Sessions:
 
     async def connect(self, application: str = _APPLICATION) -> Connection:
         """Return a connection that is not one of the pool's; raises `StoreUnavailable`."""
-        parameters = {**CONNECT, "application_name": application}
         try:
-            connection = await psycopg.AsyncConnection.connect(
-                self.url, autocommit=True, prepare_threshold=1, **parameters
-            )
-            await connection.execute(SESSION, prepare=False)
+            connection = await connect_async(self.url, application)
             if not self.clock.measured:
                 await self.clock.measure(connection)
         except psycopg.Error as error:
