@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import orjson
@@ -245,19 +242,6 @@ def test_groups_follow_the_key() -> None:
     assert groups(delete(t, key=row("1", None, None))) == one
     assert groups(update(t, row("2", "x", "y"), key=row("1", None, None))) == one | two
     assert groups(insert(table(), "1", "p", "q")) == one, "a table that was made again"
-
-
-def test_groups_are_the_same_in_every_process() -> None:
-    """As the session fixes the seed of Python's hashes; None's has none."""
-    code = (
-        "from tests.unit.test_table import *\n"
-        "t = table(identity='f', columns='id! a! b!', group_by=['a', 'b'])\n"
-        "print(insert(t, '1', None, 'x')[9:11], insert(table(), '1', 'x', None)[9:11])"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-c", code]
-    found = {subprocess.check_output(command, env=environment, text=True) for _ in range(3)}
-    assert len(found) == 1
 
 
 def test_null_and_text_are_different_groups() -> None:

@@ -16,7 +16,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.core.group_hash import GroupKey
 from penstock.core.message import DELETE, INSERT, TRUNCATE, UPDATE
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
 
@@ -30,10 +33,6 @@ those two splits are then delivered as one."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DELETE, TRUNCATE))
-
-
-_NULL: Final = 1
-"""What stands for NULL in a hash: None's own is its address, and b""'s is 0."""
 
 
 class Transaction:
@@ -90,9 +89,9 @@ class Noted(NamedTuple):
 class RowHashes(NamedTuple):
     """The hashes of many rows: `own` of what they are known by, `group`, `tie` (`old_group_hash`)."""
 
-    own: list[int]
-    group: list[int]
-    tie: list[int | None] | None
+    own: pa.Int64Array
+    group: pa.Int64Array
+    tie: pa.Int64Array | None
 
 
 class Table:
@@ -132,8 +131,6 @@ class Table:
         self.columns = tuple(c.name for c in relation.columns)
         self._schema = relation.schema.encode()
         self._name = relation.name.encode()
-        # By name, so that a table that was dropped and made again has the same groups.
-        self._salt = hash((relation.schema, relation.name))
         self._labels = [orjson.dumps(name) for name in self.columns]
         self.unavailable = b",".join(map(orjson.dumps, shape.absent))
         """The names, in JSON, of the columns that no message of a row has."""
@@ -168,28 +165,34 @@ class Table:
         self._whole = self.relation.replica_identity == "f" and self.shape.told is None
         self._key = primary_key or (flagged if by_key else [])
         # What a row is known by, in deletes too. Without any key that is all that it holds.
-        self._own = primary_key if primary_key and set(primary_key) <= set(told) else told
+        own = primary_key if primary_key and set(primary_key) <= set(told) else told
         # That a row has left its key is told where every old tuple has the key, and where nobody can
         # have taken the key before.
-        told_apart = self._own == self._key and not self.shape.deferrable
+        told_apart = own == self._key and not self.shape.deferrable
         self._leaves = frozenset(self._key if told_apart else ())
-        group = self._own if group_by is None else self._positions(group_by)
+        group = own if group_by is None else self._positions(group_by)
         split = group if split_by is None else self._positions(split_by)
         self.missing = [
             n
             for n in dict.fromkeys([*(group_by or ()), *(split_by or ())])
             if n not in self.columns
         ]
-        self._group = self._own if group is None else group
+        group = own if group is None else group
         # Where a delete does not tell its group, order can only be kept by the row's own key, which
         # then ties every message beside its group; and the table stays in one split.
-        self._tied = not set(self._group) <= set(told)
+        self._tied = not set(group) <= set(told)
         one_split = self._tied or split is None or not set(split) <= set(told)
-        self._split = [] if one_split else split or []
-        self._same_split = self._split == self._group
-        self._hashed = frozenset((*self._own, *self._group, *self._split))
-        self._group_at = self._group[0] if len(self._group) == 1 else -1
+        self._own = GroupKey(self.schema, self.name, own)
+        self._group = self._group_key(group)
+        self._split = self._group_key([] if one_split else split or [])
+        self._same_split = self._split.positions == self._group.positions
+        self._hashed = frozenset((*own, *self._group.positions, *self._split.positions))
         self._key_at = self._key[0] if len(self._key) == 1 else -1
+
+    def _group_key(self, positions: Sequence[int]) -> GroupKey:
+        if tuple(positions) == self._own.positions:
+            return self._own
+        return GroupKey(self.schema, self.name, positions, [self.columns[i] for i in positions])
 
     def _positions(self, names: Sequence[str]) -> list[int] | None:
         try:
@@ -203,10 +206,10 @@ class Table:
 
     def _ordering(self) -> tuple[Any, ...]:
         names = [
-            [(self.columns[i], self.relation.columns[i].type_oid) for i in positions]
-            for positions in (self._own, self._group, self._split)
+            [(self.columns[i], self.relation.columns[i].type_oid) for i in key.positions]
+            for key in (self._own, self._group, self._split)
         ]
-        return self._salt, self._tied, *names
+        return self.schema, self.name, self._tied, *names
 
     def insert(self, event: Insert, transaction: Transaction, idx: int) -> WireRow:
         """Return an insert's wire row.
@@ -226,22 +229,20 @@ class Table:
             if UNCHANGED not in row:
                 raise
             return self._incomplete_insert(row, transaction, idx)
-        at = self._group_at
-        value = None if at < 0 else row[at]
-        group = self._hash(row, self._group) if value is None else hash((self._salt, value))
+        group = self._group.hash(values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, b"",
-            group, self._tie(row) if self._tied else None,
-            group if self._same_split else self._hash(row, self._split),
+            group, self._tie(values) if self._tied else None,
+            group if self._same_split else self._split.hash(values),
         )  # fmt: skip
 
     def _incomplete_insert(self, row: Row, transaction: Transaction, idx: int) -> WireRow:
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, row)
+        group, old_group = self._links(row, values, values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._hash(row, self._split),
+            group if self._same_split else self._split.hash(values),
         )  # fmt: skip
 
     def update(self, event: Update, transaction: Transaction, idx: int) -> WireRow:
@@ -256,22 +257,23 @@ class Table:
         else:
             values = self._values(new)
             record = self._template % tuple(values)
-        changes, before, old_key = b"{}", new, None
+        changes, before, old_key = b"{}", values, None
         if known is not None:
             changed = [i for i in told if known[i] != new[i]]
             if changed:
-                changes, _ = self._object(known, self._values(known), changed)
+                known_values = self._values(known)
+                changes, _ = self._object(known, known_values, changed)
                 if not self._hashed.isdisjoint(changed):
-                    before = list(new)
+                    before = list(values)
                     for i in changed:
-                        before[i] = known[i]
+                        before[i] = known_values[i]
                     if not self._leaves.isdisjoint(changed):
                         old_key = self._old_key(event, transaction, idx)
-        group, old_group = self._links(before, new)
-        split = group if self._same_split else self._hash(new, self._split)
+        group, old_group = self._links(new, before, values)
+        split = group if self._same_split else self._split.hash(values)
         return self._wire(
             record, changes, _UPDATE, transaction, idx, values, missing, group, old_group, split,
-            split if before is new else self._hash(before, self._split), old_key,
+            split if before is values else self._split.hash(before), old_key,
         )  # fmt: skip
 
     def _old_key(self, event: Update, transaction: Transaction, idx: int) -> dict[str, bytes]:
@@ -290,29 +292,28 @@ class Table:
             row = [v if i in told else UNCHANGED for i, v in enumerate(row)]
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, row)
+        group, old_group = self._links(row, values, values)
         return self._wire(
             record, None, _DELETE, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._hash(row, self._split),
+            group if self._same_split else self._split.hash(values),
         )  # fmt: skip
 
     def truncate(self, transaction: Transaction, idx: int) -> WireRow:
         """Return a truncate's wire row: an empty record, in no row's group."""
-        return self._wire(
-            b"{}", None, _TRUNCATE, transaction, idx, None, b"", self._hash((), ()), None, 0
-        )
+        group = GroupKey(self.schema, self.name, ()).hash(())
+        return self._wire(b"{}", None, _TRUNCATE, transaction, idx, None, b"", group, None, 0)
 
     def noted(self, event: Insert | Update | Delete) -> Noted:
         """Return what a backfill must know of a change."""
-        own = self._own
+        own = self._own.positions
         if isinstance(event, Insert):
             if UNCHANGED not in event.new:
-                return Noted((self._hash(event.new, own),))
+                return Noted((self._own_hash(event.new),))
             if any(event.new[i] is UNCHANGED for i in {*own, *self._key}):
                 return Noted(None)
-            return Noted((self._hash(event.new, own),), self._key_texts(event.new), True)
+            return Noted((self._own_hash(event.new),), self._key_texts(event.new), True)
         if isinstance(event, Delete):
-            return Noted((self._hash(event.old or event.key or [], own),))
+            return Noted((self._own_hash(event.old or event.key or []),))
         new, known, told = event.new, event.old or event.key, self._told(event)
         if UNCHANGED in new and known is not None:
             new = [known[i] if v is UNCHANGED and i in told else v for i, v in enumerate(new)]
@@ -322,14 +323,22 @@ class Table:
         key = None
         if UNCHANGED in new:
             key = self._key_texts(new)
-        after = self._hash(new, own)
+        after = self._own_hash(new)
         if known is None:
             return Noted((after,), key)
         before = list(new)
         for i in told:
             before[i] = known[i]
-        left = self._hash(before, own)
+        left = self._own_hash(before)
         return Noted((after,), key) if left == after else Noted((left, after), key, True)
+
+    def _own_hash(self, row: Row) -> int:
+        own = self._own.positions
+        # Of a row's values only the key's need their JSON here.
+        values = [b""] * len(row)
+        for i in own:
+            values[i] = self._json(i, row[i])
+        return self._own.hash(values)
 
     def _key_texts(self, row: Row) -> tuple[str, ...]:
         return tuple((row[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
@@ -348,27 +357,21 @@ class Table:
         """Return what a transaction's metadata begin with, and what their idempotency keys do."""
         return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
 
-    def row_hashes(self, columns: Sequence[Sequence[bytes | None]]) -> RowHashes:
-        """Return what many rows are grouped, ordered and known by; `columns` has their values."""
-        own = self._hashes(columns, self._own)
-        group = own if self._group == self._own else self._hashes(columns, self._group)
-        ties: list[int | None] | None = None
-        if self._tied:
-            moved = self._moved
-            tie = [moved.get(key, key) for key in own]
-            ties = [None if t == g else t for t, g in zip(tie, group, strict=True)]
-        return RowHashes(own, group, ties)
+    def row_hashes(
+        self, columns: Sequence[tuple[bytes, pa.BinaryArray, bytes]], rows: int
+    ) -> RowHashes:
+        """Return the hashes that many rows are grouped, ordered and known by.
 
-    def _hashes(
-        self, columns: Sequence[Sequence[bytes | None]], positions: Sequence[int]
-    ) -> list[int]:
-        salt = self._salt
-        if len(positions) == 1:
-            return [hash((salt, _NULL if v is None else v)) for v in columns[positions[0]]]
-        if not positions:
-            return [hash((salt,))] * len(columns[0])
-        rows = zip(*[columns[i] for i in positions], strict=True)
-        return [hash((salt, *[_NULL if v is None else v for v in row])) for row in rows]
+        `columns` has the rows' values, as `GroupKey.hashes` takes them.
+        """
+        own = self._own.hashes(columns, rows)
+        group = own if self._group is self._own else self._group.hashes(columns, rows)
+        if not self._tied:
+            return RowHashes(own, group, None)
+        moved = self._moved
+        ties = pa.array([moved.get(key, key) for key in own.to_pylist()], pa.int64())
+        same = pc.equal(ties, group)
+        return RowHashes(own, group, pc.if_else(same, pa.scalar(None, pa.int64()), ties))
 
     def _told(self, event: Update | Delete) -> Sequence[int]:
         """Return the columns whose old values an event tells."""
@@ -378,31 +381,37 @@ class Table:
         # same goes for a whole tuple from a partition whose identity is less than its root's.
         return [i for i, v in enumerate(event.old or event.key or ()) if v is not None]
 
-    def _links(self, before: Row, new: Row) -> tuple[int, int | None]:
-        """Return the group of a row, and what else it must stay in order with."""
+    def _links(
+        self, row: Row, before: Sequence[bytes], values: Sequence[bytes]
+    ) -> tuple[int, int | None]:
+        """Return the group of a row, and what else it must stay in order with.
+
+        `values` are the row's, in JSON, and `before` those that it had (the same list if they are).
+        """
         if not self._tied:
-            group = self._hash(new, self._group)
-            old_group = group if before is new else self._hash(before, self._group)
+            group = self._group.hash(values)
+            old_group = group if before is values else self._group.hash(before)
             return group, None if old_group == group else old_group
         tie = self._tie(before)
-        key = self._hash(new, self._own)
-        if before is not new and key != self._hash(before, self._own):
+        key = self._own.hash(values)
+        if before is not values and key != self._own.hash(before):
             # Two hashes can't tie a message to its group, its key and its old key: the row goes on
             # under the key that it was known by first.
             self._moved[key] = tie
-        if any(new[i] is UNCHANGED for i in self._group):
+        if any(row[i] is UNCHANGED for i in self._group.positions):
             return tie, None
-        group = self._hash(new, self._group)
+        group = self._group.hash(values)
         return group, None if tie == group else tie
 
-    def _tie(self, row: Row) -> int:
-        key = self._hash(row, self._own)
+    def _tie(self, values: Sequence[bytes]) -> int:
+        key = self._own.hash(values)
         return self._moved.get(key, key)
 
-    def _hash(self, row: Sequence[Value], positions: Sequence[int]) -> int:
-        # Python's own hash, which must be the same after a restart, as streams keep it: the session
-        # fixes its seed.
-        return hash((self._salt, *[_NULL if (v := row[i]) is None else v for i in positions]))
+    def _json(self, position: int, value: Value) -> bytes:
+        convert = self._converters[position]
+        if value is None or value is UNCHANGED:
+            return b"null"
+        return value if convert is None else convert(value)  # type: ignore[arg-type,return-value]
 
     def _values(self, row: Row) -> list[bytes]:
         """Return each value's JSON; `null` stands for what is UNCHANGED, which `_object` leaves out."""
