@@ -161,8 +161,8 @@ def test_all_who_compute_a_hash_agree(drawn: tuple[Table, list[list[bytes | None
     read = of.row_hashes(values, len(rows))
     assert read.group.to_pylist() == hashes(batch)
 
-    noted = [of.noted(Insert(5, list(row))).hashes for row in rows]
-    assert noted == [(h,) for h in read.own.to_pylist()]
+    changed = [of.changed_row(Insert(5, list(row))).hashes for row in rows]
+    assert changed == [(h,) for h in read.own.to_pylist()]
     # A frame without the column, and so whoever reads a message, finds the rows' own keys.
     frame = to_messages(batch).drop_columns(["group_hash", "old_group_hash"])
     assert hashes(to_wire(frame)) == read.own.to_pylist()

@@ -1,4 +1,4 @@
-"""The columns that a Spark user sees, and the way between them and the wire's.
+"""The columns of a Spark user's frame, made of the wire's columns and turned into them.
 
 record STRING      JSON: NEW values of an insert or update, OLD values of a delete
 changes STRING     JSON: OLD values of the columns that an update changed; null otherwise
@@ -133,7 +133,7 @@ def _group_hash(metadata: dict[str, Any]) -> int:
 
 def _json(metadata: dict[str, Any]) -> dict[str, Any]:
     at = metadata["commit_timestamp"]
-    # Spark gives timestamps in the session's zone.
+    # Spark returns timestamps in the session's zone.
     stamp = None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     keys = orjson.Fragment(metadata["record_pks"] or "[]")
     return {**metadata, "commit_timestamp": stamp, "record_pks": keys}
