@@ -158,7 +158,7 @@ def test_all_who_compute_a_hash_agree(drawn: tuple[Table, list[list[bytes | None
     converters = [Types().converter(c.type_oid) for c in of.relation.columns]
     columns = [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)]
     values = [kernel(c, utf8=True)(v) for c, v in zip(converters, columns, strict=True)]
-    read = of.row_hashes(values, len(rows))
+    read = of.groups.hashes(values, len(rows))
     assert read.group.to_pylist() == hashes(batch)
 
     changed = [of.changed_row(Insert(5, list(row))).hashes for row in rows]

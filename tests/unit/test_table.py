@@ -313,9 +313,9 @@ def test_splits_of_several_groupings(identity: str, columns: str, one: bool) -> 
 
 def test_columns_that_an_older_shape_lacks() -> None:
     t = table(group_by=["later", "a"], split_by=["later"])
-    assert t.missing == ["later"]
+    assert t.groups.missing == ["later"]
     assert groups(insert(t, "1", "x", "y")) == groups(delete(t, key=row("1", None, None)))
-    assert table(group_by=["a"]).missing == []
+    assert table(group_by=["a"]).groups.missing == []
 
 
 def test_shapes_whose_hashes_compare() -> None:

@@ -225,11 +225,11 @@ class _Writer:
             text = value.right + b","
         keys: list[bytes | pa.BinaryArray] = []
         between = b',"record_pks":['
-        for place in self._table.key:
+        for place in self._table.groups.key:
             value = values[place]
             keys += (between + value.left, value.array)
             between = value.right + b","
-        hashes = self._table.row_hashes(values, count)
+        hashes = self._table.groups.hashes(values, count)
         made = {
             "record": as_text(join(*record, text[:-1] + b"}")),
             "action": pa.repeat(READ, count),

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.core.group_hash import GroupKey
 from penstock.core.message import DELETE, INSERT, TRUNCATE, UPDATE
+from penstock.postgres.groups import RowGroups
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
 
 WireRow = tuple[
@@ -90,14 +89,6 @@ class ChangedRow(NamedTuple):
     moved: bool = False
 
 
-class RowHashes(NamedTuple):
-    """The hashes of many rows: of their own keys, `group_hash`, and `old_group_hash` as `tie`."""
-
-    own: pa.Int64Array
-    group: pa.Int64Array
-    tie: pa.Int64Array | None
-
-
 class Table:
     """Turns the changes of one relation into wire rows.
 
@@ -112,8 +103,8 @@ class Table:
             None for those of `group_by`.
         moved: The hash of a row's first key by that of its newest one; all tables share it.
 
-    `missing` names the columns of `group_by` and `split_by` that this shape lacks (WAL from before
-    they were added); the row's own key takes their place.
+    Where this shape lacks columns of `group_by` and `split_by` (WAL from before they were added), the
+    row's own key takes their place.
     """
 
     def __init__(
@@ -142,8 +133,17 @@ class Table:
         self._template = (
             b"{" + b",".join(b.replace(b"%", b"%%") + b":%b" for b in self._labels) + b"}"
         )
-        self._choose_columns(group_by, split_by)
-        self._moved = {} if moved is None else moved
+        self.groups = groups = RowGroups(
+            relation, primary_key=shape.primary_key, identity=shape.identity,
+            group_by=group_by, split_by=split_by, moved={} if moved is None else moved,
+        )  # fmt: skip
+        self._key = groups.key
+        self._key_at = self._key[0] if len(self._key) == 1 else -1
+        self._whole = relation.replica_identity == "f" and shape.identity is None
+        # An update of the key also deletes the old key. This takes old tuples that have the key, and
+        # that no other row can have taken the key within the transaction.
+        leaves_key = groups.own.positions == tuple(self._key) and not shape.deferrable
+        self._leaves = frozenset(self._key if leaves_key else ())
         self._where = b'{"table_schema":%b,"table_name":%b,"database":%b,' % (
             orjson.dumps(relation.schema),
             orjson.dumps(relation.name),
@@ -154,66 +154,9 @@ class Table:
         self._shared = b""
         self._key_prefix = b""
 
-    def _choose_columns(
-        self, group_by: Sequence[str] | None, split_by: Sequence[str] | None
-    ) -> None:
-        every = list(range(len(self.columns)))
-        flagged = [i for i, c in enumerate(self.relation.columns) if c.is_key]
-        by_key = self.relation.replica_identity in "di" and bool(flagged)
-        primary_key = self._positions(self.shape.primary_key) or []
-        # The columns that every old tuple has.
-        if self.shape.identity is not None:
-            identity = self._positions(self.shape.identity) or []
-        else:
-            identity = flagged if by_key else every
-        self._whole = self.relation.replica_identity == "f" and self.shape.identity is None
-        self._key = primary_key or (flagged if by_key else [])
-        # A row's own key, which deletes have too. Without any key that is the whole row.
-        own = primary_key if primary_key and set(primary_key) <= set(identity) else identity
-        # An update of the key also deletes the old key. This takes old tuples that have the key, and
-        # that no other row can have taken the key within the transaction.
-        leaves_key = own == self._key and not self.shape.deferrable
-        self._leaves = frozenset(self._key if leaves_key else ())
-        group = own if group_by is None else self._positions(group_by)
-        split = group if split_by is None else self._positions(split_by)
-        self.missing = [
-            n
-            for n in dict.fromkeys([*(group_by or ()), *(split_by or ())])
-            if n not in self.columns
-        ]
-        group = own if group is None else group
-        # Where deletes lack the group's columns, only the row's own key keeps their order. Then every
-        # message has its own key's group as a second one, and the table stays in one split.
-        self._tied = not set(group) <= set(identity)
-        one_split = self._tied or split is None or not set(split) <= set(identity)
-        self._own = GroupKey(self.schema, self.name, own)
-        self._group = self._group_key(group)
-        self._split = self._group_key([] if one_split else split or [])
-        self._same_split = self._split.positions == self._group.positions
-        self._hashed = frozenset((*own, *self._group.positions, *self._split.positions))
-        self._key_at = self._key[0] if len(self._key) == 1 else -1
-
-    def _group_key(self, positions: Sequence[int]) -> GroupKey:
-        if tuple(positions) == self._own.positions:
-            return self._own
-        return GroupKey(self.schema, self.name, positions, [self.columns[i] for i in positions])
-
-    def _positions(self, names: Sequence[str]) -> list[int] | None:
-        try:
-            return [self.columns.index(name) for name in names]
-        except ValueError:
-            return None
-
     def same_grouping(self, other: Table) -> bool:
         """Return whether the hashes of both shapes keep the order of their messages together."""
-        return self._ordering() == other._ordering()
-
-    def _ordering(self) -> tuple[Any, ...]:
-        names = [
-            [(self.columns[i], self.relation.columns[i].type_oid) for i in key.positions]
-            for key in (self._own, self._group, self._split)
-        ]
-        return self.schema, self.name, self._tied, *names
+        return self.groups.ordering() == other.groups.ordering()
 
     def insert(self, event: Insert, transaction: Transaction, idx: int) -> WireRow:
         """Return an insert's wire row.
@@ -233,20 +176,21 @@ class Table:
             if UNCHANGED not in row:
                 raise
             return self._incomplete_insert(row, transaction, idx)
-        group = self._group.hash(values)
+        groups = self.groups
+        group = groups.group.hash(values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, b"",
-            group, self._tie(values) if self._tied else None,
-            group if self._same_split else self._split.hash(values),
+            group, groups.tie(values) if groups.tied else None,
+            group if groups.same_split else groups.split.hash(values),
         )  # fmt: skip
 
     def _incomplete_insert(self, row: Row, transaction: Transaction, idx: int) -> WireRow:
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, values, values)
+        group, old_group = self.groups.links(row, values, values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._split.hash(values),
+            group if self.groups.same_split else self.groups.split.hash(values),
         )  # fmt: skip
 
     def update(self, event: Update, transaction: Transaction, idx: int) -> WireRow:
@@ -267,17 +211,17 @@ class Table:
             if changed:
                 known_values = self._values(known)
                 changes, _ = self._object(known, known_values, changed)
-                if not self._hashed.isdisjoint(changed):
+                if not self.groups.hashed.isdisjoint(changed):
                     before = list(values)
                     for i in changed:
                         before[i] = known_values[i]
                     if not self._leaves.isdisjoint(changed):
                         old_key = self._old_key(event, transaction, idx)
-        group, old_group = self._links(new, before, values)
-        split = group if self._same_split else self._split.hash(values)
+        group, old_group = self.groups.links(new, before, values)
+        split = group if self.groups.same_split else self.groups.split.hash(values)
         return self._wire(
             record, changes, _UPDATE, transaction, idx, values, missing, group, old_group, split,
-            split if before is values else self._split.hash(before), old_key,
+            split if before is values else self.groups.split.hash(before), old_key,
         )  # fmt: skip
 
     def _old_key(self, event: Update, transaction: Transaction, idx: int) -> dict[str, bytes]:
@@ -296,10 +240,10 @@ class Table:
             row = [v if i in there else UNCHANGED for i, v in enumerate(row)]
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, values, values)
+        group, old_group = self.groups.links(row, values, values)
         return self._wire(
             record, None, _DELETE, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._split.hash(values),
+            group if self.groups.same_split else self.groups.split.hash(values),
         )  # fmt: skip
 
     def truncate(self, transaction: Transaction, idx: int) -> WireRow:
@@ -309,7 +253,7 @@ class Table:
 
     def changed_row(self, event: Insert | Update | Delete) -> ChangedRow:
         """Return what a backfill needs of a change."""
-        own = self._own.positions
+        own = self.groups.own.positions
         if isinstance(event, Insert):
             if UNCHANGED not in event.new:
                 return ChangedRow((self._own_hash(event.new),))
@@ -337,42 +281,19 @@ class Table:
         return ChangedRow((after,), key) if left == after else ChangedRow((left, after), key, True)
 
     def _own_hash(self, row: Row) -> int:
-        own = self._own.positions
+        own = self.groups.own.positions
         # Of a row's values only the key's need their JSON here.
         values = [b""] * len(row)
         for i in own:
             values[i] = self._json(i, row[i])
-        return self._own.hash(values)
+        return self.groups.own.hash(values)
 
     def _key_texts(self, row: Row) -> tuple[str, ...]:
         return tuple((row[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
 
-    @property
-    def tied(self) -> bool:
-        """Whether a row's own key orders its messages too, as its deletes lack the group's columns."""
-        return self._tied
-
-    @property
-    def key(self) -> Sequence[int]:
-        """The positions of the primary key's columns, in key order."""
-        return self._key
-
     def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
         """Return the start of a transaction's metadata, and that of its idempotency keys."""
         return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
-
-    def row_hashes(
-        self, columns: Sequence[tuple[bytes, pa.BinaryArray, bytes]], rows: int
-    ) -> RowHashes:
-        """Return the hashes of rows; `columns` has their values, as `GroupKey.hashes` takes them."""
-        own = self._own.hashes(columns, rows)
-        group = own if self._group is self._own else self._group.hashes(columns, rows)
-        if not self._tied:
-            return RowHashes(own, group, None)
-        moved = self._moved
-        ties = pa.array([moved.get(key, key) for key in own.to_pylist()], pa.int64())
-        same = pc.equal(ties, group)
-        return RowHashes(own, group, pc.if_else(same, pa.scalar(None, pa.int64()), ties))
 
     def _old_columns(self, event: Update | Delete) -> Sequence[int]:
         """Return the positions of the columns whose old values an event has."""
@@ -381,32 +302,6 @@ class Table:
         # A key tuple has NULL for the columns outside the key, and the key's are never NULL. So has a
         # whole tuple from a partition whose identity has fewer columns than its root's.
         return [i for i, v in enumerate(event.old or event.key or ()) if v is not None]
-
-    def _links(
-        self, row: Row, before: Sequence[bytes], values: Sequence[bytes]
-    ) -> tuple[int, int | None]:
-        """Return the hash of a row's group, and that of a second group; None if there is none.
-
-        `values` are the row's, in JSON, and `before` its old ones: the same list if no hash changes.
-        """
-        if not self._tied:
-            group = self._group.hash(values)
-            old_group = group if before is values else self._group.hash(before)
-            return group, None if old_group == group else old_group
-        tie = self._tie(before)
-        key = self._own.hash(values)
-        if before is not values and key != self._own.hash(before):
-            # A message has two groups, not three (its group, its key, its old key): so the row stays
-            # in the group of its first key.
-            self._moved[key] = tie
-        if any(row[i] is UNCHANGED for i in self._group.positions):
-            return tie, None
-        group = self._group.hash(values)
-        return group, None if tie == group else tie
-
-    def _tie(self, values: Sequence[bytes]) -> int:
-        key = self._own.hash(values)
-        return self._moved.get(key, key)
 
     def _json(self, position: int, value: Value) -> bytes:
         convert = self._converters[position]
