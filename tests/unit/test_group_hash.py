@@ -91,7 +91,7 @@ def hashes(batch: pa.RecordBatch) -> list[int]:
     ],
 )  # fmt: skip
 def test_values_are_pinned(text: str, expected: int) -> None:
-    """Streams store them: a change of one orders no stored message behind what comes after it."""
+    """Streams store them: with other ones new messages do not wait for those of their group."""
     assert group_hash(text.encode()) == expected
     assert group_hash(text.encode()) % 2**64 == xxh3_64_intdigest(text.encode(), seed=0)
 

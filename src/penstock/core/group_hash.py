@@ -1,4 +1,4 @@
-"""The hash of a group: what messages are ordered by, and what streams and frames have of a key.
+"""The hash of a group: messages with the same one keep their order.
 
 A key is a JSON text, compact and in UTF-8; its hash is that text's XXH3 (64 bits, seed 0), as a signed
 integer. Names and values stand in it as `record` spells them.
@@ -6,10 +6,12 @@ integer. Names and values stand in it as `record` spells them.
     ["public","orders",[42]]                    a row's own key, the values as in `record_pks`
     ["public","orders",["customer_id"],[7]]     a group of the columns that the settings name
 
-JSON delimits what it holds, so two keys have one text only if a message cannot tell them apart either.
-The two forms keep order 7 and customer 7 apart. An own key has no names: a renamed column leaves its
-rows in their groups. Streams store the hash, so a change of this definition orders none of what they
-hold behind what comes after it.
+JSON delimits its values, so two keys share a text only if their values are equal in a message too (as
+NULL and a jsonb `null` are). The names keep order 7 and customer 7 apart. An own key has none, so a
+renamed column leaves its rows in their groups.
+
+Streams store the hash: after a change of this definition new messages do not wait for the stored ones
+of their group.
 """
 
 from __future__ import annotations
