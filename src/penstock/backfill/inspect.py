@@ -115,7 +115,7 @@ def look(
             " and which row a change is of, could not be told.",
             remedy=f"ALTER TABLE {name} ADD PRIMARY KEY (…), and publish its columns.",
         )
-    if shape.told == ():
+    if shape.identity == ():
         raise BackfillError(
             "replica_identity",
             f"Some partitions of {name} have an index as replica identity, so deletes do not tell"

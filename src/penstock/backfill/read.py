@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import psycopg
@@ -44,8 +43,7 @@ def read_range(reads: Reads, index: int) -> Iterator[pa.RecordBatch]:
     """Yield the messages of `reads.ranges[index]`, in batches of some thousand rows.
 
     Deterministic while the snapshot lives: a task that is run again gives the same messages, with the
-    same keys. An empty range gives no batch. Connects by itself; the process needs the hash seed of
-    the capture's.
+    same keys. An empty range gives no batch. Connects by itself.
 
     Raises:
         BackfillError: The rows could not be read; `transient` where the chunk can be read again from
@@ -203,9 +201,9 @@ class _Writer:
         self._shared, self._key_prefix = table.constants(transaction)
         self._where = self._shared.removesuffix(transaction.text)
         self._published = _published(table)
-        touched = array("q")
-        touched.frombytes(reads.touched)
-        self._touched = frozenset(touched)
+        self._touched = pa.Array.from_buffers(
+            pa.int64(), len(reads.touched) // 8, [None, pa.py_buffer(reads.touched)]
+        )
         self._lsn = reads.lsn
         self._next = index << RANGE_BITS
         self._end = (index + 1) << RANGE_BITS
@@ -227,11 +225,11 @@ class _Writer:
             text = value.right + b","
         keys: list[bytes | pa.BinaryArray] = []
         between = b',"record_pks":['
-        for place in self._table.key:
+        for place in self._table.groups.key:
             value = values[place]
             keys += (between + value.left, value.array)
             between = value.right + b","
-        hashes = self._table.row_hashes(_Lists(columns))
+        hashes = self._table.groups.hashes(values, count)
         made = {
             "record": as_text(join(*record, text[:-1] + b"}")),
             "action": pa.repeat(READ, count),
@@ -247,20 +245,19 @@ class _Writer:
             "idempotency_key": as_text(join(self._key_prefix, idx)),
             "commit_lsn": pa.repeat(pa.scalar(self._lsn, pa.int64()), count),
             "commit_idx": numbers,
-            "group_hash": pa.array(hashes.group, pa.int64()),
+            "group_hash": hashes.group,
             "old_key": pa.nulls(count, OLD_KEY),
             "part": pa.repeat(NO_PART, count),
         }
         if hashes.tie is not None:
-            made["old_group_hash"] = pa.array(hashes.tie, pa.int64())
+            made["old_group_hash"] = hashes.tie
         batch = pa.RecordBatch.from_arrays(
             [made[f.name] if f.name in made else pa.nulls(count, f.type) for f in WIRE_SCHEMA],
             schema=WIRE_SCHEMA,
         )
-        if self._touched and not self._touched.isdisjoint(hashes.own):
-            touched = self._touched
-            batch = batch.filter(pa.array([h not in touched for h in hashes.own], pa.bool_()))
-        return batch
+        if not len(self._touched):
+            return batch
+        return batch.filter(pc.invert(pc.is_in(hashes.own, value_set=self._touched)))
 
     def _begin_metadata(
         self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
@@ -299,19 +296,6 @@ def _published(table: Table) -> tuple[int, int] | None:
     if "created_at" not in names or "xid" not in names:
         return None
     return names.index("created_at"), names.index("xid")
-
-
-class _Lists(Sequence[Sequence[bytes | None]]):
-    """Columns as Python lists, made when they are asked for: hashing needs few of them."""
-
-    def __init__(self, columns: Sequence[pa.BinaryArray]) -> None:
-        self._columns = columns
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._columns[place].to_pylist()
 
 
 # Sessions of this process that no range is being read through: a worker reads many ranges one after

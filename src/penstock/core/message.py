@@ -102,7 +102,7 @@ WIRE_SCHEMA: Final = pa.schema(
         pa.field("idempotency_key", pa.string()),  # <source tag>-<commit_lsn>-<commit_idx>
         pa.field("commit_lsn", pa.int64()),
         pa.field("commit_idx", pa.int64()),
-        pa.field("group_hash", pa.int64()),  # 64-bit hash of table and group key
+        pa.field("group_hash", pa.int64()),  # see `penstock.core.group_hash`
         pa.field("old_group_hash", pa.int64()),  # the group left behind where an update moved it
         pa.field("old_key", OLD_KEY),  # the delete of the primary key left behind, likewise
         pa.field("part", pa.int32()),  # n-th of the messages that a transform made of one, else 0

@@ -48,13 +48,13 @@ class Catalog:
             primary_key = flagged  # the default identity is the primary key, as it was then
         elif not set(primary_key) <= {c.name for c in relation.columns}:
             primary_key = []
-        told = None
+        identity = None
         if identities is not None and not _root_tells(relation, identities):
             # Only the primary key is the same in every partition.
-            told = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
+            identity = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
         sent = {c.name for c in relation.columns}
         absent = tuple(name for name in generated if name not in sent)
-        return Shape(tuple(primary_key), told, deferrable, absent)
+        return Shape(tuple(primary_key), identity, deferrable, absent)
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""

@@ -199,7 +199,7 @@ class Watch:
         active = [noting for noting in self.notings if noting.on]
         if not active and (isinstance(event, Delete) or UNCHANGED not in event.new):
             return
-        noted = table.noted(event)
+        noted = table.changed_row(event)
         hashes = noted.hashes if not active or self._is_expected(table) else None
         for noting in active:
             noting.add(xid, hashes, noted.key)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
 from penstock.sinks.nats.task import group_keys
@@ -65,19 +64,14 @@ def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
     A row is of its source's group too, or of the one that it left, so that a message without these
     columns (a delete that has the primary key alone) keeps its place behind the row's others.
     """
-    hashes: dict[tuple[object, ...], int] = {}
 
-    def hashed(key: tuple[object, ...]) -> int:
-        found = hashes.get(key)
-        if found is None:
-            digest = hashlib.blake2b(b"\0".join(map(_bytes, key)), digest_size=8).digest()
-            found = hashes[key] = int.from_bytes(digest, "big", signed=True)
-        return found
+    def hashed(schema: str, table: str, values: bytes) -> int:
+        return group_hash(key_start(schema, table, *group_by) + values + b"]")
 
     new: list[int] = []
     old: list[int | None] = []
     for groups in group_keys(batch, group_by):
-        first, *others = [g if g is None or isinstance(g, int) else hashed(g) for g in groups]
+        first, *others = [g if g is None or isinstance(g, int) else hashed(*g) for g in groups]
         assert first is not None  # noqa: S101 - a row has a group, and the one it left may be none
         new.append(first)
         old.append(next((g for g in others if g is not None and g != first), None))
@@ -85,10 +79,6 @@ def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
     columns = {"group_hash": pa.array(new, pa.int64()), "old_group_hash": pa.array(old, pa.int64())}
     arrays = [columns.get(name, batch.column(name)) for name in names]
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
-
-
-def _bytes(part: object) -> bytes:
-    return part if isinstance(part, bytes) else orjson.dumps(part)
 
 
 def size(batch: pa.RecordBatch) -> int:

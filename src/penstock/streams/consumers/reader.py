@@ -13,6 +13,7 @@ from psycopg import sql
 
 from penstock.config.consumers import Filters
 from penstock.core import queries
+from penstock.core.group_hash import group_hash
 from penstock.streams.consumers.selection import ALL, matches, superseded
 from penstock.streams.consumers.sessions import Sessions, composed
 from penstock.streams.consumers.state import START, Parked
@@ -403,7 +404,7 @@ class Reader:
                     query = composed("groups", segment=segment_table(segment.id))
                     for group, old in await self._sessions.rows(query, position):
                         return group, old
-            return hash(position), None
+            return group_hash(b"[%d,%d]" % position), None
 
         return await self.whole(work)
 
