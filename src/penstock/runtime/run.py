@@ -29,7 +29,7 @@ from penstock.core.startup import Step, step
 from penstock.postgres import setup
 from penstock.runtime import recovery
 from penstock.runtime.handover import NextQuery
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.runtime.store_session import StoreSession
 from penstock.sinks.nats.shared import shared_streams
 from penstock.spark import planning
@@ -90,7 +90,7 @@ class Run:
         self._holding = holding
         self._sources = [name for name in config.sources if config.sinks_of(name)]
         sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
-        self.state = State(self._sources, sinks)
+        self.state = RunState(self._sources, sinks)
         self._stopping = threading.Event()
         self._expired = threading.Event()
         self._wake = threading.Event()

@@ -31,7 +31,7 @@ from penstock.outbox.sessions import postgres_error
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.recovery import GAP_CODES
 from penstock.runtime.run import Holding, Run
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.warm import warm
@@ -73,7 +73,7 @@ class Group:
         self._running: Wanted | None = None
         self._last: Wanted | None = None
         self._run: Run | None = None
-        self._ended: State | None = None  # of the newest run, over or not
+        self._ended: RunState | None = None  # of the newest run, over or not
         self._asked = False
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -98,7 +98,7 @@ class Group:
         return self._state in ("standby", "waiting") or (run is not None and run.ready)
 
     @property
-    def run_state(self) -> State | None:
+    def run_state(self) -> RunState | None:
         """The state of its run, None while there is none."""
         run = self._run
         return None if run is None else run.state
@@ -369,7 +369,7 @@ class Group:
         try:
             with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
                 if self._ended is not None:
-                    run.state.go_on_from(self._ended)
+                    run.state.continue_from(self._ended)
                 self._ended = run.state
                 if self._enlist(run, wanted):
                     try:
