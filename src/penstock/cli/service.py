@@ -181,7 +181,7 @@ class Service:
         for relay in self._relays:
             relay.start(spark)
         if self._run is not None:
-            self._run.stream(spark, say_ready)
+            self._run.stream(spark, say_ready, _say_stopping)
             if not self._once or not self._run.healthy:
                 self.stop()
         else:
@@ -205,6 +205,10 @@ class Service:
                         "Start penstock again.",
                     )
                 )
+
+
+def _say_stopping() -> None:
+    log.info("stopping: finishing the batch under way")
 
 
 def _say_nothing(*_: object) -> None:

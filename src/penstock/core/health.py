@@ -197,8 +197,8 @@ class SinkFacts:
     """A sink: `failure` is its newest outcome if that is one, None once it has taken messages again.
 
     `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `paused` (they
-    wait there on purpose). `reason` is why it fell behind. `refused` is why its expressions do not go with the
-    columns that its tables have by now: messages that need those become dead letters.
+    wait there on purpose). `reason` is why it fell behind. `refused` is why its expressions do not go
+    with the columns that its tables have by now: messages that need those become dead letters.
     """
 
     name: str

@@ -67,9 +67,9 @@ def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkEr
     connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
 
 
-def hold(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
-    """Note that a sink's messages wait in its backlog for this reason, whatever it was before."""
-    connection.execute(_SQL["hold"], [source_id, sink, error.code, str(error)])
+def put_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
+    """Note that a sink's messages wait in its backlog for this reason, in place of any before."""
+    connection.execute(_SQL["put_behind"], [source_id, sink, error.code, str(error)])
 
 
 def spill(

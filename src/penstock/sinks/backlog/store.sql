@@ -5,7 +5,7 @@
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
 ON CONFLICT (source_id, sink) DO NOTHING
 
--- name: hold
+-- name: put_behind
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
 ON CONFLICT (source_id, sink) DO UPDATE SET code = excluded.code, error = excluded.error,
     since = CASE WHEN backlogs.code = excluded.code THEN backlogs.since ELSE excluded.since END
