@@ -24,8 +24,10 @@ from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
 from penstock.sinks.nats.check import refused_by_stream
 from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply
 from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
+from penstock.sinks.nats.order import group_keys, waits_of
+from penstock.sinks.nats.retries import BACKOFF_MAX, backoff
 from penstock.sinks.nats.sink import NatsSink
-from penstock.sinks.nats.task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
+from penstock.sinks.nats.task import Task
 
 INBOX = b"_INBOX.abc."
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from penstock.config.settings import NatsSinkSettings, Sink
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
-from penstock.sinks.nats.task import group_keys
+from penstock.sinks.nats.order import group_keys
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ from penstock.sinks.nats.duplicates import ASKING_SECONDS, Duplicates
 from penstock.sinks.nats.errors import unresponsive
 from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.leader import Silence
-from penstock.sinks.nats.task import WAVE_BYTES, Task, backoff
+from penstock.sinks.nats.retries import backoff
+from penstock.sinks.nats.task import WAVE_BYTES, Task
 
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
