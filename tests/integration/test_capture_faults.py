@@ -193,16 +193,16 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         first, second = found[0].position.lsn, found[-1].position.lsn
         start = confirmed(database)
         # Other WAL goes by; two statuses of a second each tell nothing new.
-        reader.capture.hurry()
+        reader.capture.poll_server()
         told = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")
         eventually(lambda: reader.capture.stats.received_lsn > told)
         assert confirmed(database) == start <= first
         reader.capture.confirm(Position(first, 1))
-        assert reader.capture.settle(PATIENCE)
+        assert reader.capture.flush(PATIENCE)
         assert confirmed(database) <= first
         reader.capture.confirm(Position(first, 2))
-        assert reader.capture.settle(PATIENCE)
+        assert reader.capture.flush(PATIENCE)
         eventually(lambda: confirmed(database) > first)
         assert confirmed(database) <= second
         reader.confirm()

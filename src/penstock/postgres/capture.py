@@ -262,7 +262,7 @@ class Capture:
             rows = self._waiting + self._decoder.unsealed_rows
         return rows, None if since is None or not rows else time.monotonic() - since
 
-    def settle(self, timeout: float) -> bool:
+    def flush(self, timeout: float) -> bool:
         """Wait until what is confirmed has been told to the server; False if that took too long."""
         with self._condition:
             target = self._progress.flush_lsn
@@ -274,7 +274,7 @@ class Capture:
                 lambda: self._told >= target or self.stats.state == "stopped", timeout
             )
 
-    def hurry(self) -> None:
+    def poll_server(self) -> None:
         """Ask the server from now on to tell how far it is, for a run that ends when all is read."""
         with self._condition:
             self._hurried = self._urgent = True
