@@ -26,7 +26,7 @@ from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
-from penstock.postgres import capture
+from penstock.postgres import capture_loop
 from penstock.postgres.capture import MAX_UNREAD
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.replication import Known, ReplicationStream
@@ -378,7 +378,7 @@ def test_a_log_that_fails_does_not_leave_spark_waiting(
 
     with capturing(database, TABLE) as reader:
         reader.await_state("streaming")
-        monkeypatch.setattr(capture, "log", Broken())
+        monkeypatch.setattr(capture_loop, "log", Broken())
         database.execute("SELECT pg_terminate_backend(%s)", [walsender(database)])
         assert code_of(reader).code == "internal"
 
