@@ -25,7 +25,7 @@ class CaptureReports:
         self._options = options
         self._on_command = on_command
         self._reporter: Reporter | None = None
-        # The run tells this capture's counts from those of others by it.
+        # `life` keeps this capture's counts apart from those of earlier ones.
         self._head: Report = {"capture": options.name, "life": secrets.token_hex(8)}
 
     @contextlib.contextmanager

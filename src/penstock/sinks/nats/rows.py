@@ -17,7 +17,7 @@ DOUBTED: Final = 4
 class RowTable:
     """The state of each of `count` rows, all of which wait at first.
 
-    `state` is read and written in loops over rows; whoever writes it there keeps the counts.
+    Loops over rows read and write `state` directly; one that writes it keeps the counts right.
     """
 
     def __init__(self, count: int) -> None:
