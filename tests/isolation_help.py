@@ -26,7 +26,7 @@ from penstock.core.errors import StoreError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
@@ -93,7 +93,7 @@ class Source:
         """Start what `penstock run` has in its processes."""
         self._stack = contextlib.ExitStack()
         self.source = self.store.register_source("shop", "tag")
-        self.state = State(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
+        self.state = RunState(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
         routes = []
         for name, sink in self._sinks.items():
             stream = None

@@ -279,6 +279,6 @@ def test_a_chunk_that_nobody_confirms_holds_the_slot_back(database: Database) ->
         assert capture.stats.confirmed_lsn <= end.lsn
         assert not any(isinstance(event, Delivered) for event in driver.heard())
         capture.confirm(end)
-        assert capture.settle(20)
+        assert capture.flush(20)
         assert capture.stats.confirmed_lsn > end.lsn
         driver.await_event(Delivered)

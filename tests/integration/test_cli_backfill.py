@@ -19,7 +19,7 @@ from penstock.cli.main import app
 from penstock.config.file import load
 from penstock.embedded.handles import Database
 from penstock.postgres import setup
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
 TABLES = """
@@ -310,7 +310,7 @@ def _with(backfills: Backfills, rows: int) -> Backfill:
 
 def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
     start(folder, "--sink", "public", "--table", "orders")
-    state = State(["shop"], {"public": ("stream", "shop")})
+    state = RunState(["shop"], {"public": ("stream", "shop")})
     server = Server(application(state), "127.0.0.1:0")
     setup.ensure(load(folder / "penstock.yaml").sources["shop"])
 

@@ -22,7 +22,7 @@ from penstock.outbox.relay.relay import Relay
 from penstock.outbox.relay.sweep import Sweeper
 from penstock.outbox.relay.wanted import Planner, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
 
@@ -59,7 +59,7 @@ def test_places_are_written_but_the_one_that_is_locked(
         delivered(tide, f"p{name}")
     planner = Planner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
     wanted = planner.plan(find(session), {})["g"]
-    state = State([wanted.source], dict.fromkeys(wanted.sinks, ("nats", wanted.source)))
+    state = RunState([wanted.source], dict.fromkeys(wanted.sinks, ("nats", wanted.source)))
     state.sources[wanted.source].confirmed_lsn = 10**15
     run: Any = SimpleNamespace(
         state=state, store=SimpleNamespace(source=lambda name: store.make_source(name, "tag"))

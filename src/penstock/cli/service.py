@@ -33,8 +33,8 @@ from penstock.embedded.store import FOLDER, open_store
 from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run
-from penstock.runtime.state import States
 from penstock.spark import session
 from penstock.spark.session import jvm_exit_code
 from penstock.streams.consumers.registry import Consumers
@@ -61,7 +61,7 @@ class Service:
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
         self._consumers = ConsumerWatch()
-        self._states = States(
+        self._states = ProcessState(
             lambda: [
                 *([] if self._run is None else [self._run.state]),
                 *(state for relay in self._relays for state in relay.states()),
@@ -181,7 +181,7 @@ class Service:
         for relay in self._relays:
             relay.start(spark)
         if self._run is not None:
-            self._run.stream(spark, say_ready)
+            self._run.stream(spark, say_ready, _say_stopping)
             if not self._once or not self._run.healthy:
                 self.stop()
         else:
@@ -205,6 +205,10 @@ class Service:
                         "Start penstock again.",
                     )
                 )
+
+
+def _say_stopping() -> None:
+    log.info("stopping: finishing the batch under way")
 
 
 def _say_nothing(*_: object) -> None:

@@ -1,6 +1,6 @@
 """Ready, starting, degraded or failed: the one definition, for all that reports how a run is.
 
-Pure functions over plain facts and `now`; every time is Unix time in seconds. `State` and the relays
+Pure functions over plain facts and `now`; every time is Unix time in seconds. `RunState` and the relays
 know the facts of a process, `penstock status` those that it sees itself. `/healthz`, `/readyz`,
 `/status`, `/metrics` and `penstock status` with its exit code are all derived from a `Health`.
 
@@ -196,9 +196,9 @@ class Health:
 class SinkFacts:
     """A sink: `failure` is its newest outcome if that is one, None once it has taken messages again.
 
-    `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `held` (they shall
-    wait there). `reason` is why it fell behind. `refused` is why its expressions do not go with the
-    columns that its tables have by now: messages that need those become dead letters.
+    `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `paused` (they
+    wait there on purpose). `reason` is why it fell behind. `refused` is why its expressions do not go
+    with the columns that its tables have by now: messages that need those become dead letters.
     """
 
     name: str
@@ -339,7 +339,7 @@ def _graced(since: float | None, now: float) -> Level:
 def _held_up(source: SourceFacts, now: float) -> Failure | None:
     """Return why none of a source's sinks takes messages, if that is so and not but for a moment."""
     # A sink that is held without a failure is disabled, or only starts: it is not to take any.
-    live = [sink for sink in source.sinks if sink.state != "held" or sink.failure is not None]
+    live = [sink for sink in source.sinks if sink.state != "paused" or sink.failure is not None]
     failures = [sink.failure for sink in live if sink.failure is not None]
     if not live or len(failures) < len(live):
         return None

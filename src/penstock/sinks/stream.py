@@ -1,6 +1,6 @@
 """The stream sink: a part of a micro-batch into the segments of all streams of its source.
 
-A part is written in one transaction, which says with the messages that the part is there. So a part
+A part is written in one transaction, which notes with the messages that the part is there. So a part
 is there as a whole or not at all. What comes again after a crash is left out: all up to the head,
 where everything is there or was dropped in its time, and behind it what is found there.
 
@@ -228,7 +228,7 @@ class StreamWriter:
         return batch.filter(pa.array([position not in present for position in positions]))
 
     def commit(self, part: BatchPart | None) -> None:
-        """Make what was written durable; with `part` that one is there now, and readers are told."""
+        """Make what was written durable; with `part` it notes the part, and notifies the readers."""
         connection = self.connection
         try:
             with connection.pipeline():

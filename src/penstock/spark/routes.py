@@ -12,7 +12,7 @@ from penstock.config.settings import NatsSinkSettings, Sink
 from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
-from penstock.sinks.nats.task import group_keys
+from penstock.sinks.nats.order import group_keys
 
 
 @dataclass(frozen=True)

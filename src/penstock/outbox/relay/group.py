@@ -24,15 +24,17 @@ from penstock.core.health import Failure, Level, Part, Problem, pipeline_part, w
 from penstock.outbox.inbox.inbox import InboxPipeline
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.relay.begin import begin, forget, give_up_slot, leave
+from penstock.outbox.relay.guard import RelayGuard
 from penstock.outbox.relay.lease import Lease
 from penstock.outbox.relay.lock import GroupLock
 from penstock.outbox.relay.places import Places
 from penstock.outbox.relay.wanted import Wanted
 from penstock.outbox.sessions import postgres_error
 from penstock.runtime.handover import NextQuery
+from penstock.runtime.paused_sinks import PausedSinks
 from penstock.runtime.recovery import GAP_CODES
-from penstock.runtime.run import Holding, Run
-from penstock.runtime.state import State
+from penstock.runtime.run import Run
+from penstock.runtime.state import RunState
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.warm import warm
@@ -74,7 +76,7 @@ class Group:
         self._running: Wanted | None = None
         self._last: Wanted | None = None
         self._run: Run | None = None
-        self._ended: State | None = None  # of the newest run, over or not
+        self._ended: RunState | None = None  # of the newest run, over or not
         self._asked = False
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -99,7 +101,7 @@ class Group:
         return self._state in ("standby", "waiting") or (run is not None and run.ready)
 
     @property
-    def run_state(self) -> State | None:
+    def run_state(self) -> RunState | None:
         """The state of its run, None while there is none."""
         run = self._run
         return None if run is None else run.state
@@ -368,9 +370,10 @@ class Group:
         }
         held |= {name: SinkError("starting", _STARTING) for name in starting}
         try:
-            with Run(wanted.config, self._store_url, holding=Holding(held, starting)) as run:
+            paused = PausedSinks(held, starting)
+            with Run(wanted.config, self._store_url, paused=paused, guard=RelayGuard()) as run:
                 if self._ended is not None:
-                    run.state.go_on_from(self._ended)
+                    run.state.continue_from(self._ended)
                 self._ended = run.state
                 if self._enlist(run, wanted):
                     try:
@@ -381,7 +384,7 @@ class Group:
                         self._confirmed += sum(s.confirmed for s in run.state.sources.values())
                         self._within(_LONG_STEP_SECONDS)
             if run.failure is not None and not self._stopping.is_set():
-                raise CaptureError(*run.failure)
+                raise CaptureError(run.failure.code, run.failure.text)
         except CaptureError as error:
             if error.code in GAP_CODES:
                 give_up_slot(self._lock.connection, wanted)
@@ -431,7 +434,7 @@ class Group:
             if not run.stopping:
                 with self._changing:
                     prepared, self._next = self._next, None
-                run.stream(self._spark, self._say_ready, prepared)
+                run.stream(self._spark, self._say_ready, prepared=prepared)
         finally:
             ended.set()
             keeper.join()

@@ -137,7 +137,7 @@ class Places:
             failed, error = unread.get(name, (False, None))
             if name in unread and not failed:
                 continue
-            self._run.release(name)
+            self._run.resume(name)
             self._starting.discard(name)
             if failed:
                 log.error("the outbox's kept messages can't be read", pipeline=name, error=error)

@@ -35,7 +35,7 @@ from penstock.outbox.sql.catalog import version_of
 from penstock.outbox.sql.install import version_fault
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.setup import server_fault
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 _POLL_SECONDS: Final = 5.0
@@ -94,7 +94,7 @@ class Relay:
         own = worker_part(subject, self._failure, now, starting=not self._looked)
         return [own] + [part for g in list(self._groups.values()) for part in g.parts(now)]
 
-    def states(self) -> list[State]:
+    def states(self) -> list[RunState]:
         """Return the states of the groups' runs."""
         return [state for g in list(self._groups.values()) if (state := g.run_state) is not None]
 

@@ -55,15 +55,16 @@ from penstock.sinks.nats.client import (
     Answer,
     Connection,
     Event,
-    Problem,
     Reply,
+    ServerError,
     connect_first,
 )
 from penstock.sinks.nats.duplicates import ASKING_SECONDS, Duplicates
 from penstock.sinks.nats.errors import unresponsive
 from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.leader import Silence
-from penstock.sinks.nats.task import WAVE_BYTES, Task, backoff
+from penstock.sinks.nats.retries import backoff
+from penstock.sinks.nats.task import WAVE_BYTES, Task
 
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
@@ -115,8 +116,8 @@ class _Patience:
 class NatsSink:
     """Publishes batches to JetStream, see the top of this file.
 
-    `should_stop` is asked while something backs off; once it says yes, `write` raises the last
-    error instead of trying on.
+    `should_stop` is called while rows back off; once it returns True, `write` raises the last error
+    instead of trying again.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class NatsSink:
             raise Unfinished(error, _NOTHING, Written()) from None
 
     def check(self, patience: float) -> None:
-        """See that a server answers, over a connection that stays; raises `Unfinished`."""
+        """Check that a server answers, over a connection that stays; raises `Unfinished`."""
         self.connect(patience)
         assert self._connection is not None  # noqa: S101 - `connect` has made it
         try:
@@ -295,7 +296,7 @@ class NatsSink:
         denied: dict[str, str] = {}
         failed: dict[str, tuple[SinkError, list[int]]] = {}
         for event in events:
-            if isinstance(event, Problem) and (subject := event.denied_subject) is not None:
+            if isinstance(event, ServerError) and (subject := event.denied_subject) is not None:
                 if subject == "$JS.API.STREAM.NAMES":
                     self._silence.forbidden()
                 elif not self._duplicates.denied(task, subject):
@@ -308,7 +309,7 @@ class NatsSink:
                 self._jetstream = event.status != 503 and b'"error"' not in event.body
             elif isinstance(event, Reply) and (row := task.flies(event.number)) is not None:
                 if task.in_batch(row):
-                    self._settle_batch(task, event, row, now)
+                    self._handle_batch_reply(task, event, row, now)
                     continue
                 error = self._verdict(connection, task, event, row)
                 if error is not None and (error.code == "out_of_line" or task.is_early(row)):
@@ -334,13 +335,13 @@ class NatsSink:
         self._link_pause = self._link_backoff.after_failure()
         self._link_from = now + self._link_pause
 
-    def _settle_batch(self, task: Task, reply: Reply, row: int, now: float) -> None:
-        """Take a reply to the first or the last message of an atomic batch."""
+    def _handle_batch_reply(self, task: Task, reply: Reply, row: int, now: float) -> None:
+        """Handle a reply to the first or the last message of an atomic batch."""
         if not reply.status:
             try:
                 body = orjson.loads(reply.body)
             except orjson.JSONDecodeError:
-                return  # empty, as the batch has begun; or of somebody else who listens
+                return  # empty, as the batch has begun; or of another subscriber
             if not isinstance(body, dict):
                 return
             error = body.get("error")
@@ -370,7 +371,7 @@ class NatsSink:
         try:
             body = orjson.loads(reply.body)
         except orjson.JSONDecodeError:
-            return None  # somebody else who listens on the subject; the stream's ack may follow
+            return None  # of another subscriber to the subject; the stream's ack may follow
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             return refused_by_stream(body, self._config, task.subject(row))
         if isinstance(body, dict) and body.get("stream") and body.get("seq"):
