@@ -17,9 +17,9 @@ from penstock.api.schemas import (
     BEARER,
     NEW_CONSUMER,
     ConsumerBody,
+    ConsumerMessages,
     ConsumersBody,
     Letters,
-    LookedMessages,
     NewPull,
     NewWebhook,
     Rewind,
@@ -38,8 +38,8 @@ from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
     ConsumerLetter,
+    ConsumerMessage,
     ConsumerSpec,
-    Looked,
     UnknownStream,
 )
 
@@ -172,12 +172,18 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         await (await consumers.get(consumer)).enable()
         return Json(SUCCESS)
 
-    @api.get(f"{_CONSUMER}/messages", response_model=LookedMessages, summary="Look without taking")
+    @api.get(
+        f"{_CONSUMER}/messages",
+        response_model=ConsumerMessages,
+        summary="Look without taking",
+    )
     async def messages(consumer: str, look: Annotated[_Look, Query()]) -> Response:
         found = await consumers.get(consumer)
         looked = await found.messages(look.state, look.limit)
         base = await consumers.base(found)
-        return Json(b'{"data":[%b]}' % b",".join([_looked(message, base) for message in looked]))
+        return Json(
+            b'{"data":[%b]}' % b",".join([_message_body(message, base) for message in looked])
+        )
 
     @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")
     async def dead_letters(consumer: str, page: Annotated[_Page, Query()]) -> Response:
@@ -236,7 +242,7 @@ def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
     return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
 
 
-def _looked(message: Looked, base: int) -> bytes:
+def _message_body(message: ConsumerMessage, base: int) -> bytes:
     head = {
         "position": position_body(message.position, base),
         "deliver_count": message.deliver_count,

@@ -91,16 +91,16 @@ class Success(BaseModel):
     success: Literal[True]
 
 
-class _Looked(_Message):
+class _ConsumerMessage(_Message):
     position: PositionBody
     deliver_count: int
     held_until: datetime | None = Field(description="When it is available again, if it is out.")
 
 
-class LookedMessages(BaseModel):
+class ConsumerMessages(BaseModel):
     """Messages looked at."""
 
-    data: list[_Looked]
+    data: list[_ConsumerMessage]
 
 
 class _Letter(BaseModel):

@@ -14,9 +14,9 @@ from penstock.config.settings import Config
 from penstock.core import queries
 from penstock.core.finding import Finding
 from penstock.postgres.admin import address
-from penstock.streams.errors import OLD_STREAMS
+from penstock.streams.connect import CONNECT
+from penstock.streams.errors import OLD_STREAMS, store_error
 from penstock.streams.migrate import OLDEST_VERSION, VERSION
-from penstock.streams.store import CONNECT, store_error
 
 _SQL: Final = queries.load("penstock.check", "streams.sql")
 _PLACES_VERSION: Final = 3

@@ -17,7 +17,8 @@ from penstock.cli.store import store_of
 
 if TYPE_CHECKING:
     from penstock.config.settings import OutboxSource
-    from penstock.streams.store import Store, StoredLetter
+    from penstock.streams.records import StoredLetter
+    from penstock.streams.store import Store
     from penstock.trial.replay import Replay
 
 dead_letters = typer.Typer(
@@ -107,7 +108,7 @@ def list_letters(
     """List dead letters, without their messages."""
     with errors(), _letters(config, url, relay_store) as (store, settings):
         _check_names(store, settings, sink, consumer)
-        found = store.dead_letters(sink, consumer, limit + 1)
+        found = store.letters.page(sink, consumer, limit + 1)
     more = len(found) > limit
     del found[limit:]
     if as_json:
@@ -194,7 +195,8 @@ def purge_letters(
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
         count = sum(
-            store.purge(sink, consumer, number, replayed=replayed) for number in numbers or (None,)
+            store.letters.purge(sink, consumer, number, replayed=replayed)
+            for number in numbers or (None,)
         )
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
 
@@ -202,13 +204,13 @@ def purge_letters(
 def _all_letters(store: Store, sink: str | None, consumer: str | None) -> Iterator[StoredLetter]:
     """Give the letters that were not replayed, page by page."""
     offset = 0
-    while page := store.dead_letters(sink, consumer, 500, offset):
+    while page := store.letters.page(sink, consumer, 500, offset):
         offset += len(page)
         yield from (letter for letter in page if letter.replayed_at is None)
 
 
 def _letter(store: Store, number: int) -> StoredLetter:
-    letter = store.dead_letter(number)
+    letter = store.letters.get(number)
     if letter is None:
         raise fail(f"there is no dead letter {number}; `penstock dead-letters list` has them")
     return letter
@@ -229,7 +231,7 @@ def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: 
 
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
-    if sink is not None and not store.dead_letters(sink=sink, limit=1):
+    if sink is not None and not store.letters.page(sink=sink, limit=1):
         names = settings.sinks()
         if sink not in names:
             expected = f"expected one of {', '.join(names)}" if names else f"{settings} has none"

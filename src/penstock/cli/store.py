@@ -61,7 +61,7 @@ def create_token(
         raise fail("an admin may use every consumer: leave --consumer out, or --role admin")
     with errors(), store_of(config) as store:
         known = [found.name for found in store.consumers()]
-        token = store.create_token(name, role, consumer or None)
+        token = store.tokens.create(name, role, consumer or None)
     typer.echo(token)
     allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
     typer.echo(
@@ -78,7 +78,7 @@ def create_token(
 def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
     """List all tokens, revoked ones too; not what they are, which nobody can tell any more."""
     with errors(), store_of(config) as store:
-        found = store.tokens()
+        found = store.tokens.all()
     if as_json:
         typer.echo(json_text([dataclasses.asdict(token) for token in found]))
         return
@@ -99,8 +99,8 @@ def revoke_token(
     from penstock.core.text import nearest  # noqa: PLC0415
 
     with errors(), store_of(config) as store:
-        if not store.revoke_token(name):
-            live = {token.name: token.revoked_at is None for token in store.tokens()}
+        if not store.tokens.revoke(name):
+            live = {token.name: token.revoked_at is None for token in store.tokens.all()}
             if name in live:
                 raise fail(f"token {name!r} is revoked already")
             hint = nearest(name, [token for token, is_live in live.items() if is_live])

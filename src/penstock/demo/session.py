@@ -157,7 +157,7 @@ class _Demo:
         create_tables(self._url)
         store = postgres.create_database("store")
         with Store.open(store) as opened:
-            token = opened.create_token("demo", "worker", None)
+            token = opened.tokens.create("demo", "worker", None)
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
         self._servers["nats-server"] = nats

@@ -20,6 +20,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
+from penstock.streams.records import START, SourceRecord, StreamRecord
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import (
     SQL,
@@ -31,7 +32,7 @@ from penstock.streams.segments import (
     segments_of,
     short_locks,
 )
-from penstock.streams.store import START, SourceRecord, Store, StreamRecord, create_segment
+from penstock.streams.store import Store, create_segment
 
 INTERVAL: Final = 10.0
 """Seconds from one look at the streams to the next."""

@@ -13,7 +13,7 @@ from penstock.core import queries
 from penstock.core.message import Position
 from penstock.streams.consumers.state import State, replay
 from penstock.streams.names import LOCK_WRITE, consumer_table
-from penstock.streams.store import START, ConsumerRecord, StreamRecord
+from penstock.streams.records import START, ConsumerRecord, StreamRecord
 
 Connection = psycopg.Connection[Any]
 SQL: Final = queries.load("penstock.streams", "maintenance.sql")

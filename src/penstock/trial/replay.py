@@ -17,7 +17,8 @@ from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
 from penstock.streams.consumers.registry import Consumers
-from penstock.streams.store import Store, StoredLetter
+from penstock.streams.records import StoredLetter
+from penstock.streams.store import Store
 from penstock.transforms.base import TransformError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Replay:
             return
         if not letter.subject:
             self._anew(letter, letter.sink)
-            self._store.mark_replayed(letter.id)
+            self._store.letters.mark_replayed(letter.id)
             return
         if letter.code in ("subject_too_long", "bad_subject"):
             raise SinkError(
@@ -66,7 +67,7 @@ class Replay:
             )
         key = letter.idempotency_key or ""
         self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
-        self._store.mark_replayed(letter.id)
+        self._store.letters.mark_replayed(letter.id)
 
     def __enter__(self) -> Self:
         return self

@@ -368,7 +368,7 @@ class Drainer:
             return
         again = self._counted_of(messages) - self._counted_of(rest)
         if written.dead:
-            self._store.add_dead_letters(self._sink, written.dead)
+            self._store.letters.add(self._sink, written.dead)
         self._on_report(
             {
                 "sink": self._sink, "delivered": max(written.delivered - again, 0),

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from penstock.core.health import Failure
 from penstock.core.message import Position
-from penstock.streams.consumers.state import DeliveryFailure, State
+from penstock.streams.consumers.entry import DeliveryFailure
+from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import ConsumerInfo
 
 FAILING: Final = 5

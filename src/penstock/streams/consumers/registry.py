@@ -16,7 +16,6 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.reader import StreamRef
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed, stopped
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.types import (
@@ -30,6 +29,7 @@ from penstock.streams.consumers.types import (
     UnknownConsumer,
     UnknownStream,
 )
+from penstock.streams.consumers.view import StreamRef
 from penstock.streams.names import CHANNEL, batches_table, consumer_table
 from penstock.streams.records import commit_position
 

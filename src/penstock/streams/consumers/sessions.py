@@ -16,7 +16,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from penstock.core import queries
 from penstock.streams.connect import CONNECT, SESSION, is_lost
 from penstock.streams.consumers.types import StoreUnavailable
-from penstock.streams.store import store_error
+from penstock.streams.errors import store_error
 
 SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
 

@@ -62,7 +62,7 @@ class ConsumerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """A consumer; `own` tells that it is its stream's own group, `disabled` why nothing is pushed."""
+    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is pushed."""
 
     id: int
     name: str
@@ -122,7 +122,7 @@ class Outcome(NamedTuple):
     refused: list[tuple[str, str]]
 
 
-class Looked(NamedTuple):
+class ConsumerMessage(NamedTuple):
     """A message looked at: how often it was handed out, and until when it is out, if it is."""
 
     position: Position
