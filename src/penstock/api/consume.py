@@ -59,7 +59,7 @@ class Receives:
     ) -> Received:
         """Receive for `client`, an ASGI channel whose request has been read.
 
-        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` tells it some turns
+        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` is set some turns
         of the event loop earlier than the channel: what is written from then on is lost. Write what
         this returns at once.
         """

@@ -179,10 +179,10 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
     )
     async def messages(consumer: str, look: Annotated[_Look, Query()]) -> Response:
         found = await consumers.get(consumer)
-        looked = await found.messages(look.state, look.limit)
+        listed = await found.messages(look.state, look.limit)
         base = await consumers.base(found)
         return Json(
-            b'{"data":[%b]}' % b",".join([_message_body(message, base) for message in looked])
+            b'{"data":[%b]}' % b",".join([_message_body(message, base) for message in listed])
         )
 
     @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")

@@ -98,7 +98,7 @@ class _ConsumerMessage(_Message):
 
 
 class ConsumerMessages(BaseModel):
-    """Messages looked at."""
+    """Messages as they are, none taken."""
 
     data: list[_ConsumerMessage]
 
@@ -171,7 +171,7 @@ class StreamBody(BaseModel):
     name: str
     kind: Literal["changes", "rows"]
     source: str
-    retention_ms: int | None = Field(description="None where each row's newest version is kept.")
+    retention_ms: int | None = Field(description="None where each row's newest version stays.")
     segments: int
     head: PositionBody | None = Field(description="The newest message that can be received.")
     created_at: datetime

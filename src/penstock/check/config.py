@@ -91,7 +91,7 @@ def inspect_nats(
         for finding in nats_check.inspect(target, samples, source=source):
             of_subject = finding.subject.startswith("subject ")
             if number and not of_subject:
-                continue  # told already
+                continue  # reported already
             if of_subject and finding.level == "error" and isinstance(sink.route, str):
                 message = f"{finding.message} (it is used where `route` gives nothing)"
                 yield Finding("warning", finding.subject, message, finding.fix)
@@ -120,7 +120,7 @@ def inspect_store(config: Config) -> list[Finding]:
 def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
     """Return the subjects of a sink for the tables that are there now.
 
-    Empty if the template needs a message's values, which nobody knows yet.
+    Empty if the template needs a message's values, which are not known yet.
     """
     from penstock.core.subject import escape  # noqa: PLC0415
 

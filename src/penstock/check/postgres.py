@@ -1,4 +1,4 @@
-"""Looks at all that a source needs, changes nothing, and says how each fault is mended."""
+"""Checks all that a source needs: changes nothing, and returns each fault with its remedy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inspect(
 
 
 def table_names(source: PostgresSource) -> list[tuple[str, str]]:
-    """Return schema and name of each table that a source has now; none if it cannot be asked."""
+    """Return schema and name of each table that a source has now; none if it can't be reached."""
     try:
         with open_catalog(source) as catalog:
             return [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
@@ -197,7 +197,7 @@ def _actions(
             statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
                 sql.Identifier(name), sql.Literal(actions)
             )
-            message = f"does not publish {', '.join(missed)}, which sink {sink_name} asks for"
+            message = f"does not publish {', '.join(missed)}, which sink {sink_name} needs"
             yield Finding("error", f"{what}: publication {name}", message, catalog.text(statement))
 
 

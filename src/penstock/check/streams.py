@@ -1,4 +1,4 @@
-"""Looks at the store as `penstock check` does: changes nothing, and says how each fault is mended."""
+"""Checks the store for `penstock check`: changes nothing, and returns each fault with its remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Server:
 
 
 def inspect(url: str, config: Config) -> list[Finding]:
-    """Look at the store at `url`, and at what `config` wants of it."""
+    """Check the store at `url`, and what `config` needs of it."""
     try:
         with psycopg.connect(url, autocommit=True, **CONNECT) as connection:
             return list(_findings(connection, url, config))
@@ -85,7 +85,7 @@ def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
         message = f"role {server.role} may not change the schema penstock, which is {owner}'s"
         yield Finding("error", "store", message, f"{grant.as_string(connection)};")
     elif server.has_tables and (version := _version(connection)) > VERSION:
-        message = f"its schema has version {version}, and this Penstock knows {VERSION}"
+        message = f"its schema has version {version}, and this Penstock supports {VERSION}"
         yield Finding("error", "store", message, "run the newer Penstock that made it")
     elif (
         server.has_tables
@@ -100,9 +100,9 @@ def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:
     streams = {row[0]: row[1:] for row in connection.execute(_SQL["streams"])}
     for name, stream in config.streams.items():
         source, kind = streams.get(name, (stream.source, stream.kind))
-        for what, there, wanted in (("source", source, stream.source), ("kind", kind, stream.kind)):
-            if there != wanted:
-                message = f"the stream is there already, with {what} {there}, not {wanted}"
+        for what, old, new in (("source", source, stream.source), ("kind", kind, stream.kind)):
+            if old != new:
+                message = f"the stream exists, with {what} {old}, not {new}"
                 yield Finding("error", f"sink {name}", message, "give the sink another name")
     consumers = {row[0]: row[1:] for row in connection.execute(_SQL["consumers"])}
     for name, consumer in config.consumers.items():

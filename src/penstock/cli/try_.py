@@ -127,7 +127,7 @@ def _captured(
         typer.echo(f"Waiting for {changes}, {timeout:g} s at most …", err=True)
 
     source = config.sources[config.sinks[sink].source]
-    return live.read(source, trial.wanted, count, timeout, ready)
+    return live.read(source, trial.select, count, timeout, ready)
 
 
 def _show(outcome: Outcome, number: int) -> None:

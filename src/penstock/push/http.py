@@ -1,8 +1,8 @@
 """An HTTP/1.1 client for one endpoint: POST, keep-alive, and only to addresses that were checked.
 
-Redirects are not followed, nor are proxies used: either would let the answer of a stranger say where
+Redirects are not followed, nor are proxies used: either would let the answer of a stranger choose where
 a request goes. Of an answer the status and Retry-After matter; its body is read for the connection's
-sake, up to a limit. The start of a failure's body is kept, for people to read.
+sake, up to a limit. The start of a failure's body is reported, for people to read.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.close()  # an answer to nothing: what follows could not be told apart
+            self.close()  # an answer to nothing: what follows could not be attributed
             return
         self._received += len(data)
         try:

@@ -1,4 +1,4 @@
-"""What keeps the store from doing its work, in a form that says what to do about it."""
+"""Failures of the store, each with its remedy."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
 
 def _said(error: psycopg.Error) -> str:
     # Never DETAIL or CONTEXT, which quote rows.
-    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return (said or type(error).__name__).rstrip(".")
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return (message or type(error).__name__).rstrip(".")

@@ -46,7 +46,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Connect, and bring the schema up to date; a server that is starting up is awaited."""
+        """Connect, and bring the schema up to date; wait for a server that is starting up."""
         store, deadline = cls(url), time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -111,7 +111,7 @@ class Store:
     def register_source(self, name: str, tag: str, wal_end: int | None = None) -> SourceRecord:
         """Make a source, or find it and see to it that its LSNs go on where its streams end.
 
-        `tag` tells clusters and slots apart (`penstock.core.message.source_tag`), and `wal_end` is where
+        `tag` identifies cluster and slot (`penstock.core.message.source_tag`), and `wal_end` is where
         the source's WAL ends now, None if that is not known. With another tag, or an end before
         what was written, LSNs start anew: the streams go on behind their highest position.
         """

@@ -1,4 +1,4 @@
-"""Messages that a user wrote, as batches: what the file leaves out is made up, and says so nowhere else.
+"""Messages that a user wrote, as batches; what the file leaves out is made up.
 
 A message is `{"record", "changes", "action", "metadata"}` as consumers get it; only `record` has to be
 there, and the table's name where the sink takes more than one.
@@ -29,7 +29,7 @@ _EXPECTED: Final = 'expected {"record": {…}, "changes": …, "action": …, "m
 
 
 class MessageError(ValueError):
-    """A file that holds no messages; the text says which part, and what is expected."""
+    """A file that holds no messages; the text names the part, and what is expected there."""
 
 
 def read(text: bytes, source: PostgresSource, sink: SinkSettings) -> pa.RecordBatch:
@@ -119,7 +119,7 @@ def _row(
         schema, name = table
     if not isinstance(name, str):
         raise wrong(
-            "it says of no table, and the sink takes several: add "
+            "it names no table, and the sink takes several: add "
             '"metadata": {"table_schema": …, "table_name": …}'
         )
     schema = schema if isinstance(schema, str) else "public"

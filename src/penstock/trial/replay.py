@@ -1,6 +1,6 @@
 """Delivers dead letters again: a sink's are published once more, a consumer's go back into it.
 
-What a sink was to send is sent as it was. A message that is kept as it was captured goes through the
+What a sink was to send is sent as it was. A message that is stored as it was captured goes through the
 filter, transform, route and form that its sink, or its pipeline from an outbox, has by now.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Replay:
     """One round of replays; a context manager.
 
-    Settings are looked for when a sink's letter needs them: in the file `config`, in the databases
+    Settings are read when a sink's letter needs them: in the file `config`, in the databases
     that this names as outboxes, and in `outboxes`.
     """
 
@@ -45,7 +45,7 @@ class Replay:
         self._open = contextlib.ExitStack()
 
     def send(self, letter: StoredLetter) -> None:
-        """Deliver a dead letter and note that it was.
+        """Deliver a dead letter and record that it was.
 
         Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
         then stays as it was.

@@ -1,4 +1,4 @@
-"""A consumer as one process serves it: what clients may ask of it."""
+"""A consumer as one process serves it: the requests that clients may make."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Consumer:
     ) -> Outcome:
         """Make messages available again after `delay` seconds; at `max_deliver` dead letters.
 
-        `reason` says why they failed, `status` is that of a webhook's HTTP answer.
+        `reason` is why they failed, `status` that of a webhook's HTTP answer.
         """
         return await self._loop.ask("nack", tokens, int(delay * 1_000_000), (status, reason))
 
@@ -225,7 +225,7 @@ class Consumer:
         await self._loop.alone(work)
 
     async def disable(self, reason: str) -> None:
-        """Note why the webhook is delivered to no more; nothing happens to its messages."""
+        """Record why the webhook gets no more deliveries; its messages stay."""
         await self._save(self.info, reason)
 
     async def enable(self) -> None:

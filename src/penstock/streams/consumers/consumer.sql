@@ -1,4 +1,4 @@
--- What consumers ask of the store. A consumer's log is {log}, a segment of its stream {segment}.
+-- The consumers' queries. A consumer's log is {log}, a segment of its stream {segment}.
 
 -- name: clock
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
@@ -28,7 +28,7 @@ SELECT FROM penstock.streams WHERE name = %(name)s
 UNION ALL SELECT FROM penstock.consumers WHERE name = %(name)s
 
 -- name: settings
--- Nobody else changes them until the transaction is over.
+-- No other session changes them until the transaction is over.
 SELECT type, settings FROM penstock.consumers WHERE id = %s FOR UPDATE
 
 -- name: set_settings
@@ -59,7 +59,7 @@ WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s - 1) ON CONFLICT DO NOTHING
 
 -- name: replace_log
 -- A whole state takes the place of all entries up to it, unless there is a newer one. In one statement, so
--- that nobody waits for a process that has stopped in the middle.
+-- that no process waits for one that has stopped in the middle.
 DO $penstock$ BEGIN
     SET LOCAL lock_timeout = '100ms';
     LOCK TABLE {log} IN ACCESS EXCLUSIVE MODE;
@@ -122,7 +122,7 @@ FROM (
 ) m WHERE {condition} ORDER BY m.lsn, m.idx LIMIT 1
 
 -- name: window
--- Where the messages end among which `oldest` looked, if more come behind them.
+-- Where the messages end that `oldest` read, if more come behind them.
 SELECT lsn, idx FROM {segment}
 WHERE (lsn, idx) > (%(lsn)s, %(idx)s) AND (lsn, idx) <= (%(last_lsn)s, %(last_idx)s)
 ORDER BY lsn, idx OFFSET %(limit)s - 1 LIMIT 1

@@ -172,7 +172,7 @@ class ConsumerLog:
         return self._entries >= _ENTRIES or self._bytes >= _BYTES
 
     async def replace(self) -> None:
-        """Put the state in the place of all entries; if someone holds the table, another time."""
+        """Put the state in the place of all entries; where the table is locked, another time."""
         state = self.state
         assert state is not None  # noqa: S101 - it is read before it is replaced
         self._entries = self._bytes = 0

@@ -3,7 +3,7 @@
 The state is what the entries of the consumer's log come to, in their order, so that every process
 that reads them has the same. Times are microseconds since 1970, and stand in the entries.
 
-All up to the cursor has been looked at: it is done, *held*, or *parked*. A held message was handed
+All up to the cursor was passed: it is done, *held*, or *parked*. A held message was handed
 out and is not done; from its time `until` on it may be handed out again. At most one message of a
 group is held; the group's messages that the cursor passes meanwhile are parked: only the group's
 first and last such position are kept, and its messages are found by the stream's index later.
@@ -193,11 +193,11 @@ class State:
 
     def _forget(self) -> None:
         self.epoch = self.next
-        for kept in (
+        for part in (
             self.held, self.busy, self.parked, self.replays, self.due, self.ready, self.failed,
             self.returned,
         ):  # fmt: skip
-            kept.clear()
+            part.clear()
         self.failing = None
         self._timers.clear()
 
