@@ -146,7 +146,7 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
         assert "there is no dead letter 77" in fails(shop, 1, f"dead-letters {command} 77")
         assert "Usage: " in fails(shop, 2, f"dead-letters {command} x")
     for arguments in ((), ("1", "--all")):
-        assert "or say --all" in fails(shop, 1, "dead-letters replay", *arguments)
+        assert "or add --all" in fails(shop, 1, "dead-letters replay", *arguments)
     assert len(listed(shop, "dead-letters list")) == 1
 
 

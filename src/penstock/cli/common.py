@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """End with a message and an exit code, not a traceback, where the error says what to do."""
+    """End with a message and an exit code, not a traceback, where the error has a remedy."""
     try:
         yield
     except PenstockError as error:

@@ -156,7 +156,7 @@ def replay_letters(
 ) -> None:
     """Publish a sink's again, with their Nats-Msg-Id; put a consumer's back into it."""
     if bool(numbers) == everything:
-        raise fail("name dead letters by their numbers, or say --all (of a --sink, a --consumer)")
+        raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, relay_store) as (store, settings):
         _check_names(store, settings, sink, consumer)
         letters: Iterable[StoredLetter] = (

@@ -36,8 +36,8 @@ app.command()(cli_recover.recover)
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(given: bool) -> None:
+    if given:
         typer.echo(f"penstock {__version__}")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""`penstock outbox`: the schema `tide` in an application's database, made and looked at."""
+"""`penstock outbox`: the schema `tide` in an application's database, installed and checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def install(
 def status(url: Url, as_json: AsJson = False) -> None:
     """Show what the outboxes and inboxes hold, and how far the pipelines are."""
     with errors():
-        from penstock.cli.status import trouble  # noqa: PLC0415
+        from penstock.cli.status import failure_text  # noqa: PLC0415
         from penstock.outbox import look  # noqa: PLC0415
 
         found = look.status(_checked(url))
@@ -67,7 +67,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
         typer.echo(json_text(found))
     else:
         _show(found)
-    raise typer.Exit(int(any(map(trouble, found["pipelines"]))))
+    raise typer.Exit(int(any(map(failure_text, found["pipelines"]))))
 
 
 def _checked(url: str) -> str:
@@ -82,7 +82,7 @@ def _checked(url: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from penstock.cli.status import dead_letters, pipeline_state, trouble  # noqa: PLC0415
+    from penstock.cli.status import dead_letters, failure_text, pipeline_state  # noqa: PLC0415
 
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),
@@ -144,8 +144,8 @@ def _show(found: dict[str, Any]) -> None:
     for pipeline in found["pipelines"]:
         if counted := dead_letters(pipeline):
             typer.echo(f"! pipeline {pipeline['pipeline']}: {counted}")
-        if told := trouble(pipeline):
-            typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
+        if text := failure_text(pipeline):
+            typer.echo(f"✗ pipeline {pipeline['pipeline']}: {text}")
 
 
 def relay_state(relay: dict[str, Any]) -> str:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def recover(
     source: Annotated[str, typer.Argument(help="The source, by its name in the file.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it is done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.")] = False,
     backfill: Annotated[
         bool,
-        typer.Option("--backfill", help="Ask for a backfill of every table to every sink, too."),
+        typer.Option("--backfill", help="Also request a backfill of every table to every sink."),
     ] = False,
     config: ConfigFile = CONFIG,
 ) -> None:
@@ -46,7 +46,7 @@ def _check_name(config: Config, source: str) -> None:
 
     if source in config.outboxes:
         raise fail(
-            f"source {source} is an outbox: its relay makes a lost slot anew by itself, and its"
+            f"source {source} is an outbox: its relay creates a lost slot again, and its"
             " messages are in the outbox's table"
         )
     if source not in config.sources:
@@ -79,7 +79,7 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
     )
     if backfill:
         typer.echo(
-            f"It asks for {sum(map(len, requests.values()))} backfills, one a table and sink;"
+            f"It requests {sum(map(len, requests.values()))} backfills, one a table and sink;"
             " those that are under way there are cancelled."
         )
     if not yes and not typer.confirm("Go on?"):
@@ -93,7 +93,7 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
 
 
 def _offer(config: Config, requests: dict[str, list[Request]]) -> None:
-    """Print the command of each backfill that was not asked for, and what none of them brings."""
+    """Print the command of each backfill that was not requested, and what none of them brings."""
     if any(requests.values()):
         typer.echo("To send what was missed, the rows of each table as they are now:")
     for sink, of_sink in requests.items():

@@ -1,4 +1,4 @@
-"""`penstock status`: where slots and outboxes stand, and what a running pipeline says of itself."""
+"""`penstock status`: where slots and outboxes stand, and what a running pipeline reports."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def _warnings(status: Status) -> Iterator[tuple[str, str]]:
                     yield f"pipeline {name}", pipeline["warning"]
 
 
-def trouble(pipeline: Status) -> str | None:
+def failure_text(pipeline: Status) -> str | None:
     """Return what keeps an enabled pipeline from moving, with the remedy."""
     found = _pipeline_failure(pipeline)
     return None if found is None else found[1].text

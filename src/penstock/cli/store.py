@@ -76,7 +76,7 @@ def create_token(
 
 @tokens.command("list")
 def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
-    """List all tokens, revoked ones too; not what they are, which nobody can tell any more."""
+    """List all tokens, revoked ones too; not their secrets, which are not stored."""
     with errors(), store_of(config) as store:
         found = store.tokens.all()
     if as_json:

@@ -144,12 +144,12 @@ def _show(outcome: Outcome, number: int) -> None:
         took = ""
     if outcome.result != "sent":
         code = f" ({outcome.code})" if outcome.code else ""
-        said = f"{outcome.result}{code}: {outcome.why}"
-        console.print(Text.assemble((f"   {mark} ", style), (said, style), (took, "dim")))
+        text = f"{outcome.result}{code}: {outcome.why}"
+        console.print(Text.assemble((f"   {mark} ", style), (text, style), (took, "dim")))
 
 
 def _brief(message: str, before: str | None = None) -> str:
-    """Return a message without what everyone knows: of its metadata what differs from `before`."""
+    """Return a message in short: of its metadata only what differs from `before`."""
     from penstock.transforms.json_values import decode_raw, encode  # noqa: PLC0415
 
     fields = decode_raw(message)

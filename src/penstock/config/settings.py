@@ -252,7 +252,7 @@ class SparkSettings(_Model):
     @field_validator("conf", mode="before")
     @classmethod
     def _as_strings(cls, conf: Any) -> Any:
-        # Spark takes strings alone, and nobody quotes `true` or `4` in YAML.
+        # Spark takes strings alone, and users do not quote `true` or `4` in YAML.
         if not isinstance(conf, dict):
             return {} if conf is None else conf
         return {key: _spark_value(value) for key, value in conf.items()}
@@ -305,7 +305,7 @@ class Config(StoreSettings):
         return pathlib.Path(self.spark.checkpoint).absolute() / source
 
     def read_from(self, file: str) -> Self:
-        """Note which file has this configuration, for the commands that errors print."""
+        """Record which file has this configuration, for the commands that errors print."""
         self._file = file
         return self
 
@@ -367,10 +367,10 @@ def contradictions(
             message = f"there is no source {sink.source!r}: expected one of {', '.join(names)}"
             yield ("sinks", name, "source"), message + nearest(sink.source, names)
         elif sink.source in sources:
-            wanted = sources[sink.source].patterns
+            patterns = sources[sink.source].patterns
             for i, pattern in enumerate(sink.patterns or ()):
-                if not any(w.covers(pattern) for w in wanted):
-                    captured = ", ".join(map(str, wanted))
+                if not any(own.covers(pattern) for own in patterns):
+                    captured = ", ".join(map(str, patterns))
                     yield (
                         ("sinks", name, "tables", i),
                         f"source {sink.source!r} does not capture {pattern}: it has {captured}; "

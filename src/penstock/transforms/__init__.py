@@ -1,6 +1,6 @@
 """Changes of messages on their way to a sink, by the operator's Lua or Python.
 
-`make` gives what a worker applies to batches; `inspect` says beforehand what is wrong with it. What
+`make` returns what a worker applies to batches; `inspect` raises what is wrong with it beforehand. What
 goes in and out is in `penstock.transforms.base`.
 """
 
