@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from psycopg import sql
 
-from penstock.check.config import inspect_nats
+from penstock.check import streams
+from penstock.check.nats import inspect_nats
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.errors import CaptureError, PipelineError, SinkError
@@ -45,9 +46,7 @@ def inspect(
         yield Finding("error", what, error.message, error.remedy)
         return
     if config.store is None:
-        from penstock.check import streams as inspection  # noqa: PLC0415
-
-        for finding in inspection.inspect(url, config):
+        for finding in streams.inspect(url, config):
             yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
 
 

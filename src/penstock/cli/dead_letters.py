@@ -14,6 +14,7 @@ import typer
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
 from penstock.cli.relay import URL_VARIABLE, configuration
 from penstock.cli.store import store_of
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.config.settings import OutboxSource
@@ -54,7 +55,7 @@ class _Settings:
     source: OutboxSource | None
 
     def replay(self, store: Store) -> Replay:
-        from penstock.trial.replay import Replay  # noqa: PLC0415
+        from penstock.trial.replay import Replay
 
         if self.source is None:
             return Replay(store, self.config)
@@ -65,11 +66,11 @@ class _Settings:
 
     def sinks(self) -> list[str]:
         """Return the names of the sinks that there are."""
-        from penstock.config.file import sink_names  # noqa: PLC0415
+        from penstock.config.file import sink_names
 
         if self.source is None:
             return sink_names(self.config)
-        from penstock.outbox.configured import pipelines  # noqa: PLC0415
+        from penstock.outbox.configured import pipelines
 
         return list(pipelines(self.source))
 
@@ -79,7 +80,7 @@ def _letters(
     config: Path, url: str | None, relay_store: str | None
 ) -> Iterator[tuple[Store, _Settings]]:
     """Give the store that dead letters are in: the file's, or a relay's."""
-    from penstock.streams.store import Store  # noqa: PLC0415
+    from penstock.streams.store import Store
 
     if not config.exists():
         url = url or os.environ.get(URL_VARIABLE)
@@ -227,8 +228,6 @@ def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -
 
 def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:
     """End the command where there is no sink or consumer of a name, rather than find nothing."""
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
     if sink is not None and not store.letters.page(sink=sink, limit=1):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import AsJson, errors, fail, json_text, local_time, print_table
+from penstock.core.errors import ConfigError
 
 outboxes = typer.Typer(
     help="Set up the transactional outbox in a database, and look at what it holds.",
@@ -33,8 +34,8 @@ def install(
 ) -> None:
     """Make the schema `tide`, or bring it up to date; nothing happens if it is."""
     with errors():
-        from penstock.outbox import look  # noqa: PLC0415
-        from penstock.outbox.sql import install as installation  # noqa: PLC0415
+        from penstock.outbox import look
+        from penstock.outbox.sql import install as installation
 
         if print_:
             typer.echo(installation.script(after), nl=False)
@@ -59,8 +60,8 @@ def install(
 def status(url: Url, as_json: AsJson = False) -> None:
     """Show what the outboxes and inboxes hold, and how far the pipelines are."""
     with errors():
-        from penstock.cli.status import failure_text  # noqa: PLC0415
-        from penstock.outbox import look  # noqa: PLC0415
+        from penstock.cli.status import failure_text
+        from penstock.outbox import look
 
         found = look.status(_checked(url))
     if as_json:
@@ -71,8 +72,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
 
 
 def _checked(url: str) -> str:
-    from penstock.config.settings import check_postgres_url  # noqa: PLC0415
-    from penstock.core.errors import ConfigError  # noqa: PLC0415
+    from penstock.config.settings import check_postgres_url
 
     try:
         check_postgres_url(url)
@@ -82,7 +82,7 @@ def _checked(url: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from penstock.cli.status import dead_letters, failure_text, pipeline_state  # noqa: PLC0415
+    from penstock.cli.status import dead_letters, failure_text, pipeline_state
 
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.common import CONFIG, ConfigFile, errors, fail
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.backfill.requests import Request
@@ -24,14 +25,14 @@ def recover(
     config: ConfigFile = CONFIG,
 ) -> None:
     """Make a source's lost slot and publication anew, and report what was missed."""
-    from penstock.cli.store import opened  # noqa: PLC0415
-    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.cli.store import opened
+    from penstock.config.file import load
 
     with errors():
         loaded = load(config)
         _check_name(loaded, source)
-        from penstock.runtime.recovery import Recovery  # noqa: PLC0415 - psycopg takes a while
-        from penstock.streams.store import Store  # noqa: PLC0415
+        from penstock.runtime.recovery import Recovery
+        from penstock.streams.store import Store
 
         with (
             opened(config) as url,
@@ -42,8 +43,6 @@ def recover(
 
 
 def _check_name(config: Config, source: str) -> None:
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     if source in config.outboxes:
         raise fail(
             f"source {source} is an outbox: its relay creates a lost slot again, and its"
@@ -58,7 +57,7 @@ def _check_name(config: Config, source: str) -> None:
 
 
 def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:
-    from penstock.runtime.recovery import describe  # noqa: PLC0415
+    from penstock.runtime.recovery import describe
 
     name, gap = recovery.name, recovery.gap
     if gap is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.streams.store import Store
@@ -21,8 +22,8 @@ tokens = typer.Typer(help="Make, list and revoke the API's tokens.", no_args_is_
 @contextlib.contextmanager
 def opened(config: Path) -> Iterator[str]:
     """Give the URL of the store that a file names, or of the embedded one, which then runs."""
-    from penstock.config.file import load_store  # noqa: PLC0415
-    from penstock.embedded.store import open_store  # noqa: PLC0415
+    from penstock.config.file import load_store
+    from penstock.embedded.store import open_store
 
     with open_store(load_store(config)) as url:
         yield url
@@ -31,7 +32,7 @@ def opened(config: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def store_of(config: Path) -> Iterator[Store]:
     """Give the store that a file names."""
-    from penstock.streams.store import Store  # noqa: PLC0415
+    from penstock.streams.store import Store
 
     with opened(config) as url, Store.open(url) as store:
         yield store
@@ -50,8 +51,7 @@ def create_token(
     config: ConfigFile = CONFIG,
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
-    from penstock.config.strict import NAME_RULE, is_name  # noqa: PLC0415
-    from penstock.core.text import nearest  # noqa: PLC0415
+    from penstock.config.strict import NAME_RULE, is_name
 
     if not is_name(name):
         raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
@@ -96,8 +96,6 @@ def revoke_token(
     name: Annotated[str, typer.Argument(help="The token's name.")], config: ConfigFile = CONFIG
 ) -> None:
     """Make a token worthless, at once and for ever."""
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     with errors(), store_of(config) as store:
         if not store.tokens.revoke(name):
             live = {token.name: token.revoked_at is None for token in store.tokens.all()}

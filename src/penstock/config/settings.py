@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -330,9 +332,6 @@ def slot_name(source: str) -> str:
 
 def check_postgres_url(url: str) -> None:
     """Raise `ValueError`, without the URL in it, if libpq would not understand the URL."""
-    import psycopg  # noqa: PLC0415 - takes a while to import, and `penstock --help` needs none of it
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
-
     expected = "expected postgresql://user:password@host:port/database"
     if not url.strip():
         raise ValueError(f"empty: {expected}")

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from penstock.config.strict import Whole
+from penstock.core.subject import named
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _CODE_BYTES: Final = 1 << 20
@@ -149,8 +150,7 @@ def check_route(route: Any, parse: Callable[[str], object], unsafe: re.Pattern[s
     """
     if isinstance(route, str):
         from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
-        from penstock.core.subject import named  # noqa: PLC0415 - pyarrow takes a while to import
-        from penstock.expressions.route import literals  # noqa: PLC0415
+        from penstock.expressions.route import literals  # noqa: PLC0415 - as above
 
         for position, text in literals(expressions.parse_value(route)):
             if (found := unsafe.search(text)) is not None:

@@ -22,7 +22,7 @@ def make(settings: TransformSettings) -> MessageTransform:
     `inspect` would, and `ValueError` for one in SQL, which Spark evaluates.
     """
     if settings.lua is not None:
-        from penstock.transforms.lua import LuaTransform  # noqa: PLC0415
+        from penstock.transforms.lua import LuaTransform  # noqa: PLC0415 - as above
 
         return LuaTransform(
             settings.lua.code,
@@ -31,7 +31,7 @@ def make(settings: TransformSettings) -> MessageTransform:
             memory_limit=settings.memory_limit_mib << 20,
         )
     if settings.python is not None:
-        from penstock.transforms.python import PythonTransform  # noqa: PLC0415
+        from penstock.transforms.python import PythonTransform  # noqa: PLC0415 - as above
 
         return PythonTransform(settings.python)
     raise ValueError("a transform in SQL is the plan's: only lua and python are made here")

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict
 
 from penstock.config.settings import PostgresSource, SinkSettings
 from penstock.core.json_members import members
@@ -184,8 +185,6 @@ def _integer(value: object, default: int) -> int:
 
 
 def _database(source: PostgresSource) -> str:
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - only where a message is made up
-
     return str(conninfo_to_dict(source.url.get_secret_value()).get("dbname") or "")
 
 

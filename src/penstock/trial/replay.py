@@ -20,6 +20,7 @@ from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
 from penstock.transforms.base import TransformError
+from penstock.trial.messages import MessageError, read
 
 if TYPE_CHECKING:
     from penstock.trial.trial import Trial
@@ -97,8 +98,6 @@ class Replay:
                 transient=False,
             )
         sink = self._sink(name)
-        from penstock.trial.messages import MessageError, read  # noqa: PLC0415 - with Spark's modules
-
         try:
             message = read(letter.message.encode(), config.sources[sink.source], sink)
             outcomes = list(self._trial(config, name)(message))
