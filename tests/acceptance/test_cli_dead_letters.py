@@ -110,7 +110,7 @@ def test_purge(shop: Path, database: Database) -> None:
         said = fails(shop, 1, "dead-letters purge", *arguments)
         assert said == f"purge deletes {which} dead letters for ever: add --yes to do it\n"
     assert len(listed(shop, "dead-letters list")) == 5
-    assert "is of sink down" in fails(
+    assert "belongs to sink down" in fails(
         shop, 1, "dead-letters purge --yes --sink out", str(first), str(last)
     )
     assert "there is no dead letter 999" in fails(

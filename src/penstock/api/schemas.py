@@ -154,9 +154,9 @@ class ConsumerBody(BaseModel):
     stream: str
     type: Literal["pull", "webhook"]
     own: bool = Field(description="Whether it is its stream's own consumer group.")
-    disabled: str | None = Field(description="Why the webhook is delivered to no more.")
+    disabled: str | None = Field(description="Why the webhook gets no more deliveries.")
     created_at: datetime
-    status: ConsumerStatus | None = Field(description="Null where the store gave no answer to it.")
+    status: ConsumerStatus | None = Field(description="Null where the store did not answer.")
 
 
 class ConsumersBody(BaseModel):

@@ -40,7 +40,7 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
         report.findings += [Finding("error", "configuration", line) for line in error.problems]
         return report
     report.config = config
-    report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
+    report.findings.append(Finding("ok", "configuration", f"{path} is valid"))
     report.findings += inspect_config(config, environ)
     return report
 

@@ -182,7 +182,7 @@ def purge_letters(
     sink: SinkName = None,
     consumer: ConsumerName = None,
     replayed: Annotated[bool, typer.Option("--replayed", help="Replayed ones alone.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do delete them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm that they are deleted.")] = False,
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
     relay_store: RelayStore = None,
@@ -223,7 +223,7 @@ def _owner(letter: StoredLetter) -> str:
 
 def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -> None:
     if sink not in (None, letter.sink) or consumer not in (None, letter.consumer):
-        raise fail(f"dead letter {letter.id} is of {_owner(letter)}")
+        raise fail(f"dead letter {letter.id} belongs to {_owner(letter)}")
 
 
 def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:

@@ -65,7 +65,7 @@ def init(
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        message = f"{path} is there already: choose another name, or overwrite with --force"
+        message = f"{path} exists: choose another name, or overwrite it with --force"
         typer.echo(message, err=True)
         raise typer.Exit(1) from None
     except OSError as error:

@@ -41,7 +41,7 @@ def install(
             typer.echo(installation.script(after), nl=False)
             return
         if url is None:
-            raise fail("Where? Give --url postgresql://…, or --print for the SQL.")
+            raise fail("No database is named: give --url postgresql://…, or --print for the SQL.")
         with look.connect(_checked(url)) as connection:
             done = installation.install(connection)
         for warning in done.warnings:
@@ -49,7 +49,7 @@ def install(
         if not done.changed:
             typer.echo(f"The schema tide is up to date (version {installation.VERSION}).")
         elif done.before is None:
-            typer.echo(f"Made the schema tide, version {installation.VERSION}.")
+            typer.echo(f"Created the schema tide, version {installation.VERSION}.")
         else:
             typer.echo(
                 f"Brought the schema tide from version {done.before} to {installation.VERSION}."

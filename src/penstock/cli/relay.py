@@ -23,7 +23,7 @@ def relay(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Keep backlogs in this Postgres, not in the application's."),
+        typer.Option(help="Store backlogs in this Postgres, not in the application's."),
     ] = None,
     listen: Annotated[
         str, typer.Option(help="Serve /healthz, /readyz, /status and /metrics here.")

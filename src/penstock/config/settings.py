@@ -172,7 +172,9 @@ class SinkSettings(_Model):
     @classmethod
     def _check_kind(cls, kind: str, info: ValidationInfo) -> str:
         if kind == "rows" and "truncate" in info.data.get("actions", ()):
-            raise ValueError("a truncate is of no row: take it out of `actions`, or keep changes")
+            raise ValueError(
+                "a truncate has no row: remove it from `actions`, or set `kind: changes`"
+            )
         return kind
 
     @field_validator("sort_by")
@@ -216,7 +218,7 @@ class StreamSinkSettings(SinkSettings):
                 raise ValueError("kind rows keeps the newest of each row for ever: remove it")
             return None
         if value is None:
-            raise ValueError("nothing is kept for ever: expected a number and its unit, as in 7d")
+            raise ValueError("retention has an end: expected a number and its unit, as in 7d")
         return value
 
 

@@ -90,7 +90,7 @@ class TransformSettings(_Model):
         given = [key for key in ("sql", "lua", "python") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"{' and '.join(given)} stand side by side: keep one"
+                f"{' and '.join(given)} are both set: keep one"
                 if given
                 else "expected one of sql, lua and python"
             )

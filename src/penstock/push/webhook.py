@@ -248,7 +248,7 @@ class Webhook:
             self._acks.release(tokens)
             raise
         except Exception:
-            log.exception("webhook request broke off", consumer=self._consumer.info.name)
+            log.exception("webhook request failed in Penstock", consumer=self._consumer.info.name)
             self._failed(chunk, "internal", "an error of Penstock's own")
         else:
             if 200 <= answer.status < 300:

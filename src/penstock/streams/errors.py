@@ -39,8 +39,13 @@ _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
         False,
     ),
     "PS003": ("old_streams", *OLD_STREAMS, False),  # see schema.sql
-    "53100": ("disk_full", "The store's disk is full", "Make room there, or keep less.", True),
-    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more.", True),
+    "53100": (
+        "disk_full",
+        "The store's disk is full",
+        "Free space on it, or shorten `retention`.",
+        True,
+    ),
+    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more memory.", True),
     "53300": ("server_not_ready", "The store is busy", "Raise max_connections there.", True),
     "25006": (
         "read_only",
@@ -65,7 +70,7 @@ def store_error(error: psycopg.Error, url: str) -> StoreError:
         return found
     return StoreError(
         EMBEDDED_DOWN,
-        f"The embedded store does not answer, and is started again where it has ended: {_said(error)}"
+        f"The embedded store does not answer, and is started again where it has ended: {_message(error)}"
         f" ({address(url)}).",
         remedy=f"Where that takes more than some seconds, see {str(name).removeprefix(EMBEDDED)}.",
         transient=True,
@@ -77,7 +82,7 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
     if error.sqlstate in _BY_STATE:
         code, what, remedy, transient = _BY_STATE[error.sqlstate]
         return StoreError(
-            code, f"{what}: {_said(error)} ({where}).", remedy=remedy, transient=transient
+            code, f"{what}: {_message(error)} ({where}).", remedy=remedy, transient=transient
         )
     # Without a SQLSTATE no session was there; class 08 and 57P: it is there no more.
     state = error.sqlstate or ""
@@ -92,12 +97,12 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
             )
         if not state or state.startswith(("08", "57P", "25P")):
             return StoreError(
-                "connection_lost", f"The store at {where}: {_said(error)}.", transient=True
+                "connection_lost", f"The store at {where}: {_message(error)}.", transient=True
             )
-    return StoreError("postgres", f"The store at {where}: {_said(error)}.")
+    return StoreError("postgres", f"The store at {where}: {_message(error)}.")
 
 
-def _said(error: psycopg.Error) -> str:
+def _message(error: psycopg.Error) -> str:
     # Never DETAIL or CONTEXT, which quote rows.
     message = error.diag.message_primary or str(error).strip().partition("\n")[0]
     return (message or type(error).__name__).rstrip(".")

@@ -228,7 +228,7 @@ class Loop:
 
 
 def _ending() -> ConsumerError:
-    return StoreUnavailable("This process is ending: ask another one.")
+    return StoreUnavailable("This process is stopping: send the request to another one.")
 
 
 def _resolve(future: asyncio.Future[T], result: T) -> None:

@@ -206,10 +206,12 @@ class Consumers:
         await self._load()
 
     async def delete(self, name: str) -> None:
-        """Drop a consumer and all it knew; raises `UnknownConsumer`, `Refused` for a stream's own."""
+        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
         info = (await self.get(name)).info
         if info.own:
-            raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
+            raise Refused(
+                f"{name!r} is the stream's own consumer group: it lasts as long as the stream."
+            )
         async with self._changing() as connection:
             # The log first, as in a step: one with dead letters locks the consumer's row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
