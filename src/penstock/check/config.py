@@ -32,7 +32,7 @@ class Report:
 
 
 def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
-    """Look at everything that `path` configures."""
+    """Check everything that `path` configures."""
     report = Report([inspect_java(environ)])
     try:
         config = load(path, environ)
@@ -46,7 +46,7 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
 
 
 def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Look at each source and its sinks, then at the store."""
+    """Check each source and its sinks, then at the store."""
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
         yield from postgres.inspect(
@@ -73,7 +73,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
 
 
 def inspect_store(config: Config) -> list[Finding]:
-    """Look at the store; the embedded one is not started for that."""
+    """Check the store; the embedded one is not started for that."""
     if config.store is not None:
         return streams.inspect(config.store.get_secret_value(), config)
     data = FOLDER / "store"

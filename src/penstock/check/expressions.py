@@ -1,4 +1,4 @@
-"""Looks at the filters, transforms and routes of a source's sinks, against its tables."""
+"""Checks the filters, transforms and routes of a source's sinks, against its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
+"""Checks a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SQL = queries.load("penstock.check", "outbox.sql")
 def inspect(
     name: str, source: OutboxSource, config: Config, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
-    """Look at all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
+    """Check all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
     what = f"source {name}"
     url = source.url.get_secret_value()
     try:

@@ -41,7 +41,7 @@ def inspect(
     recover: str | None = None,
     has_run: bool = False,
 ) -> list[Finding]:
-    """Look at a source's server, role, publication, slot and tables; `sinks` are the source's.
+    """Check a source's server, role, publication, slot and tables; `sinks` are the source's.
 
     `recover` is the command that recovers the source; a slot that is missing needs it if the source
     `has_run`.

@@ -1,4 +1,4 @@
-"""`penstock recover`: a source whose slot or publication is lost, made anew, with what was missed."""
+"""`penstock recover`: creates a lost slot or publication again, and reports what was missed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recover(
     ] = False,
     config: ConfigFile = CONFIG,
 ) -> None:
-    """Make a source's lost slot and publication anew, and report what was missed."""
+    """Create a source's lost slot and publication again, and report what was missed."""
     from penstock.cli.store import opened
     from penstock.config.file import load
 
@@ -62,7 +62,7 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
     name, gap = recovery.name, recovery.gap
     if gap is None:
         typer.echo(
-            f"Source {name} needs no recovery: its slot and its publication are there."
+            f"Source {name} needs no recovery: its slot and its publication exist."
             " Nothing was changed."
         )
         return
@@ -73,15 +73,15 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
     for note in notes:
         typer.echo(f"Note: {note}", err=True)
     typer.echo(
-        f"This drops slot {settings.slot}, makes publication {settings.publication} where it is"
-        f" missing, makes the slot anew, and removes the checkpoints in {recovery.folder}."
+        f"This drops slot {settings.slot}, creates publication {settings.publication} where it is"
+        f" missing, creates the slot again, and removes the checkpoints in {recovery.folder}."
     )
     if backfill:
         typer.echo(
             f"It requests {sum(map(len, requests.values()))} backfills, one a table and sink;"
-            " those that are under way there are cancelled."
+            " it cancels those under way there."
         )
-    if not yes and not typer.confirm("Go on?"):
+    if not yes and not typer.confirm("Continue?"):
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)
     begins, numbers = recovery.run(requests if backfill else {})

@@ -97,8 +97,8 @@ class CaptureError(PenstockError):
 def recovery_remedy(command: str) -> str:
     """Return what to do about a gap; the command stands at the end, ready to paste."""
     return (
-        "Stop `penstock run` if it still runs, and recover the source: slot and publication are "
-        f"made anew, what was missed is reported, a backfill is offered. Run: {command}"
+        "Stop `penstock run` if it still runs, and recover the source: that creates slot and "
+        f"publication again, reports what was missed and offers a backfill. Run: {command}"
     )
 
 

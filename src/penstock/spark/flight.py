@@ -1,6 +1,6 @@
 """Arrow Flight from the capture to the executors, for batches too large to travel in a task.
 
-A ticket is `<secret>:<number>`; the secret is made anew for each server and is known only to the
+A ticket is `<secret>:<number>`; each server has a new secret, which is known only to the
 tasks of its query.
 """
 
