@@ -16,7 +16,7 @@ from penstock.expressions import Columns, Reference
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
 from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import is_planned, source_columns
-from penstock.spark.routes import wanted_actions
+from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
 from penstock.transforms.base import TransformError
 
@@ -106,7 +106,7 @@ def _missing(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Fi
     filtered = "action" in by_key.get("filter", {})
     for key, references in by_key.items():
         # An expression that names the action decides about deletes itself, as does the filter before it.
-        deletes = DELETE in wanted_actions(sink) and not filtered and "action" not in references
+        deletes = DELETE in actions_of(sink) and not filtered and "action" not in references
         for table in tables:
             of_table = identities[table.oid]
             if deletes:

@@ -126,7 +126,7 @@ def of_source(
     """
     if not any(map(is_planned, sinks.values())):
         return None
-    columns, lsn = wanted_columns(source, sinks.values())
+    columns, lsn = needed_columns(source, sinks.values())
     try:
         made = plan(sinks, columns, before)
     except PlanError as error:
@@ -147,7 +147,7 @@ def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
     of_source(source, sinks)
 
 
-def wanted_columns(source: PostgresSource, sinks: Iterable[Sink]) -> tuple[Columns, int]:
+def needed_columns(source: PostgresSource, sinks: Iterable[Sink]) -> tuple[Columns, int]:
     """Return the columns of a source's tables, and where the WAL ended before they were read.
 
     No columns and 0 where no expression of its sinks needs them.

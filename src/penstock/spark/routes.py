@@ -32,7 +32,7 @@ class Route:
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
         keep = None
-        actions = wanted_actions(self.settings)
+        actions = actions_of(self.settings)
         if actions != set(ACTIONS):
             values = pa.array(sorted(actions), pa.string())
             keep = pc.is_in(batch.column("action"), value_set=values)
@@ -49,7 +49,7 @@ class Route:
         return pa.array(chosen, pa.bool_()).take(names.indices)
 
 
-def wanted_actions(sink: Sink) -> set[str]:
+def actions_of(sink: Sink) -> set[str]:
     """Return the actions of messages that a sink gets."""
     # A backfill is requested, so `actions` does not filter its reads.
     actions = {*sink.actions, READ}

@@ -374,7 +374,7 @@ class _Part:
 
 @dataclass
 class _Delivery:
-    """What a NATS sink took of a part; `error` says why it did not take the rest."""
+    """What a NATS sink took of a part; `error` is why it did not take the rest."""
 
     delivered: int
     error: SinkError | None

@@ -21,7 +21,7 @@ from penstock.core.message import DELETE, READ
 from penstock.expressions.fields import Extractor
 from penstock.sinks.nats.frames import Encoder
 from penstock.spark.plan import Plan, plan
-from penstock.spark.planning import wanted_columns
+from penstock.spark.planning import needed_columns
 from penstock.spark.routes import Route
 from penstock.spark.steps import DROP, SinkPlan, Steps
 from penstock.transforms import inspect
@@ -83,7 +83,7 @@ class Trial:
         self._progress = progress
         if self._sink.transform is not None:
             inspect(self._sink.transform)
-        columns, _ = wanted_columns(config.sources[self._sink.source], [self._sink])
+        columns, _ = needed_columns(config.sources[self._sink.source], [self._sink])
         self._plan: Plan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
