@@ -16,7 +16,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the public internet, and of a single host."""
+    """Tell whether an IP address is one of the public internet, and of a single host."""
     ip = _inner(ipaddress.ip_address(address))
     if ip.is_multicast or ip.is_reserved or not ip.is_global:
         return False
@@ -35,7 +35,7 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
     """Return the IP addresses of `host`, in the order to try them.
 
     Raises `EndpointError` where there are none, or one of them is not public and may not be called:
-    the connection must use these addresses, as the name may stand for others a moment later.
+    whoever connects must use these addresses, as the name may stand for others a moment later.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.close()  # an answer to nothing: what follows could not be attributed
+            self.close()  # an answer to nothing: what follows could not be told apart
             return
         self._received += len(data)
         try:

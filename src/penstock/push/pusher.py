@@ -13,8 +13,8 @@ from penstock.push.webhook import Webhook
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerInfo, StoreUnavailable, UnknownConsumer
 
-_LIST_SECONDS: Final = 30.0  # also without a notification
-_RETRY_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 30.0  # also where no change was told
+_AGAIN_SECONDS: Final = 1.0
 _AFTER_BUG_SECONDS: Final = 10.0
 
 log = structlog.get_logger("penstock")
@@ -32,19 +32,19 @@ class Pusher:
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; what is under way then is given a few seconds."""
         stopping = asyncio.create_task(self._stop(stop))
-        reported = False
+        told = False
         try:
             while not stop.is_set():
-                wait = _LIST_SECONDS
+                wait = _LOOK_SECONDS
                 self._changed.clear()
                 try:
                     self._match(await self._consumers.list())
-                    reported = False
+                    told = False
                 except StoreUnavailable as error:
-                    wait = _RETRY_SECONDS
-                    if not reported:
+                    wait = _AGAIN_SECONDS
+                    if not told:
                         log.warning("webhooks wait for the store", error=str(error))
-                    reported = True
+                    told = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._changed.wait()
@@ -60,13 +60,13 @@ class Pusher:
         self._changed.set()
 
     def _match(self, infos: list[ConsumerInfo]) -> None:
-        """Start and stop webhooks as listed; a changed one starts anew once it has ended."""
-        desired = {info.id: info for info in infos if info.type == "webhook" and not info.disabled}
+        """Start what should run, and stop what should not; what changed starts anew when it ended."""
+        wanted = {info.id: info for info in infos if info.type == "webhook" and not info.disabled}
         for number, running in self._webhooks.items():
-            info = desired.get(number)
+            info = wanted.get(number)
             if info is None or (info.name, info.settings) != running.serves:
                 running.stop()
-        for number, info in desired.items():
+        for number, info in wanted.items():
             if number not in self._webhooks and isinstance(info.settings, WebhookSettings):
                 running = _Running(self._consumers, info.name, info.settings)
                 self._webhooks[number] = running
@@ -101,9 +101,9 @@ class _Running:
         except UnknownConsumer:
             return
         except StoreUnavailable:
-            wait = _RETRY_SECONDS
+            wait = _AGAIN_SECONDS
         except Exception:
-            log.exception("webhook failed, and starts anew", consumer=name)
+            log.exception("webhook broke off, and is started anew", consumer=name)
             wait = _AFTER_BUG_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):

@@ -1,4 +1,4 @@
-"""Acks, nacks and releases on their way to the consumer: in groups, repeated while the store is away."""
+"""What became of deliveries, told to the consumer: many at once, and again while the store is away."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 log = structlog.get_logger("penstock")
 
 
-class AckWriter:
-    """Writes what became of deliveries of `consumer`, and extends them until then.
-
-    An extension lasts `ack_wait` seconds.
-    """
+class Settling:
+    """Deliveries of `consumer` that are held, for `ack_wait` seconds each time, until settled."""
 
     def __init__(self, consumer: Consumer, ack_wait: float) -> None:
         self._consumer = consumer
@@ -37,56 +34,56 @@ class AckWriter:
         self._writing = asyncio.Lock()
 
     def hold(self, tokens: Sequence[str]) -> None:
-        """Extend deliveries from now on, until they are acked, nacked or released."""
+        """Extend deliveries from now on, until they are settled."""
         self._held.update(dict.fromkeys(tokens, time.monotonic()))
 
     def ack(self, tokens: Sequence[str]) -> None:
-        """Ack deliveries."""
+        """Settle deliveries as done."""
         self._acks += tokens
         self._wake.set()
 
     def nack(
         self, tokens: Sequence[str], delay: float, reason: str, status: int | None = None
     ) -> None:
-        """Nack deliveries, which come again in `delay` seconds."""
+        """Settle deliveries as failed, to be made again in `delay` seconds."""
         self._nacks.append((tokens, delay, reason, status))
         self._wake.set()
 
     def release(self, tokens: Sequence[str]) -> None:
-        """Release deliveries that were not made."""
+        """Settle deliveries as not made."""
         self._releases += tokens
         self._wake.set()
 
     async def run(self) -> None:
-        """Write and extend until cancelled."""
+        """Settle and extend until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._extend())
             while True:
                 await self._wake.wait()
-                await self._flush()
+                await self._settle()
 
     async def finish(self, seconds: float) -> None:
-        """Write what is left, for up to `seconds`; the rest expires and comes again."""
+        """Settle what is left; what the store does not take in time comes back by itself."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._flush()
+                await self._settle()
 
-    async def _flush(self) -> None:
+    async def _settle(self) -> None:
         wait, longest = _BACKOFF_SECONDS
         async with self._writing:
             while self._acks or self._nacks or self._releases:
-                if await self._flush_once():
+                if await self._settle_once():
                     wait = _BACKOFF_SECONDS[0]
                 else:
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, longest)
             self._wake.clear()
 
-    async def _flush_once(self) -> bool:
-        """Write all there is; return whether the store answered."""
+    async def _settle_once(self) -> bool:
+        """Tell the consumer all there is; return whether the store was there."""
         acks, nacks, releases = self._acks, self._nacks, self._releases
         self._acks, self._nacks, self._releases = [], [], []
-        calls: list[tuple[Sequence[str], Coroutine[Any, Any, Outcome], Callable[[], None]]] = [
+        told: list[tuple[Sequence[str], Coroutine[Any, Any, Outcome], Callable[[], None]]] = [
             (
                 tokens,
                 self._consumer.nack(tokens, delay, reason=reason, status=status),
@@ -95,17 +92,17 @@ class AckWriter:
             for tokens, delay, reason, status in nacks
         ]
         if acks:
-            calls.append((acks, self._consumer.ack(acks), partial(self.ack, acks)))
+            told.append((acks, self._consumer.ack(acks), partial(self.ack, acks)))
         if releases:
-            calls.append(
+            told.append(
                 (releases, self._consumer.release(releases), partial(self.release, releases))
             )
-        outcomes = await asyncio.gather(*(call for _, call, _ in calls), return_exceptions=True)
-        answered, refused = True, 0
-        for (tokens, _, repeat), outcome in zip(calls, outcomes, strict=True):
+        outcomes = await asyncio.gather(*(call for _, call, _ in told), return_exceptions=True)
+        there, refused = True, 0
+        for (tokens, _, again), outcome in zip(told, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailable):
-                answered = False
-                repeat()
+                there = False
+                again()
                 continue
             for token in tokens:
                 self._held.pop(token, None)
@@ -118,7 +115,7 @@ class AckWriter:
                 "deliveries had expired, other workers have their messages",
                 consumer=self._consumer.info.name, messages=refused,
             )  # fmt: skip
-        return answered
+        return there
 
     async def _extend(self) -> None:
         while True:
@@ -126,6 +123,6 @@ class AckWriter:
             now = time.monotonic()
             old = [token for token, since in self._held.items() if now - since >= self._period]
             if old:
-                # `_flush` waits for a store that is away.
+                # A store that is away is waited for by those who settle.
                 with contextlib.suppress(ConsumerError):
                     await self._consumer.extend(old)
