@@ -28,7 +28,7 @@ from penstock.streams.names import CHANNEL
 
 _SECONDS: Final = 5.0  # between two looks at the tokens
 _RETRY_SECONDS: Final = 1.0
-_STALE: Final = 15.0  # seconds; older ones prove nothing
+_STALE: Final = 15.0  # tokens that were read longer ago grant nothing
 
 log = structlog.get_logger("penstock.api")
 

@@ -122,7 +122,7 @@ def _pipelines(
 
 
 def _settings(title: str, name: str, enabled: bool, failure: Failure | None) -> Finding:
-    """Return the finding about a pipeline's config, and about whether it is enabled."""
+    """Return the finding of a pipeline's config, enabled or not."""
     if failure is not None:
         message = f"{failure.cause} ({failure.code})"
         return Finding("error" if enabled else "warning", title, message, failure.remedy)

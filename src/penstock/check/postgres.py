@@ -1,4 +1,4 @@
-"""Checks all that a source needs: changes nothing, and returns each fault with its remedy."""
+"""Looks at all that a source needs, changes nothing, and says how each fault is mended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inspect(
     recover: str | None = None,
     has_run: bool = False,
 ) -> list[Finding]:
-    """Check a source's server, role, publication, slot and tables; `sinks` are the source's.
+    """Look at a source's server, role, publication, slot and tables; `sinks` are the source's.
 
     `recover` is the command that recovers the source; a slot that is missing needs it if the source
     `has_run`.
@@ -86,15 +86,15 @@ def _findings(
             "point the url at the primary",
         )
     relations = catalog.relations()
-    captured = catalog.wanted(relations)
+    wanted = catalog.wanted(relations)
     publication = catalog.publication()
-    yield from _publication(what, catalog, publication, captured, recover)
+    yield from _publication(what, catalog, publication, wanted, recover)
     yield from _actions(what, catalog, publication, sinks)
     yield from _slot(what, catalog, recover, lost)
-    yield from _tables(what, catalog, relations, captured)
-    yield from _tables_of_sinks(catalog, relations, captured, sinks)
-    identities = catalog.identities(captured)
-    for table in captured:
+    yield from _tables(what, catalog, relations, wanted)
+    yield from _tables_of_sinks(catalog, relations, wanted, sinks)
+    identities = catalog.identities(wanted)
+    for table in wanted:
         subject = f"{what}: table {table}"
         of_table = identities[table.oid]
         yield from inspect_table(
@@ -110,22 +110,22 @@ def _publication(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    captured: Sequence[Relation],
+    wanted: Sequence[Relation],
     recover: str | None,
 ) -> Iterator[Finding]:
     server, source = catalog.server, catalog.source
     what = f"{what}: publication {source.publication}"
     if publication is None:
-        yield _missing_publication(what, catalog, captured, recover)
+        yield _missing_publication(what, catalog, wanted, recover)
         return
-    if fault := partition_fault(catalog, publication, captured):
+    if fault := partition_fault(catalog, publication, wanted):
         yield _error(what, fault)
         return
-    lacking = coverage(catalog, publication, captured)
+    lacking = coverage(catalog, publication, wanted)
     if lacking.tables:
         names = ", ".join(map(str, lacking.tables))
         fix = catalog.text(add_to_publication(catalog, lacking.addable or lacking.tables))
-        mine = all(t.owned for t in captured if TablePattern(t.schema, t.name) in lacking.tables)
+        mine = all(t.owned for t in wanted if TablePattern(t.schema, t.name) in lacking.tables)
         if server.is_superuser or (mine and server.may_create):
             message = f"lacks {names}; `penstock run` adds them"
             if lacking.limited:
@@ -142,7 +142,7 @@ def _publication(
         yield Finding("warning", what, lacking.open_end(), fix)
     else:
         yield Finding("ok", what, f"covers {', '.join(source.tables)}")
-    if not publication.via_root and (roots := [str(t) for t in captured if t.kind == "p"]):
+    if not publication.via_root and (roots := [str(t) for t in wanted if t.kind == "p"]):
         yield Finding(
             "error",
             what,
@@ -150,14 +150,14 @@ def _publication(
             catalog.text(set_via_root(catalog)),
         )
     published = catalog.published_tables()
-    for table in captured:
+    for table in wanted:
         if filtered := published.get((table.schema, table.name)):
             message = f"leaves out rows of {table}: only those {filtered} are captured"
             yield Finding("warning", what, message)
 
 
 def _missing_publication(
-    what: str, catalog: Catalog, captured: Sequence[Relation], recover: str | None
+    what: str, catalog: Catalog, wanted: Sequence[Relation], recover: str | None
 ) -> Finding:
     server, source = catalog.server, catalog.source
     if catalog.slot() is not None:
@@ -169,7 +169,7 @@ def _missing_publication(
         reason = f"needs a superuser for a whole schema, which role {server.role} is not"
     elif not server.may_create:
         reason = f"needs the right to CREATE in database {server.database}"
-    elif others := [str(table) for table in captured if not table.owned]:
+    elif others := [str(table) for table in wanted if not table.owned]:
         reason = f"needs the owner of {', '.join(others)}, which role {server.role} is not"
     else:
         return Finding("ok", what, "not there yet; `penstock run` makes it")
@@ -233,7 +233,7 @@ def _slot(
 
 
 def _tables(
-    what: str, catalog: Catalog, relations: Sequence[Relation], captured: Sequence[Relation]
+    what: str, catalog: Catalog, relations: Sequence[Relation], wanted: Sequence[Relation]
 ) -> Iterator[Finding]:
     for message, hint in missing_tables(catalog, relations):
         yield Finding("error", what, message + hint, "correct `tables` of the source")
@@ -244,9 +244,9 @@ def _tables(
         if pattern.schema not in schemas:
             message = f"there is no schema {pattern.schema}{nearest(pattern.schema, schemas)}"
             yield Finding("error", what, message, "correct `tables` of the source")
-        elif not any(pattern.matches(table.schema, table.name) for table in captured):
+        elif not any(pattern.matches(table.schema, table.name) for table in wanted):
             yield Finding("warning", what, f"{pattern} matches no table yet")
-    for table in captured:
+    for table in wanted:
         if table.is_partition:
             message = f"{table} is a partition, whose changes come under the name {table.root}"
             yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
@@ -255,7 +255,7 @@ def _tables(
 def _tables_of_sinks(
     catalog: Catalog,
     relations: Sequence[Relation],
-    captured: Sequence[Relation],
+    wanted: Sequence[Relation],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Look for tables that a sink names itself and that are not there: it would get nothing of them."""
@@ -267,7 +267,7 @@ def _tables_of_sinks(
         for message, hint in missing_tables(catalog, relations, own):
             yield Finding("error", what, message + hint, fix)
         for pattern in own:
-            if any(pattern.matches(table.schema, table.name) for table in captured):
+            if any(pattern.matches(table.schema, table.name) for table in wanted):
                 continue
             if pattern.table is None:
                 yield Finding("warning", what, f"{pattern} matches no table yet")

@@ -1,4 +1,4 @@
-"""Checks the store for `penstock check`: changes nothing, and returns each fault with its remedy."""
+"""Checks the store: changes nothing, and names the remedy of each fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Server:
 
 
 def inspect(url: str, config: Config) -> list[Finding]:
-    """Check the store at `url`, and what `config` needs of it."""
+    """Return the findings of the store at `url`, and of the streams and consumers of `config`."""
     try:
         with psycopg.connect(url, autocommit=True, **CONNECT) as connection:
             return list(_findings(connection, url, config))

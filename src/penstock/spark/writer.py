@@ -165,7 +165,7 @@ class Worker:
         return behind
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Return what `step`, a transaction, returns; repeat it while the store fails."""
+        """Return what `step`, a transaction, returns; try again while the store fails it."""
         delay = _BACKOFF_SECONDS[0]
         while True:
             try:
@@ -266,7 +266,7 @@ class _Part:
             # Whatever has happened, the next part finds the sinks idle.
             wait(self._deliveries.values())
         for name, dead in self._dead.items():
-            report(worker.reporter, name, Written(dead=dead))
+            send_report(worker.reporter, name, Written(dead=dead))
         for name, future in self._deliveries.items():
             self._counts[name] = future.result().counts
         done = {name: future.result() for name, future in self._deliveries.items()}
@@ -469,18 +469,18 @@ class _SinkWriter:
         )  # fmt: skip
 
     def _report(self, written: Written) -> None:
-        report(self._reporter, self._name, written)
+        send_report(self._reporter, self._name, written)
 
 
-def report(reporter: Reporter, sink: str, written: Written) -> None:
+def send_report(reporter: Reporter, sink: str, written: Written) -> None:
     """Report what became of a sink's messages; returns when its dead letters are in the store."""
-    body = _body(sink, written)
+    report = _body(sink, written)
     if not written.dead:
         if written.delivered:
-            reporter.send(body)
+            reporter.send(report)
         return
     delay, failed = _BACKOFF_SECONDS[0], False
-    while "error" in (answer := reporter.ask(body)):
+    while "error" in (answer := reporter.ask(report)):
         failed = True
         reporter.send({"store": answer["error"], "code": "dead_letters"})
         time.sleep(delay)

@@ -1,4 +1,4 @@
-"""Failures of the store, each with its remedy."""
+"""Failures of the store: what an error of psycopg means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def store_error(error: psycopg.Error, url: str) -> StoreError:
         return found
     return StoreError(
         EMBEDDED_DOWN,
-        f"The embedded store does not answer, and is started again where it has ended: {_message(error)}"
+        f"The embedded store does not answer, and is started again where it has ended: {_said(error)}"
         f" ({address(url)}).",
         remedy=f"Where that takes more than some seconds, see {str(name).removeprefix(EMBEDDED)}.",
         transient=True,
@@ -82,7 +82,7 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
     if error.sqlstate in _BY_STATE:
         code, what, remedy, transient = _BY_STATE[error.sqlstate]
         return StoreError(
-            code, f"{what}: {_message(error)} ({where}).", remedy=remedy, transient=transient
+            code, f"{what}: {_said(error)} ({where}).", remedy=remedy, transient=transient
         )
     # Without a SQLSTATE no session was there; class 08 and 57P: it is there no more.
     state = error.sqlstate or ""
@@ -97,12 +97,12 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
             )
         if not state or state.startswith(("08", "57P", "25P")):
             return StoreError(
-                "connection_lost", f"The store at {where}: {_message(error)}.", transient=True
+                "connection_lost", f"The store at {where}: {_said(error)}.", transient=True
             )
-    return StoreError("postgres", f"The store at {where}: {_message(error)}.")
+    return StoreError("postgres", f"The store at {where}: {_said(error)}.")
 
 
-def _message(error: psycopg.Error) -> str:
+def _said(error: psycopg.Error) -> str:
     # Never DETAIL or CONTEXT, which quote rows.
     message = error.diag.message_primary or str(error).strip().partition("\n")[0]
     return (message or type(error).__name__).rstrip(".")
