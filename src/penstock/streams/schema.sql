@@ -180,7 +180,7 @@ CREATE TABLE penstock.{table} (
 )
 
 -- name: segment_table
--- `key` identifies rows of a table (kind rows; null in kind changes). `message` is the JSON that a
+-- `key` tells rows of a table apart (kind rows; null in kind changes). `message` is the JSON that a
 -- consumer gets, but for its metadata's last member, `consumer`.
 CREATE TABLE penstock.{table} (
     lsn bigint NOT NULL,
