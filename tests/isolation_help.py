@@ -32,7 +32,8 @@ from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 GROUPS = 37
 PER_TRANSACTION = 5
@@ -139,7 +140,7 @@ class Source:
                 return {"error": self.refuse_letters}
             letters = [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self.store.add_dead_letters(report["sink"], letters)
+                self.store.letters.add(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
         self.state.update(report)

@@ -24,8 +24,8 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
 from penstock.streams.names import consumer_table, segment_table
-from penstock.streams.records import PLACES
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import PLACES, StreamRecord
+from penstock.streams.store import Store
 
 SQL = queries.load("benchmarks.streams", "bench.sql")
 
@@ -176,7 +176,7 @@ def bed(postgres: EmbeddedPostgres, folder: Path, peers_python: str) -> Iterator
             with store.connection() as connection:
                 connection.execute(SQL["messages"])
                 connection.execute(SQL["create_queue"])
-            yield Bed(postgres, url, files, store, store.create_token("bench", "admin"))
+            yield Bed(postgres, url, files, store, store.tokens.create("bench", "admin"))
     finally:
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))

@@ -290,7 +290,7 @@ def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed)
     places = it.places(it.wanted(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
     it.store.register_source("tide.g.elsewhere", "other")
     for key in ("tag-8-0", "earlier-8-0", "other-8-0", "other-8-1"):
-        it.store.add_dead_letters("p", [DeadLetter(key, "s", "too_large", f"Of {key}.", "{}")])
+        it.store.letters.add("p", [DeadLetter(key, "s", "too_large", f"Of {key}.", "{}")])
     places.tick()
     found = it.app.execute("SELECT dead_letters, dead_letter FROM tide.places")
     assert found == [(2, "too_large: Of earlier-8-0.")]

@@ -42,7 +42,7 @@ def test_the_command_installs_once_and_then_does_nothing(
     database: Database, tmp_path: Path
 ) -> None:
     arguments = ("--url", database.url)
-    assert "Made the schema tide" in run(tmp_path, "outbox install", *arguments)
+    assert "Created the schema tide" in run(tmp_path, "outbox install", *arguments)
     before = value(database, "SELECT at FROM tide.migrations")
     assert "up to date" in run(tmp_path, "outbox install", *arguments)
     assert value(database, "SELECT at FROM tide.migrations") == before

@@ -1,7 +1,7 @@
 """Bearer tokens, and the gate that every request of the API comes through.
 
-All tokens of the store are kept here by their hash, and read again as soon as one changes, and
-every few seconds in any case, so that no request asks the store about its token.
+All tokens of the store are held here by their hash, and read again as soon as one changes, and
+every few seconds in any case, so that no request reads the store for its token.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tokens:
         self._url = url
         self._grants: dict[bytes, Grant] = {}
         self._read_at = float("-inf")
-        self._looked = asyncio.Event()
+        self._answered = asyncio.Event()
         self.error: StoreError | None = None
         """Why they can't be read now."""
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Tokens:
     async def open(self) -> None:
         """Read them, and go on reading in the background; a store that is away is tried again."""
         self._task = asyncio.create_task(self._follow())
-        await self._looked.wait()
+        await self._answered.wait()
 
     async def close(self) -> None:
         """Stop reading."""
@@ -102,7 +102,7 @@ class Tokens:
                                 break
             except psycopg.Error as error:
                 self._fail(store_error(error, self._url))
-            self._looked.set()
+            self._answered.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _fail(self, error: StoreError) -> None:
@@ -119,7 +119,7 @@ class Tokens:
             async for hashed, name, role, consumers in cursor
         }
         self._read_at = time.monotonic()
-        self._looked.set()
+        self._answered.set()
         if self.error is not None:
             self.error = None
             log.info("the API's tokens are read again")

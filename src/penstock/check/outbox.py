@@ -1,4 +1,4 @@
-"""Looks at a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
+"""Checks a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from psycopg import sql
 
-from penstock.check.config import inspect_nats
+from penstock.check import streams
+from penstock.check.nats import inspect_nats
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.connect import address
@@ -32,7 +33,7 @@ _SQL = queries.load("penstock.check", "outbox.sql")
 def inspect(
     name: str, source: OutboxSource, config: Config, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
-    """Look at all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
+    """Check all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
     what = f"source {name}"
     url = source.url.get_secret_value()
     try:
@@ -46,9 +47,7 @@ def inspect(
         yield Finding("error", what, error.message, error.remedy)
         return
     if config.store is None:
-        from penstock.check import streams as inspection  # noqa: PLC0415
-
-        for finding in inspection.inspect(url, config):
+        for finding in streams.inspect(url, config):
             yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
 
 

@@ -1,4 +1,4 @@
--- What `penstock check` asks about outboxes.
+-- The queries of `penstock check` about outboxes.
 
 -- name: may_relay
 -- Whether the role may do in the schema tide what a relay does.

@@ -57,7 +57,7 @@ def inspect(
 
 
 def table_names(source: PostgresSource) -> list[tuple[str, str]]:
-    """Return schema and name of each table that a source has now; none if it cannot be asked."""
+    """Return schema and name of each table that a source has now; none if it can't be reached."""
     try:
         with open_catalog(source) as catalog:
             return [(table.schema, table.name) for table in catalog.selected(catalog.relations())]
@@ -198,7 +198,7 @@ def _actions(
             statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
                 sql.Identifier(name), sql.Literal(actions)
             )
-            message = f"does not publish {', '.join(missed)}, which sink {sink_name} asks for"
+            message = f"does not publish {', '.join(missed)}, which sink {sink_name} needs"
             yield Finding("error", f"{what}: publication {name}", message, catalog.text(statement))
 
 

@@ -83,7 +83,7 @@ def _faults(connection: Connection, server: _Server) -> Iterator[Finding]:
         message = f"role {server.role} may not change the schema penstock, which is {owner}'s"
         yield Finding("error", "store", message, f"{grant.as_string(connection)};")
     elif server.has_tables and (version := _version(connection)) > VERSION:
-        message = f"its schema has version {version}, and this Penstock knows {VERSION}"
+        message = f"its schema has version {version}, and this Penstock supports {VERSION}"
         yield Finding("error", "store", message, "run the newer Penstock that made it")
     elif (
         server.has_tables
@@ -98,12 +98,9 @@ def _contents(connection: Connection, config: Config) -> Iterator[Finding]:
     streams = {row[0]: row[1:] for row in connection.execute(_SQL["streams"])}
     for name, stream in config.streams.items():
         source, kind = streams.get(name, (stream.source, stream.kind))
-        for what, there, desired in (
-            ("source", source, stream.source),
-            ("kind", kind, stream.kind),
-        ):
-            if there != desired:
-                message = f"the stream is there already, with {what} {there}, not {desired}"
+        for what, old, new in (("source", source, stream.source), ("kind", kind, stream.kind)):
+            if old != new:
+                message = f"the stream exists, with {what} {old}, not {new}"
                 yield Finding("error", f"sink {name}", message, "give the sink another name")
     consumers = {row[0]: row[1:] for row in connection.execute(_SQL["consumers"])}
     for name, consumer in config.consumers.items():

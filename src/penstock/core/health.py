@@ -71,7 +71,7 @@ class Failure:
 
     @classmethod
     def by(cls, error: PenstockError) -> Failure:
-        """Return what is kept of an error."""
+        """Return what is stored of an error."""
         return cls(error.code, error.message, error.remedy)
 
     def lasting(self, before: Failure | None, now: float) -> Failure:
@@ -105,13 +105,13 @@ class Problem:
         object.__setattr__(self, "remedy", self.remedy.strip() or _SEE_LOG)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Problem:
+    def from_json(cls, body: dict[str, Any]) -> Problem:
         """Return what `as_json` made a dictionary of."""
-        since = told.get("since")
+        since = body.get("since")
         at = None if since is None else datetime.fromisoformat(since).timestamp()
-        level = Level[str(told["level"]).upper()]
-        code, cause, remedy = (str(told[key]) for key in ("code", "cause", "remedy"))
-        return cls(str(told["subject"]), level, code, cause, remedy, at)
+        level = Level[str(body["level"]).upper()]
+        code, cause, remedy = (str(body[key]) for key in ("code", "cause", "remedy"))
+        return cls(str(body["subject"]), level, code, cause, remedy, at)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `/status` has it."""
@@ -241,11 +241,11 @@ def sink_part(sink: SinkFacts) -> Part:
         return Part.of(subject, [_of(subject, refused, Level.DEGRADED)] if refused else [])
     problem = _of(subject, why, Level.DEGRADED)
     if sink.state != "attached":
-        kept = f"{sink.backlog} messages wait in the store."
+        waiting = f"{sink.backlog} messages wait in the store."
         # What is being delivered is a matter of the past.
         past = "" if sink.failure is not None or why.code == "behind" else "It fell behind: "
         problem = replace(
-            problem, code=why.code, cause=f"{past}{problem.cause} {kept}",
+            problem, code=why.code, cause=f"{past}{problem.cause} {waiting}",
             since=sink.since or why.since,
             remedy=problem.remedy if sink.failure is not None else "It catches up by itself.",
         )  # fmt: skip
@@ -278,7 +278,7 @@ def source_part(source: SourceFacts, now: float, store: Part | None = None) -> P
 def backfill_part(number: int, failure: Failure) -> Part:
     """Return how a backfill is that failed."""
     subject = f"backfill {number}"
-    remedy = failure.remedy or f"Mend that, then: penstock backfill resume {number}"
+    remedy = failure.remedy or f"Repair that, then: penstock backfill resume {number}"
     return Part.of(subject, [_of(subject, replace(failure, remedy=remedy), Level.DEGRADED)])
 
 
@@ -314,12 +314,12 @@ def consumer_part(name: str, failure: Failure | None) -> Part:
 
 
 def seen_part(subject: str, level: Level, failure: Failure) -> Part:
-    """Return the part of what was looked at from outside, once, and is not as it should be."""
+    """Return the part of what was checked from outside, once, and is not as it should be."""
     return Part.of(subject, [_of(subject, failure, level)])
 
 
 def run_part(failure: Failure) -> Part:
-    """Return the part of a process that can't go on by itself."""
+    """Return the part of a process that can't go on without a repair."""
     return Part.of("run", [_of("run", failure, Level.FAILED)])
 
 

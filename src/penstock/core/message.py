@@ -1,7 +1,7 @@
 """The words that every part shares: the position, the message's columns, the idempotency key.
 
 Between the source and the sinks messages travel as Arrow record batches of `WIRE_SCHEMA`, one row a
-message. JSON is built once, in the capture, and never parsed again on the way unless a sink asks for
+message. JSON is built once, in the capture, and never parsed again on the way unless a sink needs
 a field of it; the envelope that a consumer sees is put together from these columns by the sinks, with
 Arrow kernels and no Python object a row.
 """
@@ -73,7 +73,7 @@ def parse_lsn(text: str) -> int:
 
 
 def source_tag(system_identifier: str, database: str, slot: str) -> str:
-    """Return the part of an idempotency key that tells sources apart: 16 hexadecimal digits.
+    """Return the part of an idempotency key that identifies the source: 16 hexadecimal digits.
 
     LSNs repeat between clusters, and commit indexes between publications, so the key of a message
     needs both: what Postgres calls the cluster (`IDENTIFY_SYSTEM`), and the slot.

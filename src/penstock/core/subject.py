@@ -81,19 +81,19 @@ def escape_parts(value: Any) -> str:
 
 
 def is_subject(column: pa.Array) -> pa.Array:
-    """Tell of each text (UTF-8, as binary) whether it is a subject to publish to, whatever its size."""
+    """Return of each text (UTF-8 as binary) whether it is a subject to publish to, whatever its size."""
     return pc.match_substring_regex(column, _SUBJECT)
 
 
 def covers(pattern: str, subject: str) -> bool:
     """Return whether a pattern takes all that `subject` (wildcards allowed) stands for."""
-    have, want = pattern.split("."), subject.split(".")
+    have, other = pattern.split("."), subject.split(".")
     for i, part in enumerate(have):
         if part == ">":
-            return len(want) > i
-        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
+            return len(other) > i
+        if i >= len(other) or other[i] == ">" or part not in ("*", other[i]):
             return False
-    return len(have) == len(want)
+    return len(have) == len(other)
 
 
 def overlaps(one: str, other: str) -> bool:

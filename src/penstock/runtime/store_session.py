@@ -26,7 +26,8 @@ from penstock.spark.writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.probe import Probe
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 _CLAIM_PATIENCE: Final = PATIENCE
 
@@ -194,7 +195,7 @@ class StoreSession:
         if report.get("dead") and not report.get("kept"):
             letters = [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self._store.add_dead_letters(report["sink"], letters)
+                self._store.letters.add(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
         if report.get("behind") and (drainer := self._drainers.get(report["sink"])) is not None:

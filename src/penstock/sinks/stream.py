@@ -29,8 +29,7 @@ from penstock.streams import copy
 from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
-from penstock.streams.records import stream_end
-from penstock.streams.store import START
+from penstock.streams.records import START, stream_end
 
 __all__ = ["Backlog", "BatchPart", "Open", "Stored", "StreamRoute", "StreamWriter"]
 

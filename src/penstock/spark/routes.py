@@ -1,4 +1,4 @@
-"""Which messages of its source a sink wants, and in which groups."""
+"""Which messages of its source go to a sink, and in which groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.sinks.nats.order import group_keys
 
 @dataclass(frozen=True)
 class Route:
-    """A sink, and which messages of its source it wants; `stream_id` is a stream's in the store.
+    """A sink, and which messages of its source it gets; `stream_id` is a stream's in the store.
 
     Where `settings` have no `group_by`, the source's groups are the sink's. While a sink `starts`, what
     a backfill reads for it is published, though the live messages go to its backlog.
@@ -29,9 +29,9 @@ class Route:
     starts: bool = False
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Tell of each message whether the sink wants it; None where it wants them all."""
+        """Return of each message whether it goes to the sink; None where all do."""
         keep = None
-        actions = wanted_actions(self.settings)
+        actions = actions_of(self.settings)
         if actions != set(ACTIONS):
             values = pa.array(sorted(actions), pa.string())
             keep = pc.is_in(batch.column("action"), value_set=values)
@@ -44,16 +44,16 @@ class Route:
         patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
-        return pa.array(wanted, pa.bool_()).take(names.indices)
+        chosen = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
+        return pa.array(chosen, pa.bool_()).take(names.indices)
 
 
-def wanted_actions(sink: Sink) -> set[str]:
+def actions_of(sink: Sink) -> set[str]:
     """Return the actions of messages that a sink gets."""
-    # A backfill is asked for, so `actions` does not speak of its reads.
+    # A backfill is requested, so `actions` does not filter its reads.
     actions = {*sink.actions, READ}
     if isinstance(sink, NatsSinkSettings) and sink.kind == "rows":
-        # JetStream is told of no row that is gone: such a message must not fail on its way either.
+        # JetStream gets no message of a row that is gone: it must not fail on its way either.
         actions.discard(DELETE)
     return actions
 

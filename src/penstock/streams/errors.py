@@ -39,8 +39,13 @@ _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
         False,
     ),
     "PS003": ("old_streams", *OLD_STREAMS, False),  # see schema.sql
-    "53100": ("disk_full", "The store's disk is full", "Make room there, or keep less.", True),
-    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more.", True),
+    "53100": (
+        "disk_full",
+        "The store's disk is full",
+        "Free space on it, or shorten `retention`.",
+        True,
+    ),
+    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more memory.", True),
     "53300": ("server_not_ready", "The store is busy", "Raise max_connections there.", True),
     "25006": (
         "read_only",

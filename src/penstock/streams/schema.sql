@@ -64,7 +64,7 @@ CREATE TABLE penstock.consumers (
     type text NOT NULL CHECK (type IN ('pull', 'webhook')),
     own boolean NOT NULL DEFAULT false,
     settings jsonb NOT NULL,
-    disabled text, -- why a webhook is delivered to no more
+    disabled text, -- why a webhook gets no more deliveries
     disabled_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now()
 );

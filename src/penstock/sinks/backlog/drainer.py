@@ -351,7 +351,7 @@ class Drainer:
             return
         again = self._delivered.counted(messages) - self._delivered.counted(rest)
         if written.dead:
-            self._store.add_dead_letters(self._sink, written.dead)
+            self._store.letters.add(self._sink, written.dead)
         self._on_report(
             {
                 "sink": self._sink, "delivered": max(written.delivered - again, 0),

@@ -50,10 +50,10 @@ class Clock:
         return time.monotonic_ns() // 1_000 + (self._offset or 0)
 
     async def measure(self, connection: Connection) -> None:
-        """Ask for the time."""
-        await self.ask(connection, SQL["clock"])
+        """Read the time."""
+        await self.read(connection, SQL["clock"])
 
-    async def ask(self, connection: Connection, query: Any) -> tuple[Any, ...]:
+    async def read(self, connection: Connection, query: Any) -> tuple[Any, ...]:
         """Run a query whose first column is the time, and return its row."""
         before = time.monotonic_ns()
         row = await (await connection.execute(query)).fetchone()
@@ -63,7 +63,7 @@ class Clock:
 
     @property
     def measured(self) -> bool:
-        """Whether the store was ever asked."""
+        """Whether the time was ever read."""
         return self._offset is not None
 
 

@@ -1,8 +1,9 @@
 """One step of a consumer, decided: what its requests come to, as an entry for its log. No I/O.
 
-A step changes nothing. The requests' tokens go in first, then what may be handed out: messages that
-come back, groups that were parked, and messages behind the cursor, each up to what is wanted. When
-the entry is in the log, the state takes it; when another process was faster, the step is dropped.
+A step changes nothing. The requests go into its `reports` first. Then follows what may be handed out, up
+to a limit: messages that came back, replayed dead letters, groups that were parked, and messages
+behind the cursor. Once the entry is in the log, the state applies it; if another process was faster,
+the step is dropped.
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from penstock.streams.consumers.ack_tokens import Ref
-from penstock.streams.consumers.state import DeliveryFailure, Entry, Held, Parked, State
-
-EXPIRED: Final = "expired"
-UNKNOWN: Final = "unknown"
-NACKED: Final = "a worker nacked it, and gave no reason"
-NOT_ACKED: Final = "it was not acked within ack_wait_ms"
+from penstock.streams.consumers.entry import Entry, Parked
+from penstock.streams.consumers.reports import NOT_ACKED, Reports
+from penstock.streams.consumers.state import State
 
 _SWEPT: Final = 1_000
 
@@ -25,23 +22,23 @@ Row = tuple[int, int, int, int | None, bytes | None]
 """A `Message` and its JSON: None where it is filtered out, empty where a newer one supersedes it."""
 
 
-class Ahead(Protocol):
-    """What is known of parked groups' next messages."""
+class GroupRows(Protocol):
+    """The next messages of parked groups, as far as they were looked up."""
 
     def knows(self, group: int, parked: Parked) -> bool:
-        """Tell whether the group's next message need not be looked up."""
+        """Return whether the group's next message was looked up."""
 
     def next(self, group: int, parked: Parked) -> Row | None:
         """Return the group's next message, None if there is none."""
 
 
 class Step:
-    """What one step of a consumer will do.
+    """What one step of a consumer does.
 
     Args:
         state: The consumer's, advanced to the time.
         now: The time, in µs.
-        max_deliver: How often a message is handed out, -1 for ever.
+        max_deliver: How often a message is handed out; -1 is for ever.
         max_held: How many messages may be held before no new ones are handed out.
     """
 
@@ -50,137 +47,24 @@ class Step:
         self._now = now
         self._max_deliver = max_deliver
         self._max_held = max_held
-        self._gone: set[int] = set()
+        self.reports = Reports(state, now, max_deliver)
+        """What clients report about deliveries."""
+        self._gone, self._freed = self.reports.gone, self.reports.freed
         self._lapsed = 0
-        self._moved: dict[int, int] = {}
-        self._released: set[int] = set()
-        self._failed: dict[DeliveryFailure, list[int]] = {}
-        self._freed: set[int] = set()
         self._taken: set[int] = set()
         self._parked: dict[int, Parked | None] = {}
         self._cursor: tuple[int, int] | None = None
         self._passed = 0
         self._dropped: list[tuple[int, int]] = []
-        self.unsure = False
-        """Whether a token was met that another process may know more of."""
-        self.dead: dict[int, Held] = {}
-        """What is delivered no more, by number."""
-        self.again: list[int] = []
+        self.redelivered: list[int] = []
         """What is handed out again, by its old number."""
         self.new: list[Row] = []
         """What is handed out for the first time."""
 
-    # What clients say about deliveries.
-
-    def ack(self, refs: Sequence[Ref | None]) -> list[tuple[int, str]]:
-        """Take deliveries as done; return those refused: index in `refs`, reason."""
-        numbers, refused, _gone = self._sort(refs)
-        self._remove(numbers)
-        return refused
-
-    def nack(
-        self,
-        refs: Sequence[Ref | None],
-        delay: int,
-        status: int | None = None,
-        reason: str | None = None,
-    ) -> list[tuple[int, str]]:
-        """Make deliveries available again after `delay` µs; they failed, for the reason given."""
-        numbers, refused, _gone = self._sort(refs)
-        if numbers:
-            self._fail(numbers, status, NACKED if reason is None else reason)
-        limit = self._max_deliver
-        dead = [n for n in numbers if 0 < limit <= self._state.held[n][4]]
-        self._kill(dead)
-        until = self._in(delay)
-        self._moved.update((n, until) for n in numbers if n not in self.dead)
-        return refused
-
-    def extend(self, refs: Sequence[Ref | None], time: int) -> list[tuple[int, str]]:
-        """Give deliveries `time` µs from now; what is done is refused too."""
-        numbers, refused, gone = self._sort(refs)
-        self._moved.update((n, self._in(time)) for n in numbers)
-        return sorted(refused + [(at, UNKNOWN) for at in gone])
-
-    def release(self, refs: Sequence[Ref | None]) -> list[tuple[int, str]]:
-        """Give deliveries back: available at once, and not counted."""
-        numbers, refused, _gone = self._sort(refs)
-        self._moved.update((n, self._in(0)) for n in numbers)
-        self._released.update(numbers)
-        return refused
-
-    def _fail(self, numbers: Sequence[int], status: int | None, reason: str) -> None:
-        known = {number for failed in self._failed.values() for number in failed}
-        if new := [number for number in dict.fromkeys(numbers) if number not in known]:
-            failure = DeliveryFailure(self._now, status, reason)
-            self._failed.setdefault(failure, []).extend(new)
-
-    def cause(self, number: int) -> str:
-        """Return why the last delivery of a message failed."""
-        for failure, numbers in self._failed.items():
-            if number in numbers:
-                return failure.reason
-        known = self._state.failed.get(number)
-        return NOT_ACKED if known is None else known.reason
-
-    def _in(self, time: int) -> int:
-        # At once is before all times, whatever another process's clock says.
-        return self._now + time if time > 0 else 0
-
-    def _sort(
-        self, refs: Sequence[Ref | None]
-    ) -> tuple[list[int], list[tuple[int, str]], list[int]]:
-        """Return the numbers of what is held, what is refused, and the indexes of what is gone."""
-        held, numbers, others = self._state.held, [], []
-        for at, ref in enumerate(refs):
-            if (
-                ref is not None
-                and (message := held.get(ref[2])) is not None
-                and message[0] == ref[0]
-                and message[1] == ref[1]
-                and ref[2] not in self._gone
-            ):
-                numbers.append(ref[2])
-            else:
-                others.append((at, ref))
-        if not others:
-            return numbers, [], []
-        self.unsure = True
-        refused: list[tuple[int, str]] = []
-        gone: list[int] = []
-        positions: set[tuple[int, int]] | None = None
-        for at, ref in others:
-            if ref is None or not self._state.epoch <= ref[2] < self._state.next:
-                refused.append((at, UNKNOWN))
-                continue
-            if ref[2] not in self._gone:
-                if positions is None:
-                    positions = {m[:2] for number, m in held.items() if number not in self._gone}
-                if (ref[0], ref[1]) in positions or (ref[0], ref[1]) in self._state.replays:
-                    refused.append((at, EXPIRED))
-                    continue
-            gone.append(at)
-        return numbers, refused, gone
-
-    def _remove(self, numbers: Iterable[int]) -> None:
-        held, freed = self._state.held, self._freed
-        for number in numbers:
-            message = held[number]
-            freed.add(message[2])
-            if message[3] is not None:
-                freed.add(message[3])
-        self._gone.update(numbers)
-
-    def _kill(self, numbers: list[int]) -> None:
-        self.dead.update((number, self._state.held[number]) for number in numbers)
-        self._remove(numbers)
-
-    # What is handed out.
-
     @property
     def taken(self) -> int:
         """How many messages are handed out."""
-        return len(self.again) + len(self.new)
+        return len(self.redelivered) + len(self.new)
 
     @property
     def full(self) -> bool:
@@ -194,35 +78,35 @@ class Step:
 
     def expire(self) -> None:
         """Take out what came back and was delivered often enough."""
-        limit = self._max_deliver
-        if limit > 0 and self._state.ready:
+        most = self._max_deliver
+        if most > 0 and self._state.ready:
             held = self._state.held
             came_back = islice(self._came_back(), _SWEPT)
-            dead = [number for number in came_back if held[number][4] >= limit]
+            dead = [number for number in came_back if held[number][4] >= most]
             if late := [number for number in dead if number not in self._state.returned]:
-                self._fail(late, None, NOT_ACKED)
-            self._kill(dead)
+                self.reports.fail(late, None, NOT_ACKED)
+            self.reports.kill(dead)
 
-    def take_again(self, wanted: int) -> list[int]:
-        """Hand out what came back, up to `wanted` in all; return the numbers."""
-        if self._state.ready and self.taken < wanted:
-            self.again += islice(self._came_back(), wanted - self.taken)
-        return self.again
+    def take_redeliveries(self, limit: int) -> list[int]:
+        """Hand out what came back, up to `limit` in all; return the numbers."""
+        if self._state.ready and self.taken < limit:
+            self.redelivered += islice(self._came_back(), limit - self.taken)
+        return self.redelivered
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Take out what was to be handed out again and is no longer in the stream."""
         dropped = set(numbers)
-        self.again = [number for number in self.again if number not in dropped]
-        self._remove(dropped)
+        self.redelivered = [number for number in self.redelivered if number not in dropped]
+        self.reports.remove(dropped)
         self._lapsed += len(dropped)
 
     def _came_back(self) -> Iterable[int]:
-        out = self._gone if not self._moved else self._gone | self._moved.keys()
+        out = self._gone if not self.reports.moved else self._gone | self.reports.moved.keys()
         return (number for number in self._state.ready if number not in out)
 
-    def free_replays(self, wanted: int) -> list[tuple[int, int]]:
-        """Return the replayed dead letters that can be handed out now, up to `wanted` in all."""
-        left = min(wanted - self.taken, self._room)
+    def free_replays(self, limit: int) -> list[tuple[int, int]]:
+        """Return the replayed dead letters that can be handed out now, up to `limit` in all."""
+        left = min(limit - self.taken, self._room)
         found: list[tuple[int, int]] = []
         taken: set[int] = set()
         for position, message in self._state.replays.items():
@@ -244,38 +128,38 @@ class Step:
             else:
                 self._dropped.append(position)
 
-    def take_parked(self, wanted: int, ahead: Ahead) -> list[tuple[int, Parked]]:
-        """Hand out the next messages of groups that are free again, up to `wanted` in all.
+    def take_parked(self, limit: int, looked_up: GroupRows) -> list[tuple[int, Parked]]:
+        """Hand out the next messages of groups that are free again, up to `limit` in all.
 
         Return the groups whose next messages must be looked up, for another call.
         """
         missing: dict[int, Parked] = {}
         for group in self._due():
-            if self.taken + len(missing) >= wanted or self._room <= len(missing):
+            if self.taken + len(missing) >= limit or self._room <= len(missing):
                 break
             parked = self._parked_of(group)
             if parked is None or self._busy(group):
                 continue
-            if not ahead.knows(group, parked):
+            if not looked_up.knows(group, parked):
                 missing[group] = parked
-            elif (row := ahead.next(group, parked)) is None:
+            elif (row := looked_up.next(group, parked)) is None:
                 self._parked[group] = None
             else:
-                self._take_parked(group, parked, row, ahead, missing)
+                self._take_parked(group, parked, row, looked_up, missing)
         return list(missing.items())
 
     def _take_parked(
-        self, group: int, parked: Parked, row: Row, ahead: Ahead, missing: dict[int, Parked]
+        self, group: int, parked: Parked, row: Row, looked_up: GroupRows, missing: dict[int, Parked]
     ) -> None:
         other = row[3] if row[2] == group else row[2]
         if other is not None and other != group:
             if self._busy(other):
                 return
             if (waiting := self._parked_of(other)) is not None:
-                if not ahead.knows(other, waiting):
+                if not looked_up.knows(other, waiting):
                     missing[other] = waiting
                     return
-                first = ahead.next(other, waiting)
+                first = looked_up.next(other, waiting)
                 if first is not None and first[:2] != row[:2]:
                     return
                 self._pass_parked(other, waiting, row)
@@ -288,14 +172,14 @@ class Step:
         rest = (max(count - 1, 1), row[0], row[1] + 1, last_lsn, last_idx)
         self._parked[group] = rest if left else None
 
-    def take_new(self, wanted: int, rows: Sequence[Row], start: int = 0) -> int:
-        """Hand out messages behind the cursor, up to `wanted` in all, and park those of busy groups.
+    def take_new(self, limit: int, rows: Sequence[Row], start: int = 0) -> int:
+        """Hand out messages behind the cursor, up to `limit` in all, and park those of busy groups.
 
         `rows` are those behind the cursor, of which the first `start` were passed before. Return how
         many have been passed now.
         """
         busy, parked, taken, mine = self._state.busy, self._state.parked, self._taken, self._parked
-        left = min(wanted - self.taken, self._room)
+        left = min(limit - self.taken, self._room)
         count, filtered = start, 0
         new = self.new
         for row in islice(rows, start, None):
@@ -364,32 +248,37 @@ class Step:
             else:
                 self._parked[group] = (parked[0] + 1, parked[1], parked[2], lsn, idx)
 
-    # What comes of it.
-
     def entry(self, ack_wait: int) -> Entry | None:
         """Return the step for the log, None if it does nothing; deliveries have `ack_wait` µs."""
         times: dict[int, list[int]] = {}
-        for number, until in self._moved.items():
+        for number, until in self.reports.moved.items():
             if number not in self._gone:
                 times.setdefault(until, []).append(number)
         returned = self._state.returned
-        if late := [number for number in self.again if number not in returned]:
-            self._fail(late, None, NOT_ACKED)
+        if late := [number for number in self.redelivered if number not in returned]:
+            self.reports.fail(late, None, NOT_ACKED)
         entry = Entry(
             cursor=self._cursor,
             passed=self._passed,
             done=_ranges(self._gone),
             lapsed=self._lapsed,
             moved=list(times.items()),
-            released=[n for n in self._released if n not in self._gone],
-            again=self.again,
+            released=[n for n in self.reports.released if n not in self._gone],
+            redelivered=self.redelivered,
             new=[row[:4] for row in self.new],
             until=self._now + ack_wait,
             parked=list(self._parked.items()),
             dropped=self._dropped,
-            failures=list(self._failed.items()),
+            failures=list(self.reports.failed.items()),
         )
-        something = (entry.done, entry.moved, entry.again, entry.new, entry.parked, entry.dropped)
+        something = (
+            entry.done,
+            entry.moved,
+            entry.redelivered,
+            entry.new,
+            entry.parked,
+            entry.dropped,
+        )
         return entry if any(something) or entry.cursor is not None else None
 
 
