@@ -31,3 +31,15 @@ def test_a_wait_is_the_first_one_just_where_there_was_progress(steps: list[int])
     for number, (step, wait) in enumerate(zip(steps, waits, strict=True)):
         assert 1.0 <= wait <= 8.0
         assert (wait == 1.0) == (number == 0 or step > 0)
+
+
+def test_waits_with_jitter_are_shorter_by_up_to_its_share() -> None:
+    waits = []
+    for _ in range(200):
+        backoff = Backoff(1.0, 2.0, jitter=0.3)
+        waits.append(backoff.after_failure())
+        assert 1.4 <= backoff.after_failure() <= 2.0, (
+            "the next one is not shorter by the one before"
+        )
+    assert 0.7 <= min(waits) < 0.8
+    assert 0.9 < max(waits) <= 1.0

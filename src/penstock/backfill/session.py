@@ -34,7 +34,7 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
 }  # fmt: skip
 
 FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
-"""Codes of errors that end a backfill only when it has tried again that many times."""
+"""By code: how often a backfill tries again before such an error ends it."""
 
 
 def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
@@ -68,12 +68,12 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
     if special is None:
         return known(found)
     code, transient, remedy = special
-    said = error.diag.message_primary or str(error)
-    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
+    message = error.diag.message_primary or str(error)
+    return BackfillError(code, f"Postgres reports: {message}.", remedy=remedy, transient=transient)
 
 
 def internal_error(error: Exception) -> BackfillError:
-    """Return what nobody has thought of as an error to be told."""
+    """Return an unexpected error as one of a backfill."""
     return BackfillError(
         "internal",
         f"The backfill failed: {type(error).__name__}: {error}.",
@@ -82,13 +82,13 @@ def internal_error(error: Exception) -> BackfillError:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[None]:
+def reading() -> Iterator[None]:
     """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
     try:
         yield
     except psycopg.Error as error:
         found = backfill_error(error)
-        # The planner was asked the same, with the table locked: what it can't do either it tells.
+        # The planner runs the same, with the table locked: it reports what is permanent.
         found.transient = found.transient or found.code in FEW_TIMES
         raise found from None
     except CaptureError as error:

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.common import CONFIG, ConfigFile, errors, fail
 
 if TYPE_CHECKING:
-    from penstock.backfill.requests import Request
+    from penstock.backfill.request import Request
     from penstock.config.file import Config
     from penstock.runtime.recovery import Recovery
 

@@ -17,7 +17,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.backfill.supervisor import Backfilling, tell_left_out
+from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.file import Config
 from penstock.config.settings import PostgresSource
 from penstock.core.backoff import Backoff
@@ -106,7 +106,7 @@ class Run:
         for name, why in ({} if holding is None else holding.sinks).items():
             error = None if why.code in QUIET else str(why)
             self.state.hold(name, why.code, error, why.remedy)
-        self._backfilling: Backfilling | None = None
+        self._backfilling: BackfillSupervisor | None = None
         self._planners = {
             name: planning.Planner(config.sources[name], config.sinks_of(name))
             for name in self._sources
@@ -320,9 +320,9 @@ class Run:
             monitor = Monitor(self._handle, "127.0.0.1" if local else host)
         if self._once:  # a backfill may take longer than what is there now
             with contextlib.suppress(StoreError):  # its trouble is told when something is written
-                tell_left_out(self._config, self._store.url, self._sources)
+                log_left_out(self._config, self._store.url, self._sources)
         else:
-            self._backfilling = Backfilling(
+            self._backfilling = BackfillSupervisor(
                 self._config, self._store.url, self._sources, monitor.command,
                 self._waits, self.state.show_backfills,
             )  # fmt: skip

@@ -34,8 +34,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.backfill import reader as backfill
-from penstock.backfill.reader import ReaderBackfills, ReadRange
+from penstock.backfill.read.task import ReadRange, partitions
+from penstock.backfill.reader import ReaderBackfills
 from penstock.config.file import PostgresSource
 from penstock.core import log as logging
 from penstock.core.blocks import BLOCK_DDL, pack, with_fields
@@ -201,7 +201,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._done = position
         self._report(capture.stats)
         if self._backfills is not None:
-            self._backfills.greet()
+            self._backfills.report_ready()
         if self._draining:
             capture.settle(5.0)
             self._send({"drained": True})
@@ -245,7 +245,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         plan = secrets.randbits(63)
         if len(chunks) == 1 and (reads := chunks[0].reads) is not None:
             token = 0 if self._backfills is None else self._backfills.token(reads)
-            return backfill.partitions(reads, first, last, plan, token, self._options.monitor)
+            return partitions(reads, first, last, plan, token, self._options.monitor)
         rows = sum(chunk.rows for chunk in chunks)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
         if self._server is not None:
@@ -309,7 +309,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             ).start()
         if self._options.monitor is not None and not self._ends:
             self._backfills = ReaderBackfills(self._capture, self._send)
-            self._backfills.greet()
+            self._backfills.report_ready()
         return self._capture
 
     def _start(self, start: Position, end: Position | None) -> Capture:
@@ -363,7 +363,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         elif command.get("command") == "drain":
             self._draining = True
             if self._backfills is not None:
-                self._backfills.rest()
+                self._backfills.pause()
         elif self._draining:
             return  # it rests for good
         elif command.get("command") == "backfill" and self._backfills is not None:
