@@ -68,12 +68,12 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
     if special is None:
         return known(found)
     code, transient, remedy = special
-    message = error.diag.message_primary or str(error)
-    return BackfillError(code, f"Postgres reports: {message}.", remedy=remedy, transient=transient)
+    said = error.diag.message_primary or str(error)
+    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
 
 
 def internal_error(error: Exception) -> BackfillError:
-    """Return an unexpected error as one of a backfill."""
+    """Return a defect of Penstock as a `BackfillError`."""
     return BackfillError(
         "internal",
         f"The backfill failed: {type(error).__name__}: {error}.",
@@ -88,7 +88,7 @@ def reading() -> Iterator[None]:
         yield
     except psycopg.Error as error:
         found = backfill_error(error)
-        # The planner runs the same, with the table locked: it reports what is permanent.
+        # The planner was asked the same, with the table locked: what it can't do either it reports.
         found.transient = found.transient or found.code in FEW_TIMES
         raise found from None
     except CaptureError as error:
