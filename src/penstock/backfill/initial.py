@@ -1,7 +1,7 @@
-"""The initial backfills of a source: made once for each table of a sink with `initial_backfill`.
+"""The initial backfills of a source: requested once for each table of each sink that asks for them.
 
-Selecting the source's tables may take long, where its server does not answer or a table is locked. So a
-thread of its own does it, and tries again later.
+A look at the source's tables may take long: its server does not answer, or a table is locked. So a
+thread of its own looks, and tries again later.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.backfill import tables
 from penstock.backfill.request import Backfills, Request
 from penstock.config.file import Config
 from penstock.config.settings import Sink
+from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, StoreError
 
 _BACKOFF_SECONDS: Final = (3.0, 60.0)
@@ -26,7 +27,7 @@ log = structlog.get_logger("penstock")
 
 
 class InitialBackfills:
-    """Makes the initial backfills that a source lacks, and tries again where one can't be made now.
+    """Requests a source's initial backfills that it lacks; those that fail now, later.
 
     `on_made` is called, in another thread, when some were made.
     """
@@ -41,43 +42,42 @@ class InitialBackfills:
         self._on_made = on_made
         self._done = not self._sinks
         self._not_before = 0.0
-        self._delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._logged: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def tend(self) -> None:
-        """Make them in another thread, if that is due; does not wait."""
+        """Request them, if that is due; does not wait."""
         if self._done or time.monotonic() < self._not_before:
             return
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._make, name="initial", daemon=True)
+            self._thread = threading.Thread(target=self._ask, name="initial", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Make no more."""
+        """Request no more."""
         self._done = True
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
     def missing(self) -> list[str]:
-        """Return the sinks with `initial_backfill` that had none yet; raises `StoreError`."""
+        """Return the sinks that lack their initial backfills; raises `StoreError`."""
         had = {sink for sink, _, _ in self._backfills.with_initial(self._source)}
         return [name for name in self._sinks if name not in had]
 
-    def _make(self) -> None:
+    def _ask(self) -> None:
         try:
-            is_whole = self._make_each()
-        except StoreError:  # the supervisor logs it
+            is_whole = self._ask_each()
+        except StoreError:  # the supervisor of backfills reports it
             is_whole = False
         except Exception:
-            log.exception("initial backfills could not be made")
+            log.exception("initial backfills could not be requested")
             is_whole = False
-        self._not_before = time.monotonic() + self._delay
-        self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
+        self._not_before = time.monotonic() + self._backoff.after_failure()
         self._done = self._done or is_whole
 
-    def _make_each(self) -> bool:
-        """Return whether nothing is left to make."""
+    def _ask_each(self) -> bool:
+        """Return whether nothing is left to request."""
         is_whole = True
         had = self._backfills.with_initial(self._source)
         for name, sink in self._sinks.items():
