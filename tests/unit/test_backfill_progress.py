@@ -36,12 +36,14 @@ def started(attempt: int) -> Started:
     return Started(3, attempt)
 
 
-def take(progress: BackfillProgress, report: Report) -> None:
-    """Take a report as it comes: through its JSON form."""
-    if isinstance(report, Event):
-        progress.take_event(Event.from_json(json.loads(json.dumps(report.to_json()))), 0.0)
-    else:
-        progress.take_range(RangeRead.from_json(json.loads(json.dumps(report.to_json()))))
+def take(progress: BackfillProgress, *reports: Report) -> None:
+    """Take reports as they come: through their JSON form."""
+    for report in reports:
+        sent = json.loads(json.dumps(report.to_json()))
+        if isinstance(report, Event):
+            progress.take_event(Event.from_json(sent), 0.0)
+        else:
+            progress.take_range(RangeRead.from_json(sent))
 
 
 def test_a_chunk_counts_when_all_of_it_is_reported() -> None:
@@ -74,10 +76,8 @@ def test_a_table_without_rows() -> None:
 
 def test_nothing_counts_behind_a_range_that_failed() -> None:
     progress = BackfillProgress(None, 0)
-    reports = [read(0, 0), delivered(0, 1), failed(1, 0), read(1, 1), delivered(1, 2), read(2, 0),
-               delivered(2, 1), done(3)]  # fmt: skip
-    for report in reports:
-        take(progress, report)
+    take(progress, read(0, 0), delivered(0, 1), failed(1, 0), read(1, 1), delivered(1, 2), read(2, 0),
+         delivered(2, 1), done(3))  # fmt: skip
     assert (progress.cursor, progress.rows) == (("0",), 10)
     assert not progress.finished
     assert progress.failure is not None
@@ -88,8 +88,7 @@ def test_nothing_counts_behind_a_range_that_failed() -> None:
 
 def test_a_task_that_is_run_again_counts_once() -> None:
     progress = BackfillProgress(None, 0)
-    for report in (read(0, 0), read(0, 0), delivered(0, 1), read(0, 0)):
-        take(progress, report)
+    take(progress, read(0, 0), read(0, 0), delivered(0, 1), read(0, 0))
     assert progress.rows == 10
 
 
@@ -105,27 +104,29 @@ def test_a_range_that_no_task_reports() -> None:
 
 def test_a_reader_that_goes_back_by_itself() -> None:
     progress = BackfillProgress(None, 0)
-    for report in (read(0, 0), delivered(0, 1), read(1, 0), delivered(0, 1, 4)):
-        take(progress, report)
+    take(progress, read(0, 0), delivered(0, 1), read(1, 0), delivered(0, 1, 4))
     assert (progress.cursor, progress.rows) == (("0",), 10)
-    for report in (read(0, 0, 7, 4), read(1, 0, 7, 4), delivered(1, 1, 4), done(2, 4)):
-        take(progress, report)
+    take(progress, read(0, 0, 7, 4), read(1, 0, 7, 4), delivered(1, 1, 4), done(2, 4))
     assert (progress.cursor, progress.rows, progress.finished) == (("1",), 24, True)
 
 
 def test_what_fails_of_an_attempt_that_was_given_up() -> None:
     """Its rows come again with the next attempt, unless they are held to be delivered."""
     progress = BackfillProgress(None, 0)
-    for report in (started(1), read(0, 0), delivered(0, 1), started(4), failed(1, 0),
-                   failed(2, 0, transient=False)):  # fmt: skip
-        take(progress, report)
+    take(
+        progress,
+        started(1),
+        read(0, 0),
+        delivered(0, 1),
+        started(4),
+        failed(1, 0),
+        failed(2, 0, transient=False),
+    )
     assert progress.failure is None
-    for report in (read(0, 0, 7, 4), delivered(0, 1, 4), failed(0, 0, 4), done(1, 4)):
-        take(progress, report)
+    take(progress, read(0, 0, 7, 4), delivered(0, 1, 4), failed(0, 0, 4), done(1, 4))
     assert (progress.cursor, progress.rows, progress.finished) == (("0",), 17, True)
     progress = BackfillProgress(None, 0)
-    for report in (started(1), delivered(0, 1), started(4), failed(0, 0)):
-        take(progress, report)
+    take(progress, started(1), delivered(0, 1), started(4), failed(0, 0))
     assert progress.failure is not None
 
 
@@ -133,8 +134,7 @@ def test_what_fails_of_an_attempt_that_was_given_up() -> None:
 def test_an_event_that_was_lost(after: Report) -> None:
     """Nothing counts behind it."""
     progress = BackfillProgress(None, 0)
-    for report in (read(0, 0), delivered(0, 1), read(2, 0), read(1, 0, 10, 2), after, done(3)):
-        take(progress, report)
+    take(progress, read(0, 0), delivered(0, 1), read(2, 0), read(1, 0, 10, 2), after, done(3))
     assert (progress.cursor, progress.rows, progress.finished) == (("0",), 10, False)
     assert progress.failure is not None
     assert (progress.failure.code, progress.transient) == ("event_lost", True)
