@@ -15,7 +15,7 @@ from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, pipeline, value
 from tests.streams_help import Change, wire
 
-from penstock.backfill.requests import OPEN, Backfills
+from penstock.backfill.request import OPEN, Backfills
 from penstock.config.settings import SparkSettings
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import CaptureError, SinkError, StoreError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 from xxhash import xxh3_64_intdigest
 
-from penstock.backfill.kernels import kernel
+from penstock.backfill.read.kernels import kernel
 from penstock.core.group_hash import GroupKey, group_hash
 from penstock.core.message import Position
 from penstock.postgres.chunk import ChunkBuilder

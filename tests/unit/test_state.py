@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.backfill.requests import Backfill
+from penstock.backfill.request import Backfill
 from penstock.core.health import Failure, Health, Level, Part, run_part
 from penstock.runtime.process_state import ProcessState
 from penstock.runtime.sink_state import Rate

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from penstock.backfill import tables
-from penstock.backfill.requests import Backfills, Request
+from penstock.backfill.request import Backfills, Request
 from penstock.config.file import Config
 from penstock.config.settings import Sink
 from penstock.core.backoff import Backoff
@@ -82,7 +82,7 @@ class InitialBackfills:
         had = self._backfills.with_initial(self._source)
         for name, sink in self._sinks.items():
             try:
-                requests, is_partial = self._look(name, sink, had)
+                requests, is_partial = self._requests(name, sink, had)
             except CaptureError as error:
                 if self._is_new(f"{name} {error}"):
                     log.warning("initial backfill not started", source=self._source, sink=name,
@@ -96,14 +96,14 @@ class InitialBackfills:
                 self._on_made()
         return is_whole
 
-    def _look(
+    def _requests(
         self, name: str, sink: Sink, had: set[tuple[str, str, str]]
     ) -> tuple[list[Request], bool]:
-        wish = tables.Wish(
+        selection = tables.Selection(
             self._settings, name, sink,
             skip=frozenset((schema, table) for of, schema, table in had if of == name),
         )  # fmt: skip
-        reads, warnings, is_partial = tables.look(wish)
+        reads, warnings, is_partial = tables.select(selection)
         for warning in warnings:
             if self._is_new(f"{name} {warning}"):
                 log.warning("initial backfill", source=self._source, sink=name, note=warning)

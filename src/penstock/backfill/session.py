@@ -34,7 +34,7 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
 }  # fmt: skip
 
 FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
-"""Codes of errors that end a backfill only when it has tried again that many times."""
+"""By code: how often a backfill tries again before such an error ends it."""
 
 
 def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
@@ -83,7 +83,7 @@ def internal_error(error: Exception) -> BackfillError:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[None]:
+def reading() -> Iterator[None]:
     """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
     try:
         yield

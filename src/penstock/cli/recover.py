@@ -10,7 +10,7 @@ from penstock.cli.common import CONFIG, ConfigFile, errors, fail
 from penstock.core.text import nearest
 
 if TYPE_CHECKING:
-    from penstock.backfill.requests import Request
+    from penstock.backfill.request import Request
     from penstock.config.file import Config
     from penstock.runtime.recovery import Recovery
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.backfill import tables
-from penstock.backfill.requests import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, Backfills, Request
 from penstock.config.file import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
@@ -180,7 +180,7 @@ class Recovery:
         notes: list[str] = []
         for name, sink in self._config.sinks_of(self.name).items():
             try:
-                reads, warnings, _ = tables.look(tables.Wish(self._source, name, sink))
+                reads, warnings, _ = tables.select(tables.Selection(self._source, name, sink))
             except CaptureError as error:
                 notes.append(f"sink {name}: {error}")
                 continue

@@ -15,7 +15,7 @@ from typing import Final, Self
 import structlog
 from pyspark.sql import SparkSession
 
-from penstock.backfill.supervisor import Backfilling, tell_left_out
+from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.file import Config
 from penstock.config.settings import PostgresSource
 from penstock.core.errors import CaptureError, StoreError
@@ -81,7 +81,7 @@ class Run:
         self._store = StoreSession(config, store_url, self._handle, paused)
         self._guard: Guard = SlotGuard(config, self._store) if guard is None else guard
         self._log = RunLog(paused.starting)
-        self._backfilling: Backfilling | None = None
+        self._backfilling: BackfillSupervisor | None = None
         context = RunContext(
             config, once, self._store, self.state, self._guard, self._log, self._handle,
             self._query_fatal, self._stopping, self._expired,
@@ -271,9 +271,9 @@ class Run:
     def _start_backfilling(self, monitor: Monitor) -> None:
         if self._once:  # a backfill may take longer than what is there now
             with contextlib.suppress(StoreError):  # the next write to the store reports it
-                tell_left_out(self._config, self._store.url, self._sources)
+                log_left_out(self._config, self._store.url, self._sources)
             return
-        self._backfilling = Backfilling(
+        self._backfilling = BackfillSupervisor(
             self._config, self._store.url, self._sources, monitor.command,
             self._adds_to_backlog, self.state.show_backfills,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.backfill.requests import Backfill
+from penstock.backfill.request import Backfill
 from penstock.core.counting import Counts, Ledger
 from penstock.core.health import (
     Failure,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.backfill import reader as backfill
+from penstock.backfill.read.task import partitions
 from penstock.backfill.reader import ReaderBackfills
 from penstock.config.file import PostgresSource
 from penstock.core.errors import CaptureError
@@ -98,7 +98,7 @@ class CaptureProcess:
         self._done = position
         self._report(capture.stats)
         if self._backfills is not None:
-            self._backfills.greet()
+            self._backfills.report_ready()
         if self._draining:
             capture.flush(_FLUSH_SECONDS)
             self._reports.send({"drained": True})
@@ -140,7 +140,7 @@ class CaptureProcess:
         plan = secrets.randbits(63)
         if len(chunks) == 1 and (reads := chunks[0].reads) is not None:
             token = 0 if self._backfills is None else self._backfills.token(reads)
-            return backfill.partitions(reads, first, last, plan, token, self._options.monitor)
+            return partitions(reads, first, last, plan, token, self._options.monitor)
         rows = sum(chunk.rows for chunk in chunks)
         batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
         self._partitions.forget()
@@ -188,7 +188,7 @@ class CaptureProcess:
             ).start()
         if self._options.monitor is not None and not self._ends:
             self._backfills = ReaderBackfills(self._capture, self._reports.send)
-            self._backfills.greet()
+            self._backfills.report_ready()
         return self._capture
 
     def _start(self, start: Position, end: Position | None) -> Capture:
@@ -248,7 +248,7 @@ class CaptureProcess:
         elif command == "drain":
             self._draining = True
             if self._backfills is not None:
-                self._backfills.rest()
+                self._backfills.pause()
         elif self._draining:
             return  # no backfill goes on before the end
         elif command == "backfill" and self._backfills is not None:

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.backfill.reader import ReadRange
+from penstock.backfill.read.task import ReadRange
 from penstock.core.blocks import pack, with_fields
 from penstock.core.message import BatchPart
 from penstock.expressions import fields

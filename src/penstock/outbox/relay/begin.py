@@ -16,7 +16,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.backfill.requests import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, Backfills, Request
 from penstock.core import queries
 from penstock.outbox.relay.wanted import Pipeline, Wanted, find
 from penstock.postgres import setup

@@ -1,4 +1,4 @@
-"""A backfill's course: pauses, cancels, lost connections, and values that the WAL leaves out."""
+"""A backfill's attempts: pauses, cancels, lost connections, and values that the WAL leaves out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from tests.integration.backfilling import Backfilling, backfilling, fold
+from tests.integration.backfilling import Backfilling, backfilling, before_watermarks, fold
 from tests.integration.capturing import eventually
 
-from penstock.backfill import backfiller, read, sizing
-from penstock.backfill.events import Delivered, Done, Failed, Planned, Started, Troubled
-from penstock.backfill.read import read_range
+from penstock.backfill.chunks import attempt as attempts
+from penstock.backfill.chunks import retries, sizing
+from penstock.backfill.chunks.next_chunk import PlannedChunk
+from penstock.backfill.events import Delayed, Delivered, Done, Failed, Planned, Started
+from penstock.backfill.read import rows as reading
+from penstock.backfill.read.rows import read_range
 from penstock.core.errors import BackfillError
 from penstock.embedded.handles import Database
-from penstock.postgres import watermarks as noting
+from penstock.postgres import watermarks
 from penstock.postgres.reads import Reads
 
 TABLE = (
@@ -60,7 +63,7 @@ def test_a_pause_delivers_what_is_planned_and_nothing_more(database: Database) -
         driver.backfiller.pause()
         while driver.batch(0.3):
             pass
-        driver.heard()
+        driver.new_events()
         counted = [sum(isinstance(e, kind) for e in driver.events) for kind in (Planned, Delivered)]
         assert counted[0] == counted[1] < 10
         assert database.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"
@@ -83,7 +86,7 @@ def test_a_cancel_ends_its_snapshots_without_a_word(database: Database) -> None:
         assert (caught.value.code, caught.value.transient) == ("snapshot_lost", True)
         driver.reader.capture.confirm(driver.reader.position)
         assert not driver.batch(0.5)
-        assert not any(isinstance(e, Delivered | Done) for e in driver.heard())
+        assert not any(isinstance(e, Delivered | Done) for e in driver.new_events())
         driver.start(cursor=("36",))
         driver.run()
         assert [m.record["id"] for m in driver.reads()] == [37, 38, 39, 40]
@@ -103,7 +106,7 @@ def test_a_start_takes_the_place_of_the_one_before(database: Database) -> None:
 def test_lost_connections_are_made_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_BACKOFF_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(retries, "_BACKOFF_SECONDS", (0.01, 0.1))
     with backfilling(database, *TABLE) as driver:
         attempt = driver.start()
         for restarts in range(1, 4):
@@ -112,9 +115,9 @@ def test_lost_connections_are_made_again(
             database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
             driver.run(lambda: kinds(driver).count(Started) > restarts)  # noqa: B023
         driver.run()
-        troubles = [e for e in driver.events if isinstance(e, Troubled)]
-        assert {e.code for e in troubles} == {"connection_lost", None}
-        assert troubles[-1].code is None
+        delays = [e for e in driver.events if isinstance(e, Delayed)]
+        assert {e.code for e in delays} == {"connection_lost", None}
+        assert delays[-1].code is None
         assert driver.events[-1].attempt > attempt
         assert fold(driver.received) == expected(database)
         assert len(driver.reads()) >= 40
@@ -123,8 +126,8 @@ def test_lost_connections_are_made_again(
 def test_a_snapshot_is_not_held_for_ever(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(backfiller, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(attempts, "_SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "_LOOK_SECONDS", 0.05)
     with backfilling(database, *TABLE) as driver:
         driver.start()
         reads = taken(driver)
@@ -132,7 +135,7 @@ def test_a_snapshot_is_not_held_for_ever(
                    + " AND backend_xmin IS NOT NULL") == [(0,)])  # fmt: skip
         with pytest.raises(BackfillError, match="snapshot"):
             list(read_range(reads, 1))
-        monkeypatch.setattr(backfiller, "_SNAPSHOT_SECONDS", 60.0)
+        monkeypatch.setattr(attempts, "_SNAPSHOT_SECONDS", 60.0)
         driver.start()
         driver.run()
         assert len(driver.reads()) == 40
@@ -151,21 +154,14 @@ def test_a_range_can_be_read_again_while_its_snapshot_lives(database: Database) 
         assert [b.num_rows for b in read_range(reads, 1)] == [2]
 
 
-def changing(
-    driver: Backfilling,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[int, str],
-) -> None:
+def changing(database: Database, monkeypatch: pytest.MonkeyPatch, changes: dict[int, str]) -> None:
     """Run statements after the snapshot of a chunk (by number) was taken, before its watermark."""
-    emit = driver.backfiller._emit
 
-    def change_first(run: Any) -> None:
-        if statement := changes.pop(run.planned.chunk, None):
+    def change_first(chunk: PlannedChunk) -> None:
+        if statement := changes.pop(chunk.number, None):
             database.execute(statement)
-        emit(run)
 
-    monkeypatch.setattr(driver.backfiller, "_emit", change_first)
+    before_watermarks(monkeypatch, change_first)
 
 
 def test_values_that_the_wal_leaves_out_are_read_after_all(
@@ -174,23 +170,23 @@ def test_values_that_the_wal_leaves_out_are_read_after_all(
     """A row's read is left out, and the update before it has not what it did not change."""
     with backfilling(database, *TABLE) as driver:
         update = "UPDATE t SET v = v || '!' WHERE id IN (2, 3)"
-        changing(driver, database, monkeypatch, {0: update, 1: update, 2: update})
+        changing(database, monkeypatch, {0: update, 1: update, 2: update})
         driver.start()
         driver.run()
         assert any(m.metadata["unavailable"] for m in driver.received)
         assert fold(driver.received) == expected(database)
         assert len(driver.reads()) == 40
         # Until they were read, the backfill could not say that it is further.
-        told = [(e.chunk, e.cursor) for e in driver.events if isinstance(e, Delivered)]
-        assert told[:2] == [(0, None), (1, None)]
-        assert told[-1][1] is not None
+        reported = [(e.chunk, e.cursor) for e in driver.events if isinstance(e, Delivered)]
+        assert reported[:2] == [(0, None), (1, None)]
+        assert reported[-1][1] is not None
 
 
 def test_a_kill_before_they_are_read_goes_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backfilling(database, *TABLE) as driver:
-        changing(driver, database, monkeypatch, {0: "UPDATE t SET v = 'new' WHERE id = 2"})
+        changing(database, monkeypatch, {0: "UPDATE t SET v = 'new' WHERE id = 2"})
         driver.start()
         driver.run(lambda: any(isinstance(e, Delivered) for e in driver.events))
         received, position, cursor = driver.received, driver.reader.position, driver.cursor
@@ -212,7 +208,7 @@ def test_a_row_that_moves_behind_the_cursor_is_read_there(
     database: Database, monkeypatch: pytest.MonkeyPatch, spec: dict[str, str], move: str
 ) -> None:
     with backfilling(database, *TABLE) as driver:
-        changing(driver, database, monkeypatch, {2: move})
+        changing(database, monkeypatch, {2: move})
         driver.start(**spec)  # type: ignore[arg-type]
         driver.run()
         assert fold(driver.received) == expected(database)
@@ -221,9 +217,9 @@ def test_a_row_that_moves_behind_the_cursor_is_read_there(
 def test_more_of_them_than_can_be_kept_end_the_backfill(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noting, "INCOMPLETE", 3)
+    monkeypatch.setattr(watermarks, "INCOMPLETE", 3)
     with backfilling(database, *TABLE) as driver:
-        changing(driver, database, monkeypatch, {0: "UPDATE t SET v = 'new'"})
+        changing(database, monkeypatch, {0: "UPDATE t SET v = 'new'"})
         driver.start()
         with pytest.raises(AssertionError, match="too_many_incomplete"):
             driver.run()
@@ -235,9 +231,9 @@ def test_more_of_them_than_can_be_kept_end_the_backfill(
 def test_more_changes_than_are_kept_have_the_chunk_planned_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noting, "TOUCHED", 3)
+    monkeypatch.setattr(watermarks, "TOUCHED", 3)
     with backfilling(database, *TABLE) as driver:
-        changing(driver, database, monkeypatch, {1: "UPDATE t SET v = 'new', big = 'b'"})
+        changing(database, monkeypatch, {1: "UPDATE t SET v = 'new', big = 'b'"})
         first = driver.start()
         driver.run()
         assert fold(driver.received) == expected(database)
@@ -249,7 +245,7 @@ def test_a_whole_old_tuple_fills_in_what_is_left_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backfilling(database, *TABLE, "ALTER TABLE t REPLICA IDENTITY FULL") as driver:
-        changing(driver, database, monkeypatch, {0: "UPDATE t SET v = 'new' WHERE id = 2"})
+        changing(database, monkeypatch, {0: "UPDATE t SET v = 'new' WHERE id = 2"})
         driver.start()
         driver.run()
         assert fold(driver.received) == expected(database)
@@ -293,7 +289,7 @@ def test_rows_that_nobody_takes_hold_no_snapshot(
     monkeypatch.setattr(sizing, "FEWEST", rows)
     monkeypatch.setattr(sizing, "MOST", rows)
     monkeypatch.setattr(sizing, "RANGE_BYTES", 1 << 30)
-    monkeypatch.setattr(read, "_HELD_SECONDS", 0.3)
+    monkeypatch.setattr(reading, "_HELD_SECONDS", 0.3)
     with backfilling(
         database,
         "CREATE TABLE held (id int PRIMARY KEY, v text)",

@@ -1,4 +1,4 @@
-"""What a backfill must know of its table, and why some can't be read."""
+"""What a backfill needs to know of its table, and why some tables can't be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.text import nearest
 from penstock.postgres.capture import CaptureOptions
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
-from penstock.postgres.reads import BackfillSpec, Ordered, Source
+from penstock.postgres.reads import BackfillSpec, OrderColumn, SourceTable
 from penstock.postgres.table import Table
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Types
@@ -20,7 +20,7 @@ from penstock.postgres.values import Types
 def fingerprint(
     connection: Connection, options: CaptureOptions, spec: BackfillSpec
 ) -> tuple[Any, ...] | None:
-    """Return what `look` depends on, to be compared alone; None where there is no table.
+    """Return what `inspect` depends on, to be compared alone; None where there is no table.
 
     Under a lock on the table only its publication and composite types can still change. Raises
     `psycopg.Error`.
@@ -37,18 +37,18 @@ def compare(
     spec: BackfillSpec,
     before: tuple[Any, ...] | None,
 ) -> None:
-    """See that a table's fingerprint is what it was; raises `BackfillError`, `psycopg.Error`."""
+    """Raise `BackfillError` where a table's fingerprint is not `before`; may raise `psycopg.Error`."""
     if fingerprint(connection, options, spec) != before:
         raise BackfillError(
             "table_changed",
             f"Table {spec.schema}.{spec.table}, or what its publication has of it, was altered.",
-            remedy="The backfill looks at it again, and goes on.",
+            remedy="The backfill inspects it again, and goes on.",
             transient=True,
         )
 
 
-def table_of(source: Source, moved: dict[int, int] | None = None) -> Table:
-    """Return the table as the capture has to see it too, or hashes of both don't compare."""
+def table_of(source: SourceTable, moved: dict[int, int] | None = None) -> Table:
+    """Return the table as the capture sees it, so that hashes of both are equal."""
     return Table(
         source.relation, shape=source.shape, converter=Types(source.types).converter,
         database=source.database, tag=source.tag, group_by=source.group_by,
@@ -56,21 +56,20 @@ def table_of(source: Source, moved: dict[int, int] | None = None) -> Table:
     )  # fmt: skip
 
 
-def look(
+def inspect(
     connection: Connection, options: CaptureOptions, spec: BackfillSpec, database: str, tag: str
-) -> Source:
-    """Return what there is to know; `database` and `tag` are the capture's.
+) -> SourceTable:
+    """Return what reads of the table need; `database` and `tag` are the capture's.
 
-    Raises `BackfillError` where the table can't be read as asked, `psycopg.Error` where Postgres
-    can't be asked.
+    Raises `BackfillError` where the table can't be read as asked, and `psycopg.Error`.
     """
     name = f"{spec.schema}.{spec.table}"
     (standby, utf8) = _row(connection, "server") or (False, True)
     if standby:
         raise BackfillError(
             "standby",
-            "The source is a standby, where nothing can be written, and a backfill marks its place"
-            " in the WAL.",
+            "The source is a standby, where nothing can be written; a backfill writes watermarks"
+            " into the WAL.",
             remedy="Let the source's url name the primary.",
         )
     names = {"schema": spec.schema, "table": spec.table}
@@ -111,20 +110,20 @@ def look(
     if not shape.primary_key:
         raise BackfillError(
             "no_primary_key",
-            f"{name} has no primary key (or the publication leaves it out): where the backfill was,"
-            " and which row a change is of, could not be told.",
+            f"{name} has no primary key (or the publication leaves it out): a backfill needs it to"
+            " know where it is, and which row a change is of.",
             remedy=f"ALTER TABLE {name} ADD PRIMARY KEY (…), and publish its columns.",
         )
     if shape.identity == ():
         raise BackfillError(
             "replica_identity",
-            f"Some partitions of {name} have an index as replica identity, so deletes do not tell"
-            " which row they are of.",
+            f"Some partitions of {name} have an index as replica identity, so a delete lacks"
+            " the key of its row.",
             remedy="ALTER TABLE <partition> REPLICA IDENTITY DEFAULT (or FULL).",
         )
     unknown = {o for column in relation.columns for o in Types().unknown(column.type_oid)}
     group_by, split_by = options.grouping(spec.schema, spec.table)
-    return Source(
+    return SourceTable(
         relation, shape, tuple(load_types(connection, unknown)), database, tag,
         None if group_by is None else tuple(group_by),
         None if split_by is None else tuple(split_by),
@@ -135,7 +134,7 @@ def look(
 
 def _ordered(
     connection: Connection, oid: int, table: str, names: tuple[str, ...]
-) -> tuple[Ordered, ...]:
+) -> tuple[OrderColumn, ...]:
     rows = connection.execute(SQL["ordered"], {"oid": oid, "columns": list(names)}).fetchall()
     for column, kind, schema, *_ in rows:
         if schema is None:
@@ -144,10 +143,10 @@ def _ordered(
                 f"Column {column} of {table} is of type {kind}, which has no order.",
                 remedy="Sort by another column.",
             )
-    return tuple(Ordered(*row) for row in rows)
+    return tuple(OrderColumn(*row) for row in rows)
 
 
-def _sort(connection: Connection, relation: Relation, spec: BackfillSpec) -> Ordered | None:
+def _sort(connection: Connection, relation: Relation, spec: BackfillSpec) -> OrderColumn | None:
     if spec.sort_by is None:
         if spec.start is not None:
             raise BackfillError("no_sort_by", "A value to start at needs a column to sort by.")

@@ -1,8 +1,7 @@
 """Columns of text, as COPY prints them, into columns of JSON: Arrow kernels in place of converters.
 
-A kernel gives exactly what `penstock.postgres.values` gives for each value, for thousands at once.
-Where a value is not of the form that a kernel knows, and for types that have none, the converter
-does the work.
+A kernel returns exactly what `penstock.postgres.values` returns for each value, for thousands at once.
+For a value of a form that a kernel does not know, and for types without one, the converter is called.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class _Unknown(Exception):  # noqa: N818 - never leaves this file
 
 
 def kernel(convert: Converter | None, *, utf8: bool) -> Kernel:
-    """Return what does for columns what `convert` does for values.
+    """Return the kernel that converts columns as `convert` converts values.
 
-    `utf8`: whether their text is UTF-8 for certain, which only a SQL_ASCII database's is not.
+    `utf8`: their text is UTF-8 for certain; in a SQL_ASCII database it may not be.
     """
     if convert is None:
         return _raw
@@ -64,7 +63,7 @@ def join(*parts: bytes | pa.BinaryArray) -> pa.BinaryArray:
 
 
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
-    """Return bytes that are UTF-8 as text, without another look at them."""
+    """Return bytes that are UTF-8 as text, without checking them again."""
     return pa.Array.from_buffers(
         pa.string(), len(array), array.buffers(), array.null_count, array.offset
     )
@@ -172,7 +171,7 @@ def _bytes(array: pa.BinaryArray) -> memoryview:
 
 
 def _translated(array: pa.BinaryArray, table: bytes) -> pa.BinaryArray:
-    """Return an array with each byte replaced by the one that `table` has for it."""
+    """Return an array with each byte replaced by its entry in `table`."""
     validity, offsets, data = array.buffers()
     if data is None:
         return array

@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from penstock.backfill.planner import SnapshotHolder
+from penstock.backfill.chunks.snapshots import SnapshotHolder
 from penstock.backfill.session import SQL, Connection, open_session
 from penstock.core.errors import BackfillError
 from penstock.postgres.reads import BackfillSpec
@@ -18,13 +18,13 @@ from penstock.postgres.reads import BackfillSpec
 _CANCEL_SECONDS: Final = 5.0
 
 
-class Pool:
+class SessionPool:
     """Sessions for one thread; another may interrupt what they do."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._free: list[SnapshotHolder] = []
-        self._emitter: Connection | None = None
+        self._writer: Connection | None = None
         self._open: list[Connection] = []
 
     def holder(self) -> SnapshotHolder:
@@ -43,17 +43,17 @@ class Pool:
         if not holder.lost:
             self._free.append(holder)
 
-    def emitter(self) -> Connection:
+    def writer(self) -> Connection:
         """Return the session that writes watermarks; raises `BackfillError`."""
-        if self._emitter is None or self._emitter.closed:
-            self._emitter = open_session(self._url, statement="30s")
-            self._opened(self._emitter)
-        return self._emitter
+        if self._writer is None or self._writer.closed:
+            self._writer = open_session(self._url, statement="30s")
+            self._opened(self._writer)
+        return self._writer
 
-    def let_pass(self, holders: Sequence[SnapshotHolder], spec: BackfillSpec) -> None:
-        """See that no session waits for a lock that one of these has; raises `BackfillError`."""
+    def raise_if_blocking(self, holders: Sequence[SnapshotHolder], spec: BackfillSpec) -> None:
+        """Raise `BackfillError` where a session waits for a lock that one of these holds."""
         pids = [holder.connection.info.backend_pid for holder in holders]
-        if pids and self.emitter().execute(SQL["blocking"], {"pids": pids}).fetchone():
+        if pids and self.writer().execute(SQL["blocking"], {"pids": pids}).fetchone():
             raise BackfillError(
                 "locked",
                 f"A session waits for a lock on {spec.schema}.{spec.table}, and goes first.",
@@ -65,10 +65,10 @@ class Pool:
         for holder in self._free:
             holder.close()
         self._free.clear()
-        if self._emitter is not None:
+        if self._writer is not None:
             with contextlib.suppress(psycopg.Error):
-                self._emitter.close()
-            self._emitter = None
+                self._writer.close()
+            self._writer = None
 
     def interrupt(self) -> None:
         """Have the server cancel what runs now, without waiting for it; from any thread."""

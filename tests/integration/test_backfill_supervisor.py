@@ -12,10 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 
-from penstock.backfill import current, initial, tables
-from penstock.backfill import supervisor as backfilling
-from penstock.backfill.requests import Backfill, Backfills, Request
-from penstock.backfill.supervisor import Backfilling, tell_left_out
+from penstock.backfill import current, initial, source, supervisor, tables
+from penstock.backfill.request import Backfill, Backfills, Request
+from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.file import Config
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
@@ -35,7 +34,7 @@ def backfills(database: Database) -> Iterator[Backfills]:
 
 
 class Reader:
-    """The capture's end, that a test plays: what it is commanded, and what it tells."""
+    """The capture's end, that a test plays: what it is commanded, and what it reports."""
 
     def __init__(self) -> None:
         self.commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -43,7 +42,7 @@ class Reader:
         self.looks: list[int] = []
         self.shown: list[Backfill] = []
         self.behind: set[str] = set()
-        self.run: Backfilling | None = None
+        self.run: BackfillSupervisor | None = None
         self._last: Any = "nothing yet"
 
     def command(self, source: str, report: dict[str, Any]) -> None:
@@ -66,31 +65,37 @@ class Reader:
         self.run.handle({"capture": "shop", "backfill": {"event": "ready", "reader": name}})
 
     def started(self) -> dict[str, Any]:
-        """Return the next command that is to read something."""
-        while (wanted := self.next()) is None:
+        """Return the next command that reads something."""
+        while (desired := self.next()) is None:
             pass
-        return wanted
+        return desired
 
-    def tell(self, token: int, event: str, **fields: Any) -> None:
+    def report(self, token: int, event: str, **fields: Any) -> None:
         assert self.run is not None
         self.run.handle(
             {
                 "capture": "shop",
-                "backfill": {"event": event, "token": token, "attempt": token, **fields},
+                "backfill": {
+                    "event": event,
+                    "token": token,
+                    "backfill": 1,
+                    "attempt": token,
+                    **fields,
+                },
             }
         )
 
     def delivers(self, token: int, chunk: int, *, error: str = "", transient: bool = True) -> None:
-        """Tell of a chunk of two ranges; with `error` that its second one failed."""
+        """Report a chunk of two ranges; with `error` that its second one failed."""
         assert self.run is not None
         for number in range(2):
-            told: dict[str, Any] = {
+            report: dict[str, Any] = {
                 "attempt": token, "chunk": chunk, "range": number, "token": token, "rows": 10
             }  # fmt: skip
             if error and number:
-                told |= {"error": error, "code": "x", "transient": transient}
-            self.run.handle({"backfill_range": told})
-        self.tell(token, "delivered", chunk=chunk, ranges=2, cursor=[str(chunk)])
+                report |= {"error": error, "code": "x", "transient": transient}
+            self.run.handle({"backfill_range": report})
+        self.report(token, "delivered", chunk=chunk, ranges=2, cursor=[str(chunk)])
 
 
 def config(database: Database, **sinks: Any) -> Config:
@@ -107,7 +112,7 @@ def config(database: Database, **sinks: Any) -> Config:
 @contextmanager
 def running(database: Database, **sinks: Any) -> Iterator[Reader]:
     reader = Reader()
-    reader.run = Backfilling(
+    reader.run = BackfillSupervisor(
         config(database, **sinks), database.url, ["shop"], reader.command,
         reader.behind.__contains__, reader.show,
     )  # fmt: skip
@@ -125,8 +130,8 @@ def state(backfills: Backfills, number: int) -> Backfill:
     return found
 
 
-def becomes(backfills: Backfills, number: int, wanted: str) -> Backfill:
-    await_true(lambda: state(backfills, number).state == wanted)
+def becomes(backfills: Backfills, number: int, desired: str) -> Backfill:
+    await_true(lambda: state(backfills, number).state == desired)
     return state(backfills, number)
 
 
@@ -134,20 +139,20 @@ def test_from_start_to_end(backfills: Backfills, database: Database) -> None:
     with running(database) as reader:
         assert reader.next() is None
         (number,) = backfills.create([ORDERS])
-        wanted = reader.started()
-        assert wanted["spec"] == {
+        desired = reader.started()
+        assert desired["spec"] == {
             "id": number, "sink": "events", "schema": "public", "table": "orders",
             "where": "id > 5", "sort_by": None, "start": None,
         }  # fmt: skip
-        assert (wanted["cursor"], wanted["paused"]) == (None, False)
+        assert (desired["cursor"], desired["paused"]) == (None, False)
         assert state(backfills, number).state == "running"
-        token = wanted["token"]
+        token = desired["token"]
         reader.delivers(token, 0)
         await_true(lambda: state(backfills, number).cursor == ["0"])
         assert state(backfills, number).rows_done == 20
         await_true(lambda: [(b.id, b.rows_done) for b in reader.shown] == [(number, 20)])
         reader.delivers(token, 1)
-        reader.tell(token, "done", chunks=2)
+        reader.report(token, "done", chunks=2)
         done = becomes(backfills, number, "done")
         assert (done.rows_done, done.rows_total, done.error) == (40, 40, None)
         assert reader.next() is None
@@ -158,9 +163,9 @@ def test_one_after_the_other(backfills: Backfills, database: Database) -> None:
     numbers = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
     with running(database) as reader:
         for number in numbers:
-            wanted = reader.started()
-            assert wanted["spec"]["id"] == number
-            reader.tell(wanted["token"], "done", chunks=0)
+            desired = reader.started()
+            assert desired["spec"]["id"] == number
+            reader.report(desired["token"], "done", chunks=0)
             becomes(backfills, number, "done")
 
 
@@ -177,12 +182,12 @@ def test_a_range_that_failed_is_read_again(backfills: Backfills, database: Datab
         assert again["token"] != first
         assert state(backfills, number).error == "The snapshot is gone."
         reader.delivers(first, 3)  # late
-        reader.tell(first, "done", chunks=4)
+        reader.report(first, "done", chunks=4)
         reader.delivers(again["token"], 0)
         await_true(lambda: state(backfills, number).error is None)
         assert state(backfills, number).rows_done == 40
-    told = [entry for entry in logs if entry["event"] == "backfill interrupted"]
-    assert [entry["error"] for entry in told] == ["The snapshot is gone."]
+    logged = [entry for entry in logs if entry["event"] == "backfill interrupted"]
+    assert [entry["error"] for entry in logged] == ["The snapshot is gone."]
 
 
 def test_what_cannot_be_mended_fails(backfills: Backfills, database: Database) -> None:
@@ -209,16 +214,16 @@ def test_pause_resume_cancel(backfills: Backfills, database: Database) -> None:
     with running(database) as reader:
         token = reader.started()["token"]
         backfills.command(number, "pause")
-        wanted = reader.next()
-        assert wanted is not None
-        assert (wanted["token"], wanted["paused"]) == (token, True)
+        desired = reader.next()
+        assert desired is not None
+        assert (desired["token"], desired["paused"]) == (token, True)
         reader.delivers(token, 0)  # was under way
         await_true(lambda: state(backfills, number).cursor == ["0"])
         assert state(backfills, number).state == "paused"
         backfills.command(number, "resume")
-        wanted = reader.next()
-        assert wanted is not None
-        assert (wanted["token"], wanted["paused"]) == (token, False)
+        desired = reader.next()
+        assert desired is not None
+        assert (desired["token"], desired["paused"]) == (token, False)
         backfills.command(number, "cancel")
         assert reader.next() is None
         reader.delivers(token, 1)
@@ -232,16 +237,16 @@ def test_a_sink_with_a_backlog_gets_no_more(backfills: Backfills, database: Data
         assert not reader.started()["paused"]
         reader.behind.add("events")
         reader.run.handle({"sink": "events", "behind": True, "error": "Away.", "code": "x"})
-        wanted = reader.next()
-        assert wanted is not None
-        assert wanted["paused"]
+        desired = reader.next()
+        assert desired is not None
+        assert desired["paused"]
         assert state(backfills, number).error == "Sink events is behind: its backlog goes first."
         assert state(backfills, number).state == "running"
         reader.behind.clear()
         reader.run.handle({"sink": "events", "state": "attached", "since": None})
-        wanted = reader.next()
-        assert wanted is not None
-        assert not wanted["paused"]
+        desired = reader.next()
+        assert desired is not None
+        assert not desired["paused"]
         assert state(backfills, number).error is None
 
 
@@ -251,13 +256,13 @@ def test_another_goes_on_while_one_is_paused(backfills: Backfills, database: Dat
         reader.delivers(reader.started()["token"], 0)
         await_true(lambda: state(backfills, first).cursor == ["0"])
         backfills.command(first, "pause")
-        while (wanted := reader.started())["spec"]["id"] != second:
+        while (desired := reader.started())["spec"]["id"] != second:
             pass
         backfills.command(first, "resume")
-        reader.tell(wanted["token"], "done", chunks=0)
+        reader.report(desired["token"], "done", chunks=0)
         becomes(backfills, second, "done")
-        wanted = reader.started()
-        assert (wanted["spec"]["id"], wanted["cursor"]) == (first, ("0",))
+        desired = reader.started()
+        assert (desired["spec"]["id"], desired["cursor"]) == (first, ("0",))
 
 
 def test_a_run_that_begins_again(backfills: Backfills, database: Database) -> None:
@@ -267,33 +272,34 @@ def test_a_run_that_begins_again(backfills: Backfills, database: Database) -> No
         await_true(lambda: state(backfills, number).cursor == ["0"])
     assert state(backfills, number).state == "running"
     with running(database) as reader:
-        wanted = reader.started()
-        assert wanted["cursor"] == ("0",)
+        desired = reader.started()
+        assert desired["cursor"] == ("0",)
         # And a query that begins again, in the same run.
-        reader.delivers(wanted["token"], 0)
+        reader.delivers(desired["token"], 0)
         reader.ready("second")
         again = reader.started()
-        assert again["token"] != wanted["token"]
+        assert again["token"] != desired["token"]
         await_true(lambda: state(backfills, number).rows_done == 40)
 
 
-def test_a_reader_that_greets_again(backfills: Backfills, database: Database) -> None:
-    """It has not heard yet that it is known, and goes on with what it then hears."""
+def test_a_reader_that_is_ready_again(backfills: Backfills, database: Database) -> None:
+    """It has had no command yet, and goes on with the one that it gets."""
     (number,) = backfills.create([ORDERS])
     with running(database) as reader:
         token = reader.started()["token"]
         reader.ready("first")
         reader.delivers(token, 0)
         backfills.command(number, "pause")
-        wanted = reader.next()
-        assert wanted is not None
-        assert (wanted["token"], wanted["paused"]) == (token, True)
+        desired = reader.next()
+        assert desired is not None
+        assert (desired["token"], desired["paused"]) == (token, True)
 
 
-def test_what_drains_is_not_steered(
+def test_what_drains_is_not_commanded(
     backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfilling, "_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(source, "_REPEAT_SECONDS", 0.2)
     (first, second) = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
     with running(database) as reader:
         assert reader.run is not None
@@ -301,31 +307,31 @@ def test_what_drains_is_not_steered(
         before = reader.count
         await_true(lambda: reader.count > before)  # it is repeated
         reader.run.drain()
-        told = reader.count
+        count = reader.count
         reader.delivers(token, 0)
-        reader.tell(token, "done", chunks=1)
+        reader.report(token, "done", chunks=1)
         assert becomes(backfills, first, "done").rows_done == 20, "kept all the same"
         looked = len(reader.looks)
         await_true(lambda: len(reader.looks) > looked + 2)
-        assert reader.count == told
+        assert reader.count == count
         assert state(backfills, second).state == "waiting"
 
 
 @pytest.mark.parametrize(
-    ("sink", "told"),
+    ("sink", "expected"),
     [
         (None, "The configuration has no sink events any more."),
         ({"tables": ["public.lines"]}, "Sink events does not take public.orders any more."),
     ],
 )
 def test_a_sink_that_is_not_there_any_more(
-    backfills: Backfills, database: Database, sink: dict[str, Any] | None, told: str
+    backfills: Backfills, database: Database, sink: dict[str, Any] | None, expected: str
 ) -> None:
     (number,) = backfills.create([ORDERS])
     base = {"type": "stream", "source": "shop"}
     sinks = {"other": base} if sink is None else {"events": base | sink}
     with running(database, **sinks) as reader:
-        assert becomes(backfills, number, "failed").error == told
+        assert becomes(backfills, number, "failed").error == expected
         assert reader.next() is None
 
 
@@ -341,10 +347,10 @@ def test_initial_backfills(backfills: Backfills, database: Database) -> None:
         return [(b.sink, b.table_name, b.initial) for b in backfills.find()]
 
     with running(database, **sinks) as reader, capture_logs() as logs:
-        wanted = reader.started()
+        desired = reader.started()
         assert made() == [("events", "keyed", True)]
-        reader.tell(wanted["token"], "done", chunks=0)
-        becomes(backfills, wanted["spec"]["id"], "done")
+        reader.report(desired["token"], "done", chunks=0)
+        becomes(backfills, desired["spec"]["id"], "done")
     notes = [entry["note"] for entry in logs if entry["event"] == "initial backfill"]
     assert len(notes) == 1
     assert "public.bare is left out: public.bare has no primary key" in notes[0]
@@ -370,33 +376,33 @@ def test_initial_backfills_of_a_table_that_is_locked(
     with database.connect() as session, capture_logs() as logs:
         session.execute("LOCK TABLE held")
         with running(database, **sinks) as reader:
-            wanted = reader.started()
-            assert wanted["spec"]["id"] == number
-            reader.tell(wanted["token"], "done", chunks=0)
-            wanted = reader.started()
-            assert wanted["spec"]["table"] == "free"
+            desired = reader.started()
+            assert desired["spec"]["id"] == number
+            reader.report(desired["token"], "done", chunks=0)
+            desired = reader.started()
+            assert desired["spec"]["table"] == "free"
             assert [b.table_name for b in backfills.find(sink="latest")] == ["free"]
             # And again, while it is locked still.
-            reader.tell(wanted["token"], "done", chunks=0)
-            becomes(backfills, wanted["spec"]["id"], "done")
+            reader.report(desired["token"], "done", chunks=0)
+            becomes(backfills, desired["spec"]["id"], "done")
             session.rollback()
             assert reader.started()["spec"]["table"] == "held"
     notes = [entry["note"] for entry in logs if entry["event"] == "initial backfill"]
-    assert len(notes) == 1, "told once"
+    assert len(notes) == 1, "logged once"
     assert "public.held is left out: public.held is locked by another session." in notes[0]
 
 
-def test_while_the_tables_are_looked_at(
+def test_while_the_tables_are_selected(
     backfills: Backfills, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source whose server does not answer keeps nobody waiting."""
+    """A source whose server does not answer delays no other."""
     answers = threading.Event()
 
-    def look(*_: Any) -> tables.Looked:
+    def select(*_: Any) -> tables.SelectedTables:
         assert answers.wait(30)
-        return tables.Looked([], [], is_partial=False)
+        return tables.SelectedTables([], [], is_partial=False)
 
-    monkeypatch.setattr(tables, "look", look)
+    monkeypatch.setattr(tables, "select", select)
     sinks = {"events": {"type": "stream", "source": "shop", "initial_backfill": True}}
     (number,) = backfills.create([ORDERS])
     with running(database, **sinks) as reader:
@@ -410,20 +416,20 @@ def test_what_a_run_with_once_leaves_out(backfills: Backfills, database: Databas
     base = {"type": "stream", "source": "shop"}
     settings = config(database, events=base)
 
-    def told() -> list[tuple[Any, Any]]:
+    def logged() -> list[tuple[Any, Any]]:
         with capture_logs() as logs:
-            tell_left_out(settings, database.url, ["shop"])
+            log_left_out(settings, database.url, ["shop"])
         return [(entry["waiting"], entry["initial"]) for entry in logs]
 
-    assert told() == []
+    assert logged() == []
     (number,) = backfills.create([ORDERS])
-    assert told() == [([number], [])]
+    assert logged() == [([number], [])]
     settings = config(database, events=base, latest=base | {"initial_backfill": True})
-    assert told() == [([number], ["latest"])]
+    assert logged() == [([number], ["latest"])]
     backfills.command(number, "cancel")
     backfills.create_initial([Request("shop", "latest", "public", "orders", initial=True)])
     backfills.command(number + 1, "cancel")
-    assert told() == []
+    assert logged() == []
 
 
 def test_a_store_that_is_gone_for_a_while(backfills: Backfills, database: Database) -> None:
@@ -432,6 +438,6 @@ def test_a_store_that_is_gone_for_a_while(backfills: Backfills, database: Databa
         token = reader.started()["token"]
         database.execute("ALTER TABLE penstock.backfills RENAME TO hidden")
         reader.delivers(token, 0)
-        reader.tell(token, "done", chunks=1)
+        reader.report(token, "done", chunks=1)
         database.execute("ALTER TABLE penstock.hidden RENAME TO backfills")
         assert becomes(backfills, number, "done").rows_done == 20

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.nats_servers import await_true
 
-from penstock.backfill.requests import OPEN, Backfill, Backfills, Request
+from penstock.backfill.request import OPEN, Backfill, Backfills, Request
 from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
 from penstock.streams.names import CHANNEL
@@ -104,7 +104,7 @@ def test_commands_that_do_not_fit(backfills: Backfills) -> None:
     resumed = backfills.command(number, "resume")
     assert (resumed.state, resumed.error, resumed.ended_at) == ("waiting", None, None)
     assert refused(backfills, 99, "pause") == (
-        "There is no backfill 99. `penstock backfill list` has them."
+        "There is no backfill 99. `penstock backfill list` lists them."
     )
 
 
@@ -116,7 +116,7 @@ def test_a_failed_one_is_not_resumed_beside_a_newer_one(backfills: Backfills) ->
     assert "there is a newer one of its table" in refused(backfills, old, "resume")
 
 
-def test_what_a_run_says_of_one_that_was_told_otherwise(backfills: Backfills) -> None:
+def test_what_a_run_stores_of_a_backfill_that_was_stopped(backfills: Backfills) -> None:
     number = only(backfills)
     backfills.claim("shop")
     backfills.command(number, "pause")
@@ -126,7 +126,7 @@ def test_what_a_run_says_of_one_that_was_told_otherwise(backfills: Backfills) ->
     backfills.command(number, "cancel")
     assert not backfills.progress(number, ("9",), 9)
     assert not backfills.finish(number, 9)
-    assert not backfills.trouble(number, "lost")
+    assert not backfills.set_error(number, "lost")
     found = state(backfills, number)
     assert (found.state, found.cursor, found.rows_done) == ("cancelled", ["5"], 5)
 
@@ -151,14 +151,14 @@ def test_initial_ones_come_once(backfills: Backfills) -> None:
     assert only(backfills) > number, "one by hand may follow"
 
 
-def test_a_run_is_told_at_once(backfills: Backfills, database: Database) -> None:
+def test_a_run_is_notified_at_once(backfills: Backfills, database: Database) -> None:
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute(f"LISTEN {CHANNEL}")
         number = only(backfills)
         for command in ("pause", "resume", "cancel"):
             backfills.command(number, command)
-        told = [n.payload for n in connection.notifies(timeout=10, stop_after=4)]
-    assert told == ["b"] * 4
+        payloads = [n.payload for n in connection.notifies(timeout=10, stop_after=4)]
+    assert payloads == ["b"] * 4
 
 
 def test_whether_a_run_has_the_source(store: Store, backfills: Backfills) -> None:

@@ -1,7 +1,7 @@
-"""The backfills that the store knows of: asked for on the command line, done by a run.
+"""Backfills as they are asked for, and as the store has them.
 
-Nobody but the run that has the source moves a backfill's cursor, and nobody but the command line
-pauses, resumes or cancels it. Both find the state as it is in the statement that changes it.
+The run that has the source alone moves a backfill's cursor; the command line alone pauses, resumes and
+cancels it. Each statement checks the state that it changes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from psycopg.types.json import Jsonb
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.tables import qualified_name
+from penstock.postgres.reads import SavedCursor
 from penstock.streams.names import LOCK_RUN
 from penstock.streams.store import Store
 
 BackfillState = Literal["waiting", "running", "paused", "done", "failed", "cancelled"]
 Command = Literal["pause", "resume", "cancel"]
-Cursor = tuple[Any, ...] | None
-"""The last row that was read: its `sort_by` and its key, as text, and last of which columns these are,
-in an object; None before the first."""
 
 OPEN: Final[tuple[BackfillState, ...]] = ("waiting", "running", "paused")
 NOTICE: Final = "b"
-"""What is notified on the store's channel when a backfill was asked for, or told to do otherwise."""
+"""The payload on the store's channel when a backfill was asked for, or got a command."""
 
-_SQL: Final = queries.load("penstock.backfill", "requests.sql")
+_SQL: Final = queries.load("penstock.backfill", "request.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 
 
@@ -54,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """A backfill as the store has it; `is_run` tells whether a run has its source now."""
+    """A backfill as the store has it; `is_run`: a run has its source now."""
 
     id: int
     source: str
@@ -95,7 +93,7 @@ class Backfills:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    # What the command line asks for
+    # For the command line
 
     def create(self, requests: Sequence[Request]) -> list[int]:
         """Make backfills that wait for a run, all or none, and return their numbers.
@@ -113,7 +111,7 @@ class Backfills:
         return made
 
     def create_initial(self, requests: Iterable[Request]) -> list[int]:
-        """Make the initial backfills that there were not yet, and return their numbers."""
+        """Make the initial backfills that were not made yet, and return their numbers."""
         made = []
         with self._store.connection() as connection:
             for request in requests:
@@ -123,9 +121,9 @@ class Backfills:
         return made
 
     def command(self, id: int, command: Command) -> Backfill:  # noqa: A002 - the field's name
-        """Pause, resume or cancel a backfill, and return it as it is then.
+        """Pause, resume or cancel a backfill, and return it with its new state.
 
-        Raises where there is none, or where it is in a state that the command does not fit.
+        Raises where there is none, or where its state does not allow the command.
         """
         with self._store.connection() as connection, connection.transaction():
             changed = connection.execute(_SQL[command], [id]).rowcount
@@ -133,15 +131,15 @@ class Backfills:
             if found is None:
                 raise StoreError(
                     "no_backfill", f"There is no backfill {id}.",
-                    remedy="`penstock backfill list` has them.",
+                    remedy="`penstock backfill list` lists them.",
                 )  # fmt: skip
             if not changed:
-                raise _unfit(found, command)
+                raise _not_allowed(found, command)
             connection.execute(_STORE_SQL["notify"], [NOTICE])
         return found
 
     def get(self, id: int) -> Backfill | None:  # noqa: A002 - the field's name
-        """Return a backfill, None if there is none of that number."""
+        """Return a backfill, None if no backfill has that number."""
         found = self.find(ids=[id])
         return found[0] if found else None
 
@@ -153,7 +151,7 @@ class Backfills:
         sink: str | None = None,
         states: Sequence[BackfillState] | None = None,
     ) -> list[Backfill]:
-        """Return the backfills that fit all that is given, the oldest first."""
+        """Return the backfills that match all arguments, the oldest first."""
         values = {
             "ids": None if ids is None else list(ids), "source": source, "sink": sink,
             "states": None if states is None else list(states), "lock": LOCK_RUN,
@@ -164,41 +162,41 @@ class Backfills:
         ):
             return cursor.execute(_SQL["list"], values).fetchall()
 
-    # What a run does
+    # For the run
 
     def forget(self, source: str, but: Iterable[str] = ()) -> None:
-        """Cancel a source's backfills, those that failed too, but those of the sinks in `but`."""
+        """Cancel a source's backfills, failed ones too, except those of the sinks in `but`."""
         self._changed("forget", [source, list(but)])
 
     def with_initial(self, source: str) -> set[tuple[str, str, str]]:
-        """Return the (sink, schema, table) whose initial backfill was made once."""
+        """Return the (sink, schema, table) that have had an initial backfill."""
         with self._store.connection() as connection:
             return set(connection.execute(_SQL["has_initial"], [source]).fetchall())
 
     def claim(self, source: str) -> Backfill | None:
-        """Return the backfill that the source's run goes on with, running from now on, or None."""
+        """Return the backfill that the source's run goes on with, in state running, or None."""
         with self._store.connection() as connection:
             row = connection.execute(_SQL["claim"], [source]).fetchone()
             return None if row is None else self.get(row[0])
 
-    def progress(self, id: int, cursor: Cursor, rows_done: int) -> bool:  # noqa: A002 - the field's name
-        """Note that all rows up to `cursor` are delivered, `rows_done` in all; False: it has ended."""
+    def progress(self, id: int, cursor: SavedCursor, rows_done: int) -> bool:  # noqa: A002 - the field's name
+        """Store that all rows up to `cursor` are delivered, `rows_done` in all; False: it has ended."""
         values = {
             "id": id, "rows_done": rows_done,
             "cursor": None if cursor is None else Jsonb(list(cursor)),
         }  # fmt: skip
         return self._changed("progress", values)
 
-    def trouble(self, id: int, error: str | None) -> bool:  # noqa: A002 - the field's name
-        """Note why a backfill stands still, None once it goes on."""
-        return self._changed("trouble", [error, id])
+    def set_error(self, id: int, error: str | None) -> bool:  # noqa: A002 - the field's name
+        """Store why a backfill does not progress, None once it goes on."""
+        return self._changed("set_error", [error, id])
 
     def finish(self, id: int, rows_done: int) -> bool:  # noqa: A002 - the field's name
-        """Note that a backfill is done; False: it was cancelled meanwhile."""
+        """Store that a backfill is done; False: it was cancelled meanwhile."""
         return self._changed("finish", {"id": id, "rows_done": rows_done})
 
     def fail(self, id: int, error: str) -> bool:  # noqa: A002 - the field's name
-        """Note that a backfill can't go on; False: it was paused or cancelled meanwhile."""
+        """Store that a backfill has failed; False: it was paused or cancelled meanwhile."""
         return self._changed("fail", [error, id])
 
     def _changed(self, query: str, values: Any) -> bool:
@@ -212,7 +210,9 @@ class Backfills:
             if (found.table_schema, found.table_name) == (request.schema, request.table)
         ]
         if not same:
-            return StoreError("backfill_exists", "Such a backfill was asked for just now.")
+            return StoreError(
+                "backfill_exists", "Another session has just asked for the same backfill."
+            )
         (found,) = same
         remedy = "Let it end, or cancel it: `penstock backfill cancel {}`."
         if found.state == "paused":
@@ -228,7 +228,7 @@ def _values(request: Request) -> dict[str, Any]:
     return {name: getattr(request, name) for name in Request.__slots__}
 
 
-def _unfit(found: Backfill, command: Command) -> StoreError:
+def _not_allowed(found: Backfill, command: Command) -> StoreError:
     if command == "resume" and found.state == "failed":
         message = f"{found} failed, and there is a newer one of its table."
         remedy = "Let that one go on: `penstock backfill list`."

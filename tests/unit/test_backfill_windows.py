@@ -1,4 +1,4 @@
-"""What a snapshot sees, and what is noted of the changes around it."""
+"""What a snapshot sees, what a window collects of the changes around it, and sizes of chunks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backfill.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
-from penstock.postgres import watermarks as noting
-from penstock.postgres.watermarks import Noting, Recent, Snapshot, unseen
+from penstock.backfill.chunks.sizing import FEWEST, MOST, RANGE_BYTES, Sizing
+from penstock.postgres import watermarks
+from penstock.postgres.watermarks import Recent, Snapshot, Window, unseen
 
 
 def test_a_snapshot_is_parsed() -> None:
@@ -46,8 +46,8 @@ def test_the_counter_goes_round() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
 def test_the_last_transactions_are_remembered(xids: list[int], data: st.DataObject) -> None:
-    before = noting.RECENT
-    noting.RECENT = 8  # type: ignore[misc]
+    before = watermarks.RECENT
+    watermarks.RECENT = 8  # type: ignore[misc]
     try:
         recent = Recent()
         for xid in xids:
@@ -55,26 +55,26 @@ def test_the_last_transactions_are_remembered(xids: list[int], data: st.DataObje
         count = data.draw(st.integers(0, len(xids)))
         assert sorted(recent.since(count)) == sorted(xids[count:][-8:])
     finally:
-        noting.RECENT = before  # type: ignore[misc]
+        watermarks.RECENT = before  # type: ignore[misc]
 
 
-def hashes(found: Noting) -> set[int]:
+def hashes(found: Window) -> set[int]:
     read = array("q")
     read.frombytes(found.touched())
     return set(read)
 
 
-def test_only_what_the_snapshot_does_not_see_is_noted() -> None:
-    found = Noting()
+def test_a_window_has_only_what_the_snapshot_does_not_see() -> None:
+    found = Window()
     found.add(10, [1], None)
     found.add(11, [2, 3], ("k",))
     found.add(12, [4], ("gone",))
-    found.taken(Snapshot(11, 12, frozenset({11})), 11)
+    found.set_snapshot(Snapshot(11, 12, frozenset({11})), 11)
     found.add(11, [5], None)
     found.begin(10)
-    assert not found.on
+    assert not found.is_open
     found.begin(13)
-    assert found.on
+    assert found.is_open
     found.add(13, [-7], None)
     assert hashes(found) == {2, 3, 4, 5, -7}
     assert found.incomplete() == [("k",), ("gone",)]
@@ -83,20 +83,22 @@ def test_only_what_the_snapshot_does_not_see_is_noted() -> None:
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_truncate_touches_everything_unless_it_is_seen(seen: bool) -> None:
-    found = Noting()
+    found = Window()
     found.add(10, None, None)
-    found.taken(Snapshot(11, 11, frozenset()) if seen else Snapshot(10, 10, frozenset()), None)
+    found.set_snapshot(
+        Snapshot(11, 11, frozenset()) if seen else Snapshot(10, 10, frozenset()), None
+    )
     assert found.everything is not seen
-    late = Noting()
-    late.taken(Snapshot(10, 10, frozenset()), None)
+    late = Window()
+    late.set_snapshot(Snapshot(10, 10, frozenset()), None)
     late.begin(11)
     late.add(11, None, None)
     assert late.everything
 
 
 def test_too_many_changes_touch_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noting, "TOUCHED", 2)
-    found = Noting()
+    monkeypatch.setattr(watermarks, "TOUCHED", 2)
+    found = Window()
     for n in range(3):
         found.add(5, [n], None)
     assert found.everything

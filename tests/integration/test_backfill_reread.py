@@ -1,14 +1,14 @@
-"""Rows that are to be read once more, as the WAL leaves their large values out, through new attempts."""
+"""Rows that are to be read again, as the WAL leaves their large values out, through new attempts."""
 
 from __future__ import annotations
 
 import pytest
 from tests.integration.backfilling import Backfilling, backfilling, fold
 from tests.integration.capturing import eventually
-from tests.integration.test_backfill_altered import paused, troubles
-from tests.integration.test_backfill_course import BACKENDS, TABLE, expected, taken
+from tests.integration.test_backfill_altered import delays, paused
+from tests.integration.test_backfill_attempts import BACKENDS, TABLE, expected, taken
 
-from penstock.backfill import backfiller, sizing
+from penstock.backfill.chunks import retries, sizing
 from penstock.backfill.events import Delivered
 from penstock.embedded.handles import Database
 
@@ -35,20 +35,20 @@ def test_a_lost_connection_forgets_none(database: Database) -> None:
         database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
         driver.backfiller.resume()
         driver.run()
-        assert "connection_lost" in troubles(driver)
+        assert "connection_lost" in delays(driver)
         assert fold(driver.received) == expected(database)
 
 
 def test_rows_that_move_between_two_attempts_are_read(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_BACKOFF_SECONDS", (1.0, 1.0))
+    monkeypatch.setattr(retries, "_BACKOFF_SECONDS", (1.0, 1.0))
     with backfilling(database, *TABLE) as driver:
         driver.start()
         paused(driver)
         database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
         driver.backfiller.resume()
-        driver.run(lambda: "connection_lost" in troubles(driver))
+        driver.run(lambda: "connection_lost" in delays(driver))
         database.execute(MOVE)
         driver.run()
         assert fold(driver.received) == expected(database)
@@ -72,7 +72,7 @@ def test_a_start_from_the_last_cursor_forgets_none(database: Database, when: str
                 m for m in driver.received if m.action != "read" or m.record["id"] != -1
             ]
         driver.backfiller.cancel()
-        driver.heard()
+        driver.new_events()
         driver.start(cursor=cursor)
         driver.run()
         assert fold(driver.received) == expected(database)

@@ -63,7 +63,7 @@ UPDATE penstock.backfills SET state = 'cancelled', ended_at = now()
 WHERE id = %s AND state IN ('waiting', 'running', 'paused')
 
 -- name: forget
--- Those of a source, but for some sinks, that have not ended well: nobody shall go on with them.
+-- Those of a source, except for some sinks, that are not done: no run goes on with them.
 UPDATE penstock.backfills SET state = 'cancelled', ended_at = now()
 WHERE source = %s AND NOT sink = ANY (%s::text[])
   AND state IN ('waiting', 'running', 'paused', 'failed')
@@ -75,8 +75,8 @@ SET cursor = %(cursor)s, rows_done = %(rows_done)s,
     rows_total = CASE WHEN %(rows_done)s > rows_total THEN %(rows_done)s ELSE rows_total END
 WHERE id = %(id)s AND state IN ('running', 'paused')
 
--- name: trouble
--- Why it stands still, null once it goes on.
+-- name: set_error
+-- Why it does not progress, null once it goes on.
 UPDATE penstock.backfills SET error = %s WHERE id = %s AND state IN ('running', 'paused')
 
 -- name: finish
