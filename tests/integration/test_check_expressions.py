@@ -137,7 +137,7 @@ def test_a_column_that_a_table_lacks(look: Look) -> None:
     )
 
 
-def test_columns_that_deletes_do_not_tell(look: Look) -> None:
+def test_columns_that_deletes_lack(look: Look) -> None:
     (finding,) = look(tables=["public.orders"], filter="record.amount > 1 and record.id > 0")
     assert finding.level == "warning"
     assert finding.message == (
@@ -145,7 +145,7 @@ def test_columns_that_deletes_do_not_tell(look: Look) -> None:
     )
     assert finding.fix.splitlines() == [
         'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL;',
-        "or say what becomes of deletes: action = 'delete' or …",
+        "or decide about deletes in the expression: action = 'delete' or …",
     ]
     for sink in (
         {"actions": ["insert", "update"], "filter": "record.amount > 1"},

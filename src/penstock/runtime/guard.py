@@ -75,17 +75,16 @@ class SlotGuard:
 
     def query_failed(self, source: str, failure: Failure) -> bool:
         """Note a gap, for this run and for later ones."""
-        code = failure.code
-        if code in recovery.GAP_CODES and source not in self._gaps:
-            self._gaps[source] = CaptureError(
-                code, failure.cause, remedy=failure.remedy, is_gap=True
-            )
-            self._note_gap(source, code)
-        return code in FATAL_CODES
+        if failure.code in recovery.GAP_CODES and source not in self._gaps:
+            self._note_gap(source, failure)
+        return failure.code in FATAL_CODES
 
-    def _note_gap(self, source: str, code: str) -> None:
+    def _note_gap(self, source: str, failure: Failure) -> None:
+        self._gaps[source] = CaptureError(
+            failure.code, failure.cause, remedy=failure.remedy, is_gap=True
+        )
         with contextlib.suppress(StoreError), Store(self._store.url) as store:
-            Positions(store).note_gap(source, self._store.source(source).tag, code)
+            Positions(store).note_gap(source, self._store.source(source).tag, failure.code)
 
     def close(self) -> None:
         """Record the newest positions, and end."""

@@ -254,10 +254,11 @@ class Task:
             state[row] = DONE
             done += 1
             landed += before == SENT
-            if denied:
-                self._release(row)
-            elif has_waiting:
-                release(row, state, ready)
+            if has_waiting:
+                if denied:
+                    self._release(row)
+                else:
+                    release(row, state, ready)
         self._rows.left -= done
         self._rows.flying -= landed
         self.written.delivered += done
