@@ -158,7 +158,7 @@ def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
 def _outbox(source: OutboxSource) -> Status:
     """Return the pipelines of an outbox's source, each with how far it is, or the error."""
     from penstock.core.errors import CaptureError  # noqa: PLC0415
-    from penstock.outbox.look import pipelines  # noqa: PLC0415
+    from penstock.outbox.status import pipelines  # noqa: PLC0415
 
     try:
         found = pipelines(source.url.get_secret_value(), source.relay_group)

@@ -1,4 +1,4 @@
-"""What keeps the schema `tide` from being installed or asked, and what to do about it."""
+"""Errors of the schema `tide`: what keeps it from being installed or read, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.postgres.admin import address
 
 
 class InstallError(SetupError):
-    """The schema can't be made, brought up to date or asked; nothing was changed."""
+    """The schema can't be made, upgraded or read; nothing was changed."""
 
 
 def not_installed(database: str, url: str) -> InstallError:
-    """Return what is told of a database without the schema."""
+    """Return the error for a database without the schema."""
     return InstallError(
         "not_installed",
         f"Database {database} at {address(url)} has no schema tide, so there is no outbox in it.",
@@ -23,20 +23,20 @@ def not_installed(database: str, url: str) -> InstallError:
 
 
 def install_error(error: psycopg.Error) -> InstallError:
-    """Return what an error of psycopg in a session means; DETAIL, which may quote rows, is left out."""
+    """Return the error that an error of psycopg means; DETAIL, which may quote rows, is left out."""
     diag = error.diag
-    said = diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
+    text = diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
     if error.sqlstate == "42501":
         return InstallError(
             "permission_denied",
-            f"The role lacks a right: {said}.",
+            f"The role lacks a right: {text}.",
             remedy=diag.message_hint or "Connect as the role that owns the schema tide.",
         )
     if error.sqlstate in ("3F000", "42P01", "42883"):
         return InstallError(
             "not_installed",
-            f"The schema tide is not there or not whole: {said}.",
+            f"The schema tide is not there or not whole: {text}.",
             remedy="penstock outbox install --url …",
         )
     transient = isinstance(error, psycopg.OperationalError)
-    return InstallError("postgres", f"{said}.", remedy=diag.message_hint or "", transient=transient)
+    return InstallError("postgres", f"{text}.", remedy=diag.message_hint or "", transient=transient)

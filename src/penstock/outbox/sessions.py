@@ -1,4 +1,4 @@
-"""Sessions of a relay in the outboxes' database, and what an error in one means."""
+"""Sessions of a relay in the outboxes' database, and their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOCK_TIMEOUT: Final = "1s"
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
-    """Return a connection in autocommit mode whose ends soon know that the other one is gone."""
+    """Return a connection in autocommit mode; both ends notice within seconds that the other is gone."""
     connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]
     try:
         connection.execute(_SQL["short"], [_LOCK_TIMEOUT])
@@ -32,7 +32,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 async def connect_async(url: str) -> psycopg.AsyncConnection[Any]:
-    """Return the same for an event loop, where whoever waits for a lock keeps up nobody."""
+    """Return the same for an event loop, where waiting for a lock blocks no other work."""
     connection = await psycopg.AsyncConnection.connect(
         url, autocommit=True, **_CONNECT  # type: ignore[arg-type]
     )  # fmt: skip
@@ -45,16 +45,16 @@ async def connect_async(url: str) -> psycopg.AsyncConnection[Any]:
 
 
 def postgres_error(error: psycopg.Error, url: str) -> SetupError:
-    """Return what an error of psycopg means, from connecting to `url` or in a session there."""
+    """Return the error that an error of psycopg means, from connecting to `url` or in a session."""
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        said = error.diag.context or error.diag.message_primary or ""
+        text = error.diag.context or error.diag.message_primary or ""
         return SetupError(
             "locked",
-            f"{address(url)}: an open transaction has locked what the relay writes or reads ({said}).",
-            remedy="End that one: select * from pg_stat_activity where xact_start is not null.",
+            f"{address(url)}: an open transaction has locked a table that the relay uses ({text}).",
+            remedy="End that transaction: select * from pg_stat_activity where xact_start is not null.",
             transient=True,
         )
     if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
         return connection_error(error, url)
-    said = error.diag.message_primary or type(error).__name__
-    return SetupError("postgres", f"{address(url)}: {said}.", remedy=error.diag.message_hint or "")
+    text = error.diag.message_primary or type(error).__name__
+    return SetupError("postgres", f"{address(url)}: {text}.", remedy=error.diag.message_hint or "")

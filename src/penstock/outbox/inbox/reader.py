@@ -1,142 +1,50 @@
-"""Pipelines into inboxes: each reads a JetStream stream into a table, and acks what is committed.
+"""Fills an inbox: reads a JetStream stream into a table, and acks messages once they are committed.
 
-A message is there once, however often it comes: its `Nats-Msg-Id`, or its stream, number and time,
-is unique in the inbox. Each pipeline has a thread with an event loop; what fails is tried again with
-backoff, and said in the pipeline's place.
+A message is stored once, however often it is delivered: its `Nats-Msg-Id`, or its stream, number and
+time, is unique in the inbox. Each pipeline has a thread with an event loop. It retries after failures,
+with backoff, and reports them in the pipeline's checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
-import orjson
 import psycopg
 import structlog
 from nats.aio.msg import Msg
 from psycopg import errors, sql
-from psycopg.rows import class_row
 
 from penstock.core import queries
-from penstock.core.errors import CaptureError, PipelineError, SinkError
+from penstock.core.errors import CaptureError, SinkError
 from penstock.core.health import Failure
-from penstock.outbox.inbox.nats import (
-    InboxSettings,
-    Puller,
-    durable_name,
-    open_puller,
-    read_settings,
-)
-from penstock.outbox.relay.wanted import DISABLED
+from penstock.outbox.inbox.puller import Puller, open_puller
+from penstock.outbox.inbox.rows import Row
+from penstock.outbox.inbox.settings import InboxSettings
+from penstock.outbox.pipelines import DISABLED, InboxPipeline
 from penstock.outbox.sessions import connect_async, postgres_error
 
 _SQL: Final = queries.load("penstock.outbox.inbox", "inbox.sql")
 _SWEEP_SECONDS: Final = 60.0
 _SWEEP_ROWS: Final = 100_000
-"""A sweep that has deleted so many has more to do, behind the next batch."""
+"""A sweep that deleted this many rows has more to do, after the next batch."""
 _BACKOFF_SECONDS: Final = (0.5, 15.0)
-_ID_BYTES: Final = 1000
-"""The longest message id that is kept as it is; an index takes no long ones."""
 
 log = structlog.get_logger("penstock")
 
 
-@dataclass(frozen=True)
-class InboxPipeline:
-    """A row of `tide.relays` of direction `in`; `system` is what Postgres calls the cluster."""
-
-    pipeline: str
-    inbox: str
-    relay_group: str
-    config: dict[str, Any]
-    enabled: bool
-    system: int
-
-
-def find_inboxes(connection: psycopg.Connection[Any]) -> list[InboxPipeline]:
-    """Return the pipelines into inboxes, of all groups."""
-    with connection.cursor(row_factory=class_row(InboxPipeline)) as cursor:
-        return cursor.execute(_SQL["pipelines"]).fetchall()
-
-
-class Row(NamedTuple):
-    """A message as an inbox keeps it; `payload` is JSON, and `body` is what is none."""
-
-    message_id: str
-    subject: str
-    payload: str | None
-    body: bytes | None
-    headers: str
-
-    @classmethod
-    def of(cls, message: Msg) -> Row:
-        """Return a message's row; Postgres may still have something against its JSON."""
-        headers = {
-            _text(name): _text(value) for name, value in (message.headers or {}).items()
-        }  # fmt: skip
-        given = headers.get("Nats-Msg-Id")
-        meta = message.metadata
-        # With the time it was stored: a stream that is made anew counts from 1 again.
-        stored = round(meta.timestamp.timestamp() * 1_000_000)
-        message_id = given or f"{meta.stream}:{meta.sequence.stream}:{stored}"
-        if len(message_id.encode()) > _ID_BYTES:
-            message_id = "sha256:" + hashlib.sha256(message_id.encode()).hexdigest()
-        payload = _json(message.data)
-        return cls(
-            message_id, _text(message.subject), payload,
-            message.data if payload is None else None, json.dumps(headers),
-        )  # fmt: skip
-
-    @property
-    def as_body(self) -> Row:
-        """The same with its payload taken for no JSON."""
-        body = self.body if self.payload is None else self.payload.encode()
-        return self._replace(payload=None, body=body)
-
-
-def _text(given: object) -> str:
-    """Return a text that Postgres holds."""
-    return str(given).replace("\0", "�").encode(errors="replace").decode()
-
-
-def _json(data: bytes) -> str | None:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
-        # It refuses some that Postgres takes: numbers beyond a double, and deep ones.
-        try:
-            json.loads(text, parse_constant=_refuse)
-        except RecursionError:
-            return text
-        except ValueError:
-            return None
-    return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
-
-
-class Reader:
+class InboxReader:
     """Runs one pipeline in a thread, from `start` until `stop`.
 
     Args:
         url: The inboxes' database.
-        pipeline: Which one.
-        settings: What it reads, or why it does not.
-        after: The one that ran it before, whose end is waited for.
+        pipeline: The pipeline.
+        settings: What it reads, or the failure that keeps it from reading.
+        after: The pipeline's reader before this one, whose end it waits for.
     """
 
     def __init__(
@@ -144,7 +52,7 @@ class Reader:
         url: str,
         pipeline: InboxPipeline,
         settings: InboxSettings | Failure,
-        after: Reader | None = None,
+        after: InboxReader | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.settings = settings
@@ -153,11 +61,11 @@ class Reader:
         self._url = url
         self._after = after
         self._table = sql.Identifier("tide", f"inbox_{pipeline.inbox}")
-        self._place = {
+        self._key = {
             "group": pipeline.relay_group, "pipeline": pipeline.pipeline, "inbox": pipeline.inbox,
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._told: tuple[str | None, ...] | None = None
+        self._reported: tuple[str | None, ...] | None = None
         self._logged: str | None = None
         self._delay = _BACKOFF_SECONDS[0]
         self._swept_at = time.monotonic()
@@ -180,7 +88,7 @@ class Reader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for the end, from any thread; what is being written is committed and acked."""
+        """Begin an orderly end, from any thread: the batch under way is committed and acked."""
         with self._changing:
             self._ended = True
             if self._loop is not None:
@@ -219,7 +127,7 @@ class Reader:
             await self._disconnect()
 
     async def _try(self) -> Failure | None:
-        """Read until stopped; return what is in the way of it."""
+        """Read until stopped; return the failure that ended it."""
         if isinstance(self.settings, Failure):
             return self.settings
         try:
@@ -235,8 +143,8 @@ class Reader:
         return None
 
     async def _pause(self) -> None:
-        # Where only other settings help there is nothing to try again, but to say so.
-        final = isinstance(self.settings, Failure) and self._told is not None
+        # Where only other settings help, the failure is reported and nothing is tried again.
+        final = isinstance(self.settings, Failure) and self._reported is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), None if final else self._delay)
         self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
@@ -249,7 +157,7 @@ class Reader:
         self._puller = puller
         messages: list[Msg] = []
         try:
-            await self._tell("running", None)
+            await self._report("running", None)
             log.info("filling the inbox", pipeline=self.pipeline.pipeline,
                      inbox=self.pipeline.inbox, stream=puller.stream)  # fmt: skip
             while not self._stopping.is_set():
@@ -269,13 +177,13 @@ class Reader:
             await puller.close(unwritten=messages)
 
     async def _write(self, messages: list[Msg]) -> None:
-        """Add messages to the inbox, and count them, in one transaction."""
+        """Add messages to the inbox and count them, in one transaction."""
         connection = await self._connect()
         rows = [Row.of(message) for message in messages]
         last = max(message.metadata.sequence.stream for message in messages)
         async with connection.transaction():
             added = await self._fill(connection, rows)
-            values = {**self._place, "added": added, "last": last}
+            values = {**self._key, "added": added, "last": last}
             await connection.execute(_SQL["count"], values)
 
     async def _fill(self, connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> int:
@@ -286,7 +194,7 @@ class Reader:
             async with connection.transaction():
                 query = sql.SQL(_SQL["fill"]).format(table=self._table)
                 return (await connection.execute(query, values)).rowcount
-        # Too deep, or too large: the latter is no class of its own in psycopg.
+        # Nested too deep, or too large.
         except (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded):
             if len(rows) > 1:
                 half = len(rows) // 2
@@ -306,39 +214,39 @@ class Reader:
             if row[0] >= _SWEEP_ROWS:
                 self._swept_at -= _SWEEP_SECONDS
 
-    # -- what is told, and the session
+    # -- reports, and the session
 
     async def _fail(self, failure: Failure) -> None:
         if failure.code == DISABLED:
-            await self._try_to_tell(DISABLED, None)
+            await self._try_to_report(DISABLED, None)
             return
         if failure.code != self._logged:
             self._logged = failure.code
             log.error("the inbox is not filled; trying again", pipeline=self.pipeline.pipeline,
                       code=failure.code, error=failure.cause, remedy=failure.remedy)  # fmt: skip
-        await self._try_to_tell("error", failure)
+        await self._try_to_report("error", failure)
 
-    async def _try_to_tell(self, state: str, failure: Failure | None) -> None:
+    async def _try_to_report(self, state: str, failure: Failure | None) -> None:
         try:
-            await self._tell(state, failure)
+            await self._report(state, failure)
         except (psycopg.Error, CaptureError):
-            self.state, self.failure, self._told = state, failure, None
+            self.state, self.failure, self._reported = state, failure, None
             await self._disconnect()
 
-    async def _tell(self, state: str, failure: Failure | None) -> None:
+    async def _report(self, state: str, failure: Failure | None) -> None:
         code, error, remedy = (
             (None, None, None)
             if failure is None
             else (failure.code, failure.cause, failure.remedy or None)
         )
-        told = (state, code, error, remedy)
+        report = (state, code, error, remedy)
         self.state, self.failure = state, failure
-        if told == self._told:
+        if report == self._reported:
             return
         connection = await self._connect()
-        values = {**self._place, "state": state, "code": code, "error": error, "remedy": remedy}
+        values = {**self._key, "state": state, "code": code, "error": error, "remedy": remedy}
         await connection.execute(_SQL["put_state"], values)
-        self._told = told
+        self._reported = report
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         if self._connection is None or self._connection.closed:
@@ -350,82 +258,3 @@ class Reader:
             with contextlib.suppress(psycopg.Error):
                 await self._connection.close()
             self._connection = None
-
-
-class Inboxes:
-    """The readers of one group: those that are wanted run while `active`. Its methods do not wait.
-
-    Args:
-        url: The inboxes' database.
-        database: Its name.
-    """
-
-    def __init__(self, url: str, database: str) -> None:
-        self._url = url
-        self._database = database
-        self._changing = threading.Lock()
-        self._wanted: dict[str, tuple[InboxPipeline, InboxSettings | Failure]] = {}
-        self._readers: dict[str, Reader] = {}
-        self._stopped: list[Reader] = []
-        self._active = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `/status` says of the pipelines."""
-        return {
-            name: {"enabled": reader.pipeline.enabled, "state": reader.state}
-            for name, reader in list(self._readers.items())
-        }
-
-    def failures(self) -> dict[str, Failure]:
-        """Return why pipelines are not read that should be."""
-        return {
-            name: failure
-            for name, reader in list(self._readers.items())
-            if (failure := reader.failure) is not None
-        }
-
-    def want(
-        self, pipelines: Sequence[InboxPipeline], environ: Mapping[str, str] = os.environ
-    ) -> None:
-        """Take what shall run from now on; only what has changed is started anew."""
-        with self._changing:
-            self._wanted = {p.pipeline: (p, self._settings(p, environ)) for p in pipelines}
-            self._apply()
-
-    def activate(self, active: bool) -> None:
-        """Run them, or let them end."""
-        with self._changing:
-            if active != self._active:
-                self._active = active
-                self._apply()
-
-    def join(self) -> None:
-        """Wait for the end of those that were ended."""
-        with self._changing:
-            stopped, self._stopped = self._stopped, []
-        for reader in stopped:
-            reader.join()
-
-    def _settings(
-        self, pipeline: InboxPipeline, environ: Mapping[str, str]
-    ) -> InboxSettings | Failure:
-        if not pipeline.enabled:
-            return Failure(DISABLED, "The pipeline is disabled.")
-        try:
-            durable = durable_name(pipeline.system, self._database, pipeline.pipeline)
-            return read_settings(pipeline.config, durable, environ)
-        except PipelineError as error:
-            return Failure.by(error)
-
-    def _apply(self) -> None:
-        wanted = self._wanted if self._active else {}
-        for name, reader in list(self._readers.items()):
-            if wanted.get(name) != (reader.pipeline, reader.settings):
-                reader.stop()
-                self._stopped.append(self._readers.pop(name))
-        self._stopped = [reader for reader in self._stopped if reader.alive]
-        for name in wanted.keys() - self._readers.keys():
-            last = [reader for reader in self._stopped if reader.pipeline.pipeline == name]
-            reader = Reader(self._url, *wanted[name], after=last[-1] if last else None)
-            self._readers[name] = reader
-            reader.start()
