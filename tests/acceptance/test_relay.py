@@ -219,7 +219,7 @@ def a_relay_hangs(app: Database, process: Penstock) -> None:
     process.process.send_signal(signal.SIGSTOP)
     ten_seconds_pass(app)
     found = status(app, "notify")
-    assert "its session still has the group's lock, so that the standby cannot" in found["error"]
+    assert "its session still holds the group's lock, so that the standby cannot" in found["error"]
     assert f": kill -9 {pid}. The standby then takes over." in found["remedy"]
     os.kill(pid, signal.SIGKILL)
 

@@ -80,7 +80,7 @@ def test_a_dead_relay_whose_session_has_the_lock(tide: Database) -> None:
     assert lock.acquire()
     try:
         lease(tide, age=60, lock_pid=lock.pid)
-        assert "It hangs: its session still has the group's lock." in status(tide)["error"]
+        assert "It hangs: its session still holds the group's lock." in status(tide)["error"]
         assert "On h1: kill -9 4711. Then: penstock relay" in status(tide)["remedy"]
         lease(tide, "standby", instance="two", age=0)
         assert "so that the standby cannot take over" in status(tide)["error"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from typing import Any
 
 import psycopg
@@ -22,14 +21,13 @@ from tests.integration.outbox_sql import (
 from penstock.core.errors import PipelineError
 from penstock.core.subject import SubjectTemplate
 from penstock.embedded.handles import Database
-from penstock.expressions import parse_condition, vocabulary
+from penstock.expressions import parse_condition
 from penstock.expressions.catalog import load_columns
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.typing import typed
 from penstock.outbox.config_keys import Direction, keys
 from penstock.outbox.inbox.settings import read_settings
 from penstock.outbox.settings import RelayPipeline, read
-from penstock.outbox.sql.install import script
 
 SECRET = "hunter6"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"
@@ -346,13 +344,6 @@ def test_sql_and_the_relay_accept_the_same_batch_sizes(tide: Database, given: An
     for direction, config in (("out", CONFIG), ("in", SOURCE)):
         by_sql, by_relay = accepted(tide, direction, config | {"batch_size": given})
         assert by_sql == by_relay == (given in (1, 1000) and given is not True)
-
-
-def test_sql_has_the_words_of_the_language() -> None:
-    printed = script()
-    assert not re.findall(r"\{(?:condition|metadata|config)_\w+\}|\{(?:secrets|paths)\}", printed)
-    for word in (*vocabulary.FUNCTIONS, *vocabulary.KEYWORDS, *vocabulary.METADATA):
-        assert f"'{word}'" in printed, word
 
 
 def test_a_name_that_is_unknown_is_answered_by_those_that_begin_alike(tide: Database) -> None:
