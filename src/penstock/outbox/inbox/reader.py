@@ -23,7 +23,7 @@ from penstock.core import queries
 from penstock.core.errors import CaptureError, SinkError
 from penstock.core.health import Failure
 from penstock.outbox.inbox.puller import Puller, open_puller
-from penstock.outbox.inbox.rows import Row
+from penstock.outbox.inbox.row import InboxRow
 from penstock.outbox.inbox.settings import InboxSettings
 from penstock.outbox.pipelines import DISABLED, InboxPipeline
 from penstock.outbox.sessions import connect_async, postgres_error
@@ -179,14 +179,16 @@ class InboxReader:
     async def _write(self, messages: list[Msg]) -> None:
         """Add messages to the inbox and count them, in one transaction."""
         connection = await self._connect()
-        rows = [Row.of(message) for message in messages]
+        rows = [InboxRow.of(message) for message in messages]
         last = max(message.metadata.sequence.stream for message in messages)
         async with connection.transaction():
             added = await self._fill(connection, rows)
             values = {**self._key, "added": added, "last": last}
             await connection.execute(_SQL["count"], values)
 
-    async def _fill(self, connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> int:
+    async def _fill(
+        self, connection: psycopg.AsyncConnection[Any], rows: Sequence[InboxRow]
+    ) -> int:
         """Add rows, and return how many are new; JSON that Postgres can't hold becomes a body."""
         names = ("message_ids", "subjects", "payloads", "bodies", "headers")
         values = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

@@ -105,6 +105,11 @@ BEGIN
                     PERFORM tide._expression_error(place, at,
                         format('%s takes a number; cast it by ::numeric', caller));
                 END IF;
+                -- Without a type the operators of JSON would be ambiguous.
+                IF name IN ('payload', 'headers')
+                   AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
+                    value := 'NULL::jsonb';
+                END IF;
                 word := 'record';
             ELSIF word = 'action' THEN
                 value := 'NULL::text';
@@ -124,7 +129,8 @@ BEGIN
                 END IF;
                 word := CASE WHEN found ~ '[0-9]' THEN '0' ELSE found END;
                 value := found;
-            ELSIF NOT word = ANY (words || types) THEN
+            ELSIF NOT word = ANY (words || types)
+                  AND NOT (before = '(' AND caller = 'extract') THEN  -- a unit, such as year
                 PERFORM tide._expression_error(place, at,
                     format('unknown name %s', left(found, 60)) || CASE
                         WHEN tide._reference_type('record', word) IS NOT NULL

@@ -1,4 +1,4 @@
-"""The rows of an inbox, made of the messages of a stream."""
+"""A row of an inbox, made of a message of a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ID_BYTES: Final = 1000
 """The longest message id that is kept as it is; an index takes no long ones."""
 
 
-class Row(NamedTuple):
+class InboxRow(NamedTuple):
     """A row of an inbox: `payload` is JSON, and `body` has the bytes of what is no JSON."""
 
     message_id: str
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     headers: str
 
     @classmethod
-    def of(cls, message: Msg) -> Row:
+    def of(cls, message: Msg) -> InboxRow:
         """Return a message's row; Postgres may still refuse its JSON."""
         headers = {
             _text(name): _text(value) for name, value in (message.headers or {}).items()
@@ -42,7 +42,7 @@ class Row(NamedTuple):
         )  # fmt: skip
 
     @property
-    def as_body(self) -> Row:
+    def as_body(self) -> InboxRow:
         """The same row with its payload as a body."""
         body = self.body if self.payload is None else self.payload.encode()
         return self._replace(payload=None, body=body)
