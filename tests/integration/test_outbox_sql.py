@@ -104,7 +104,7 @@ def test_a_rollback_publishes_nothing(tide: Database) -> None:
         ("outbox_create('x', -1)", "TD011", "hours"),
         ("outbox_create('x', null)", "TD011", "hours"),
         ("outbox_drop('offf')", "TD002", "'off'"),
-        ("outbox_sweep('nothing_like_it')", "TD002", "o, off"),
+        ("outbox_sweep('nothing_like_it')", "TD002", "'o', 'off'"),
         ("outbox_status(null)", "TD001", "name"),
         ("outbox_enable('p')", "TD002", "o"),
         ("outbox_disable('p')", "TD002", "o"),

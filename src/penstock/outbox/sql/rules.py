@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, LiteralString, cast
+from typing import Final, LiteralString
 
 from penstock.core.subject import OUTBOX_VARIABLES
 from penstock.expressions.names import Names
@@ -24,7 +24,7 @@ _SQL_TYPES: Final = {TEXT: "text", INT: "bigint", TIMESTAMPTZ: "timestamptz"}
 def render(text: LiteralString) -> LiteralString:
     """Return a file's SQL with its place-holders filled."""
     for name, value in _VALUES.items():
-        text = text.replace(name, cast("LiteralString", value))
+        text = text.replace(name, value)
     return text
 
 
