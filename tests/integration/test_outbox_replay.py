@@ -228,7 +228,7 @@ def test_a_database_without_the_schema(database: Database) -> None:
     assert caught.value.code == "not_installed"
 
 
-def test_a_files_outboxes_are_looked_through(
+def test_the_outboxes_of_the_file_are_searched(
     app: App, store: Store, tmp_path: Path, database: Database
 ) -> None:
     """The sinks of a `penstock.yaml` with outboxes are in their databases; two may have one name."""

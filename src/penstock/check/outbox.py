@@ -16,9 +16,9 @@ from penstock.core.connect import address
 from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.finding import Finding
 from penstock.core.health import Failure
-from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
-from penstock.outbox.inbox.nats import durable_name, read_settings
-from penstock.outbox.relay.wanted import Planner, find, source_name
+from penstock.outbox.inbox.settings import durable_name, read_settings
+from penstock.outbox.pipelines import InboxPipeline, find, find_inboxes, source_name
+from penstock.outbox.relay.desired_state import Planner
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
@@ -108,7 +108,7 @@ def _pipelines(
     sinks: dict[str, OutboxSinkSettings] = {}
     for row in rows:
         group = planned[row.relay_group]
-        failure = (group.held | group.left_out).get(row.pipeline)
+        failure = (group.paused | group.left_out).get(row.pipeline)
         title = f"{what}: pipeline {row.pipeline}"
         yield _settings(title, row.pipeline, row.enabled, failure)
         sink = group.sinks.get(row.pipeline)

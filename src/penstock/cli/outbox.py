@@ -34,15 +34,15 @@ def install(
 ) -> None:
     """Make the schema `tide`, or bring it up to date; nothing happens if it is."""
     with errors():
-        from penstock.outbox import look
         from penstock.outbox.sql import install as installation
+        from penstock.outbox.status import connect
 
         if print_:
             typer.echo(installation.script(after), nl=False)
             return
         if url is None:
             raise fail("No database is named: give --url postgresql://…, or --print for the SQL.")
-        with look.connect(_checked(url)) as connection:
+        with connect(_checked(url)) as connection:
             done = installation.install(connection)
         for warning in done.warnings:
             typer.echo(f"Warning: {warning}", err=True)
@@ -61,9 +61,9 @@ def status(url: Url, as_json: AsJson = False) -> None:
     """Show what the outboxes and inboxes hold, and how far the pipelines are."""
     with errors():
         from penstock.cli.status import failure_text
-        from penstock.outbox import look
+        from penstock.outbox.status import status as outbox_status
 
-        found = look.status(_checked(url))
+        found = outbox_status(_checked(url))
     if as_json:
         typer.echo(json_text(found))
     else:

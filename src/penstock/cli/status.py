@@ -17,7 +17,7 @@ from penstock.cli.common import local_time, table_console
 from penstock.config.file import Config, OutboxSource
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure, Health, Level, run_part, seen_part
-from penstock.outbox.look import pipelines
+from penstock.outbox.status import pipelines
 from penstock.postgres.setup import slot_status
 from penstock.runtime import recovery
 

@@ -52,7 +52,7 @@ _VARIABLES: Final = ("source", "database", "schema", "table", "action")
 _OUTBOX_NAME: Final = "stream_table"
 _OF_OUTBOX: Final = ("outbox_id", "op")
 _DOTS: Final = "|dots"
-_OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
+OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
 _MEMBERS: Final = {"payload": "payload", "header": "headers"}
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
@@ -276,7 +276,7 @@ def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
             return name
         raise _wrong(text, at, f"{{{plain}}} is one token: leave {_DOTS} out")
     if of_outbox:
-        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {_OUTBOX_VARIABLES}")
+        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {OUTBOX_VARIABLES}")
     known = " ".join(f"{{{v}}}" for v in _VARIABLES)
     raise _wrong(text, at, f"unknown variable {{{name}}}; known are {known} {{record.<column>}}")
 

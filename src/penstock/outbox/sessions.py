@@ -38,8 +38,8 @@ def postgres_error(error: psycopg.Error, url: str) -> SetupError:
         said = error.diag.context or error.diag.message_primary or ""
         return SetupError(
             "locked",
-            f"{where}: an open transaction has locked what the relay writes or reads ({said}).",
-            remedy="End that one: select * from pg_stat_activity where xact_start is not null.",
+            f"{where}: an open transaction has locked a table that the relay uses ({said}).",
+            remedy="End that transaction: select * from pg_stat_activity where xact_start is not null.",
             transient=True,
         )
     if error.sqlstate is None or isinstance(error, psycopg.OperationalError):

@@ -1,4 +1,4 @@
-"""The inboxes of one group of pipelines: one reader for each pipeline that shall run."""
+"""The inboxes of a relay group: which pipelines fill them, and a reader for each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from penstock.core.errors import PipelineError
 from penstock.core.health import Failure
-from penstock.outbox.inbox.inbox import InboxPipeline, InboxReader
-from penstock.outbox.inbox.nats import InboxSettings, durable_name, read_settings
-from penstock.outbox.relay.wanted import DISABLED
+from penstock.outbox.inbox.reader import InboxReader
+from penstock.outbox.inbox.settings import InboxSettings, durable_name, read_settings
+from penstock.outbox.pipelines import DISABLED, InboxPipeline
 
 
 class Inboxes:
-    """The readers of one group: those of the desired pipelines, while active. Its methods do not wait.
+    """The readers of one group's inboxes, which run while it is active. Only `join` blocks.
 
     Args:
         url: The inboxes' database.
@@ -32,14 +32,14 @@ class Inboxes:
         self._active = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `/status` reports of the pipelines."""
+        """Return the pipelines' part of `/status`."""
         return {
             name: {"enabled": reader.pipeline.enabled, "state": reader.state}
             for name, reader in list(self._readers.items())
         }
 
     def failures(self) -> dict[str, Failure]:
-        """Return the failures of pipelines that should be read and are not."""
+        """Return why pipelines are not read that should be."""
         return {
             name: failure
             for name, reader in list(self._readers.items())
@@ -49,20 +49,20 @@ class Inboxes:
     def set_desired(
         self, pipelines: Sequence[InboxPipeline], environ: Mapping[str, str] = os.environ
     ) -> None:
-        """Set the desired pipelines; a reader whose pipeline has not changed goes on."""
+        """Set the pipelines that run from now on; only those that have changed are started again."""
         with self._changing:
             self._desired = {p.pipeline: (p, self._settings(p, environ)) for p in pipelines}
             self._apply()
 
     def activate(self, active: bool) -> None:
-        """Start the readers, or let them end."""
+        """Start the readers, or end them."""
         with self._changing:
             if active != self._active:
                 self._active = active
                 self._apply()
 
     def join(self) -> None:
-        """Wait for the readers that were stopped."""
+        """Wait until the readers that were ended have ended."""
         with self._changing:
             stopped, self._stopped = self._stopped, []
         for reader in stopped:
@@ -87,7 +87,7 @@ class Inboxes:
                 self._stopped.append(self._readers.pop(name))
         self._stopped = [reader for reader in self._stopped if reader.alive]
         for name in desired.keys() - self._readers.keys():
-            before = [reader for reader in self._stopped if reader.pipeline.pipeline == name]
-            reader = InboxReader(self._url, *desired[name], after=before[-1] if before else None)
+            last = [reader for reader in self._stopped if reader.pipeline.pipeline == name]
+            reader = InboxReader(self._url, *desired[name], after=last[-1] if last else None)
             self._readers[name] = reader
             reader.start()

@@ -1,4 +1,4 @@
-"""A message of JetStream as a row of an inbox."""
+"""A row of an inbox, made of a message of a stream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import orjson
 from nats.aio.msg import Msg
 
 _ID_BYTES: Final = 1000
-"""The longest message id that is kept as it is; an index refuses long ones."""
+"""The longest message id that is kept as it is; an index takes no long ones."""
 
 
 class InboxRow(NamedTuple):
-    """A message as an inbox keeps it: its data is `payload`, JSON, or else `body`."""
+    """A row of an inbox: `payload` is JSON, and `body` has the bytes of what is no JSON."""
 
     message_id: str
     subject: str
@@ -30,7 +30,7 @@ class InboxRow(NamedTuple):
         }  # fmt: skip
         given = headers.get("Nats-Msg-Id")
         meta = message.metadata
-        # With the time it was stored: a stream that is made anew counts from 1 again.
+        # With the time it was stored: a stream that is deleted and made again counts from 1.
         stored = round(meta.timestamp.timestamp() * 1_000_000)
         message_id = given or f"{meta.stream}:{meta.sequence.stream}:{stored}"
         if len(message_id.encode()) > _ID_BYTES:
@@ -49,7 +49,7 @@ class InboxRow(NamedTuple):
 
 
 def _text(given: object) -> str:
-    """Return a text that Postgres holds."""
+    """Return a text without what Postgres refuses: NUL and lone surrogates."""
     return str(given).replace("\0", "�").encode(errors="replace").decode()
 
 
@@ -61,7 +61,7 @@ def _json(data: bytes) -> str | None:
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:
-        # It refuses some that Postgres takes: numbers beyond a double, and deep ones.
+        # orjson refuses some that Postgres takes: numbers beyond a double, and deep nesting.
         try:
             json.loads(text, parse_constant=_refuse)
         except RecursionError:

@@ -1,8 +1,8 @@
-"""A pipeline into an inbox: it reads a JetStream stream into a table, and acks what is committed.
+"""Fills an inbox: reads a JetStream stream into a table, and acks messages once they are committed.
 
-A message is there once, however often it comes: its `Nats-Msg-Id`, or its stream, number and time,
-is unique in the inbox. Each pipeline has a thread with an event loop. It tries again after a failure,
-with backoff, and reports the failure to its database.
+A message is stored once, however often it is delivered: its `Nats-Msg-Id`, or its stream, number and
+time, is unique in the inbox. Each pipeline has a thread with an event loop. It retries after failures,
+with backoff, and reports them in the pipeline's checkpoint.
 """
 
 from __future__ import annotations
@@ -12,49 +12,30 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 import structlog
 from nats.aio.msg import Msg
 from psycopg import errors, sql
-from psycopg.rows import class_row
 
 from penstock.core import queries
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, SinkError
 from penstock.core.health import Failure
-from penstock.outbox.inbox.nats import InboxSettings, Puller, open_puller
+from penstock.outbox.inbox.puller import Puller, open_puller
 from penstock.outbox.inbox.row import InboxRow
-from penstock.outbox.relay.wanted import DISABLED
+from penstock.outbox.inbox.settings import InboxSettings
+from penstock.outbox.pipelines import DISABLED, InboxPipeline
 from penstock.outbox.sessions import connect_async, postgres_error
 
 _SQL: Final = queries.load("penstock.outbox.inbox", "inbox.sql")
 _SWEEP_SECONDS: Final = 60.0
 _SWEEP_ROWS: Final = 100_000
-"""A sweep that has deleted so many has more to do, behind the next batch."""
+"""A sweep that deleted this many rows has more to do, after the next batch."""
 _BACKOFF_SECONDS: Final = (0.5, 15.0)
 
 log = structlog.get_logger("penstock")
-
-
-@dataclass(frozen=True)
-class InboxPipeline:
-    """A row of `tide.relays` of direction `in`; `system` is what Postgres calls the cluster."""
-
-    pipeline: str
-    inbox: str
-    relay_group: str
-    config: dict[str, Any]
-    enabled: bool
-    system: int
-
-
-def find_inboxes(connection: psycopg.Connection[Any]) -> list[InboxPipeline]:
-    """Return the pipelines into inboxes, of all groups."""
-    with connection.cursor(row_factory=class_row(InboxPipeline)) as cursor:
-        return cursor.execute(_SQL["pipelines"]).fetchall()
 
 
 class InboxReader:
@@ -62,9 +43,9 @@ class InboxReader:
 
     Args:
         url: The inboxes' database.
-        pipeline: Which one.
-        settings: What it reads, or why it can't.
-        after: The reader that ran it before; this one starts after its end.
+        pipeline: The pipeline.
+        settings: What it reads, or the failure that keeps it from reading.
+        after: The pipeline's reader before this one, whose end it waits for.
     """
 
     def __init__(
@@ -81,7 +62,7 @@ class InboxReader:
         self._url = url
         self._after = after
         self._table = sql.Identifier("tide", f"inbox_{pipeline.inbox}")
-        self._place = {
+        self._key = {
             "group": pipeline.relay_group, "pipeline": pipeline.pipeline, "inbox": pipeline.inbox,
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -108,7 +89,7 @@ class InboxReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for the end, from any thread; the batch under way is committed and acked."""
+        """Begin an orderly end, from any thread: the batch under way is committed and acked."""
         with self._changing:
             self._ended = True
             if self._loop is not None:
@@ -163,7 +144,7 @@ class InboxReader:
         return None
 
     async def _pause(self) -> None:
-        # Where only other settings help, the report is all that is tried again.
+        # Where only other settings help, the failure is reported and nothing is tried again.
         final = isinstance(self.settings, Failure) and self._reported is not None
         delay = None if final else self._backoff.after_failure()
         with contextlib.suppress(TimeoutError):
@@ -198,13 +179,13 @@ class InboxReader:
             await puller.close(unwritten=messages)
 
     async def _write(self, messages: list[Msg]) -> None:
-        """Add messages to the inbox, and count them, in one transaction."""
+        """Add messages to the inbox and count them, in one transaction."""
         connection = await self._connect()
         rows = [InboxRow.of(message) for message in messages]
         last = max(message.metadata.sequence.stream for message in messages)
         async with connection.transaction():
             added = await self._fill(connection, rows)
-            values = {**self._place, "added": added, "last": last}
+            values = {**self._key, "added": added, "last": last}
             await connection.execute(_SQL["count"], values)
 
     async def _fill(
@@ -217,7 +198,7 @@ class InboxReader:
             async with connection.transaction():
                 query = sql.SQL(_SQL["fill"]).format(table=self._table)
                 return (await connection.execute(query, values)).rowcount
-        # Too deep, or too large: the latter is no class of its own in psycopg.
+        # Nested too deep, or too large.
         except (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded):
             if len(rows) > 1:
                 half = len(rows) // 2
@@ -267,7 +248,7 @@ class InboxReader:
         if report == self._reported:
             return
         connection = await self._connect()
-        values = {**self._place, "state": state, "code": code, "error": error, "remedy": remedy}
+        values = {**self._key, "state": state, "code": code, "error": error, "remedy": remedy}
         await connection.execute(_SQL["put_state"], values)
         self._reported = report
 

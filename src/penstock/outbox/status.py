@@ -1,4 +1,4 @@
-"""What the commands ask of a database's outboxes; errors are `CaptureError`s with a remedy."""
+"""The status of a database's outboxes, inboxes and pipelines, for the commands."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def connect(url: str) -> postgres.Connection:
 
 
 def status(url: str) -> dict[str, Any]:
-    """Return what `catalog.status` does; raises `CaptureError`.
+    """Return `catalog.status`; raises `CaptureError`.
 
-    Each of its pipelines has how many messages wait for it too (`pending`) and since when
-    (`pending_since`), both None where that is not known.
+    Each of its pipelines also has how many messages it has not delivered (`pending`) and since when
+    (`pending_since`); both are None where that is not known.
     """
     with connect(url) as connection:
         try:
@@ -41,5 +41,5 @@ def status(url: str) -> dict[str, Any]:
 
 
 def pipelines(url: str, group: str | None = None) -> list[dict[str, Any]]:
-    """Return the pipelines of a group, or of all, as `status` has them; raises `CaptureError`."""
+    """Return the pipelines of a group, or of all groups, from `status`; raises `CaptureError`."""
     return [of for of in status(url)["pipelines"] if group in (None, of["relay_group"])]
