@@ -8,6 +8,7 @@ from typing import Any, Final
 from penstock.backfill.progress import BackfillProgress
 from penstock.backfill.request import Backfill
 from penstock.config.file import Config
+from penstock.core.backoff import Backoff
 from penstock.core.tables import matches_any
 from penstock.postgres.reads import BackfillSpec, SavedCursor, cursor_from_json
 
@@ -27,7 +28,7 @@ class CurrentBackfill:
         self.token = 0
         self.cursor = cursor
         self.progress = BackfillProgress(*self.saved)
-        self.delay = _BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self.retry_at: float | None = None
 
     def start(self, token: int) -> None:
@@ -38,15 +39,16 @@ class CurrentBackfill:
         self.retry_at = None
 
     def put_off(self, why: str) -> float:
-        """Take that it can't go on for now; return after how many seconds it is tried again."""
-        delay, self.delay = self.delay, min(2 * self.delay, _BACKOFF_SECONDS[1])
+        """Note that it can't go on now; return the seconds until the next try."""
+        delay = self._backoff.after_failure()
         self.retry_at = time.monotonic() + delay
         self.interrupted = why
         return delay
 
     def progressed(self) -> None:
-        """Take that a chunk counted: the next failure is a new one."""
-        self.delay, self.interrupted = _BACKOFF_SECONDS[0], None
+        """Note progress: the next failure is a new one."""
+        self._backoff.reset()
+        self.interrupted = None
 
     @property
     def desired(self) -> dict[str, Any] | None:
