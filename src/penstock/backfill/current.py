@@ -39,14 +39,14 @@ class CurrentBackfill:
         self.retry_at = None
 
     def put_off(self, why: str) -> float:
-        """Take that it can't go on for now; return after how many seconds it is tried again."""
+        """Note that it can't go on now; return the seconds until the next try."""
         delay = self._backoff.after_failure()
         self.retry_at = time.monotonic() + delay
         self.interrupted = why
         return delay
 
     def progressed(self) -> None:
-        """Take that a chunk counted: the next failure is a new one."""
+        """Note progress: the next failure is a new one."""
         self._backoff.reset()
         self.interrupted = None
 
