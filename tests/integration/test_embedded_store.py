@@ -48,7 +48,7 @@ def folder() -> Iterator[Path]:
 
 
 class User:
-    """Another process that uses the store of a folder until it is told to leave, or killed."""
+    """Another process that uses the store of a folder until it leaves, or is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -210,7 +210,7 @@ def test_a_server_that_ends_is_started_again_on_its_port(folder: Path, number: i
         assert outages.began() == "the embedded store has ended and is being restarted."
         assert time.monotonic() - sent < 1.0
         (cause,) = outages.ended()
-        assert ("killed by SIGKILL" if number == signal.SIGKILL else "asked to stop") in cause
+        assert ("killed by SIGKILL" if number == signal.SIGKILL else "stopped by a signal") in cause
         assert answer(url) == 42
         assert store.sources() == []  # over a new connection
         assert server(folder) != running
