@@ -1,0 +1,191 @@
+"""A stream in memory: its rows are those that Penstock writes to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from penstock.config.consumers import ANY, Filters
+from penstock.core.message import Position
+from penstock.core.tables import TablePattern
+from penstock.streams import copy
+from penstock.streams.consumers.state import START, Parked
+from penstock.streams.consumers.step import Row
+
+
+class StreamRow(NamedTuple):
+    """A message as a stream's table has it; `key` tells rows apart in kind `rows` alone."""
+
+    lsn: int
+    idx: int
+    group: int
+    old_group: int | None
+    key: str | None
+    table_schema: str
+    table_name: str
+    action: str
+    message: bytes
+
+    @property
+    def committed_at(self) -> datetime:
+        """When the message's transaction was committed."""
+        at = orjson.loads(self.message)["metadata"]["commit_timestamp"]
+        return datetime.fromisoformat(at).astimezone(UTC)
+
+
+class InMemoryStream:
+    """A stream's messages, in their order.
+
+    Args:
+        number: The stream's id.
+        name: Its name.
+        kind: `changes` or `rows`.
+        source: The name of the source that it is written from.
+        created_at: When it was made.
+    """
+
+    def __init__(
+        self, number: int, name: str, kind: str, source: str, created_at: datetime
+    ) -> None:
+        self.id = number
+        self.name = name
+        self.kind = kind
+        self.source = source
+        self.created_at = created_at
+        self.rows: list[StreamRow] = []
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._at: dict[tuple[int, int], StreamRow] = {}
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """The position of the newest message."""
+        return self.rows[-1][:2] if self.rows else START
+
+    def write(self, batch: pa.RecordBatch) -> list[StreamRow]:
+        """Add messages (`WIRE_SCHEMA`) as the stream sink does; return their rows."""
+        placed = copy.placed(batch, self.kind, 0)
+        rows = sorted(row for data in copy.rows(placed, self.kind) for row in _rows(bytes(data)))
+        self.add(rows)
+        return rows
+
+    def add(self, rows: Iterable[StreamRow]) -> None:
+        """Add rows behind the head.
+
+        Raises:
+            ValueError: A row does not stand behind the head.
+        """
+        for row in rows:
+            if row[:2] <= self.head:
+                raise ValueError(f"{row[:2]} does not stand behind the head {self.head}")
+            self.rows.append(row)
+            self._at[row[:2]] = row
+            if self.kind == "rows" and row.key is not None:
+                self._newest[row.key] = row[:2]
+
+    def at(self, position: tuple[int, int]) -> StreamRow | None:
+        """Return the message at a position, None if there is none, or a newer one supersedes it."""
+        row = self._at.get(position)
+        return None if row is None or self.is_superseded(row) else row
+
+    def stored(self, position: tuple[int, int]) -> StreamRow:
+        """Return the message at a position, superseded or not; raises `KeyError`."""
+        return self._at[position]
+
+    def is_superseded(self, row: StreamRow) -> bool:
+        """Tell whether a newer version of the row is in the stream."""
+        return row.key is not None and self._newest.get(row.key, row[:2]) > row[:2]
+
+    def before(self, time: datetime) -> tuple[int, int]:
+        """Return the position before the first message committed at or after a time."""
+        found = next((row for row in self.rows if row.committed_at >= time), None)
+        return self.head if found is None else (found.lsn, -1)
+
+
+class View:
+    """A stream as one consumer reads it; it knows all that is next in each group (`Ahead`)."""
+
+    def __init__(self, stream: InMemoryStream, filters: Filters) -> None:
+        self.stream = stream
+        self._filters = filters
+
+    def behind(self, cursor: tuple[int, int]) -> list[Row]:
+        """Return what stands behind a position, as a `Step` takes it."""
+        return [self._row(row) for row in self.stream.rows if row[:2] > cursor]
+
+    def knows(self, group: int, parked: Parked) -> bool:  # noqa: ARG002 - of `Ahead`
+        """Return true: a stream in memory needs no look-up."""
+        return True
+
+    def next(self, group: int, parked: Parked) -> Row | None:
+        """Return the next message of a parked group, None if there is none."""
+        return next(iter(self.parked(group, parked)), None)
+
+    def parked(self, group: int, parked: Parked) -> Iterator[Row]:
+        """Yield the messages of a parked group."""
+        _count, *first, last_lsn, last_idx = parked
+        for stored in self.stream.rows:
+            if group not in stored[2:4] or not tuple(first) <= stored[:2] <= (last_lsn, last_idx):
+                continue
+            row = self._row(stored)
+            if row[4]:
+                yield row
+
+    def _row(self, row: StreamRow) -> Row:
+        text: bytes | None = row.message
+        if not matches(self._filters, row):
+            text = None
+        elif self.stream.is_superseded(row):
+            text = b""
+        return row.lsn, row.idx, row.group, row.old_group, text
+
+
+def matches(filters: Filters, row: StreamRow) -> bool:
+    """Tell whether a consumer's filters take a message."""
+    return (
+        _is_one(row, filters.table)
+        and _is_one(row, filters.collection_id)
+        and _is_in(row.table_schema, filters.resource_id)
+        and _is_in(row.action, filters.action)
+    )
+
+
+def position_of(row: StreamRow) -> Position:
+    """Return a row's position in its stream."""
+    return Position(row.lsn, row.idx)
+
+
+def _is_in(value: str, names: Sequence[str]) -> bool:
+    return ANY in names or value in names
+
+
+def _is_one(row: StreamRow, names: Sequence[str]) -> bool:
+    for name in names:
+        if name == ANY or ("." not in name and name == row.table_name):
+            return True
+        if "." in name and TablePattern.parse(name).matches(row.table_schema, row.table_name):
+            return True
+    return False
+
+
+def _rows(data: bytes) -> Iterator[StreamRow]:
+    """Yield the rows of COPY's binary form (`penstock.streams.copy`)."""
+    at = 0
+    while at < len(data):
+        at += 2  # the number of columns
+        values: list[bytes | None] = []
+        for _ in copy.COLUMNS:
+            size = int.from_bytes(data[at : at + 4], "big", signed=True)
+            at += 4
+            values.append(None if size < 0 else data[at : at + size])
+            at += max(size, 0)
+        yield _row(values)
+
+
+def _row(values: Sequence[bytes | None]) -> StreamRow:
+    numbers = [None if v is None else int.from_bytes(v, "big", signed=True) for v in values[:4]]
+    texts = [None if v is None else v.decode() for v in values[4:8]]
+    return StreamRow(*numbers, *texts, values[8] or b"")  # type: ignore[arg-type]
