@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from itertools import islice
+from typing import Final, Literal, TypeVar
 
 from penstock.config.consumers import ConsumerSettings
 from penstock.core.message import Position
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.state import Entry, State
-from penstock.streams.consumers.step import Step
+from penstock.streams.consumers.step import Row, Step
 from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
@@ -29,6 +30,8 @@ from penstock.testing.clock import Clock
 from penstock.testing.stream import InMemoryStream, View
 
 T = TypeVar("T")
+
+_READ: Final = 1_000  # messages at a time
 
 
 class InMemoryConsumer:
@@ -152,8 +155,13 @@ class InMemoryConsumer:
 
         The clock stands still meanwhile: a message that waits for its retry keeps this waiting.
         """
-        while self.left():
+        while not self._is_drained():
             await self._clock.wait()
+
+    def _is_drained(self) -> bool:
+        if any(row[4] for row in self._view.behind(self._state.cursor)):
+            return False
+        return not self.left()
 
     async def dead_letters(self, limit: int = 100, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""
@@ -287,7 +295,10 @@ class InMemoryConsumer:
         found = {position: row.message for position in free if (row := self.stream.at(position))}
         step.take_replays(free, found)
         step.take_parked(limit, view)
-        step.take_new(limit, view.behind(state.cursor))
+        behind, rows, passed = view.behind(state.cursor), list[Row](), 0
+        while step.taken < limit and not step.full and (more := list(islice(behind, _READ))):
+            rows += more
+            passed = step.take_new(limit, rows, passed)
         return texts + [row[4] or b"" for row in step.new]
 
     def _with_consumer(self, message: bytes) -> bytes:
@@ -310,9 +321,8 @@ class InMemoryConsumer:
     # Looks
 
     def _num_pending(self) -> int:
-        behind = self._view.behind(self._state.cursor)
-        waiting = self._state.pending + len(self._state.replays)
-        return waiting + sum(row[4] is not None for row in behind)
+        state = self._state
+        return state.pending + len(state.replays) + self._view.number(state.cursor)
 
     def _pending(self) -> list[Looked]:
         state, view = self._state, self._view

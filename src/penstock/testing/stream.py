@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import NamedTuple
 
 import orjson
 import pyarrow as pa
 
 from penstock.config.consumers import ANY, Filters
-from penstock.core.message import Position
 from penstock.core.tables import TablePattern
 from penstock.streams import copy
 from penstock.streams.consumers.state import START, Parked
@@ -59,6 +60,7 @@ class InMemoryStream:
         self.rows: list[StreamRow] = []
         self._newest: dict[str, tuple[int, int]] = {}
         self._at: dict[tuple[int, int], StreamRow] = {}
+        self._groups: dict[int, list[StreamRow]] = {}
 
     @property
     def head(self) -> tuple[int, int]:
@@ -83,6 +85,8 @@ class InMemoryStream:
                 raise ValueError(f"{row[:2]} does not stand behind the head {self.head}")
             self.rows.append(row)
             self._at[row[:2]] = row
+            for group in {row.group, row.group if row.old_group is None else row.old_group}:
+                self._groups.setdefault(group, []).append(row)
             if self.kind == "rows" and row.key is not None:
                 self._newest[row.key] = row[:2]
 
@@ -94,6 +98,20 @@ class InMemoryStream:
     def stored(self, position: tuple[int, int]) -> StreamRow:
         """Return the message at a position, superseded or not; raises `KeyError`."""
         return self._at[position]
+
+    def behind(self, position: tuple[int, int]) -> Iterator[StreamRow]:
+        """Yield the messages behind a position."""
+        return islice(self.rows, self.count(position), None)
+
+    def count(self, position: tuple[int, int]) -> int:
+        """Return how many messages stand at or before a position."""
+        return bisect_right(self.rows, position, key=_position)
+
+    def group(self, group: int, first: tuple[int, int], last: tuple[int, int]) -> list[StreamRow]:
+        """Return the messages of a group from one position to another, both included."""
+        rows = self._groups.get(group, [])
+        start = bisect_left(rows, first, key=_position)
+        return rows[start : bisect_right(rows, last, key=_position)]
 
     def is_superseded(self, row: StreamRow) -> bool:
         """Tell whether a newer version of the row is in the stream."""
@@ -111,10 +129,17 @@ class View:
     def __init__(self, stream: InMemoryStream, filters: Filters) -> None:
         self.stream = stream
         self._filters = filters
+        self._takes_all = filters == Filters()
 
-    def behind(self, cursor: tuple[int, int]) -> list[Row]:
-        """Return what stands behind a position, as a `Step` takes it."""
-        return [self._row(row) for row in self.stream.rows if row[:2] > cursor]
+    def behind(self, cursor: tuple[int, int]) -> Iterator[Row]:
+        """Yield what stands behind a position, as a `Step` takes it."""
+        return map(self._row, self.stream.behind(cursor))
+
+    def number(self, cursor: tuple[int, int]) -> int:
+        """Return how many of the consumer's messages stand behind a position."""
+        if self._takes_all:
+            return len(self.stream.rows) - self.stream.count(cursor)
+        return sum(row[4] is not None for row in self.behind(cursor))
 
     def knows(self, group: int, parked: Parked) -> bool:  # noqa: ARG002 - of `Ahead`
         """Return true: a stream in memory needs no look-up."""
@@ -125,18 +150,13 @@ class View:
         return next(iter(self.parked(group, parked)), None)
 
     def parked(self, group: int, parked: Parked) -> Iterator[Row]:
-        """Yield the messages of a parked group."""
-        _count, *first, last_lsn, last_idx = parked
-        for stored in self.stream.rows:
-            if group not in stored[2:4] or not tuple(first) <= stored[:2] <= (last_lsn, last_idx):
-                continue
-            row = self._row(stored)
-            if row[4]:
-                yield row
+        """Yield the messages of a parked group, in their order."""
+        rows = self.stream.group(group, parked[1:3], parked[3:5])
+        return (row for row in map(self._row, rows) if row[4])
 
     def _row(self, row: StreamRow) -> Row:
         text: bytes | None = row.message
-        if not matches(self._filters, row):
+        if not self._takes_all and not matches(self._filters, row):
             text = None
         elif self.stream.is_superseded(row):
             text = b""
@@ -153,9 +173,8 @@ def matches(filters: Filters, row: StreamRow) -> bool:
     )
 
 
-def position_of(row: StreamRow) -> Position:
-    """Return a row's position in its stream."""
-    return Position(row.lsn, row.idx)
+def _position(row: StreamRow) -> tuple[int, int]:
+    return row[:2]
 
 
 def _is_in(value: str, names: Sequence[str]) -> bool:
