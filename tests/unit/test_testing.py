@@ -318,6 +318,15 @@ def test_a_blocking_receive_advances_the_clock(penstock: InMemoryPenstock) -> No
         assert penstock.clock.now - started == timedelta(seconds=25)
 
 
+def test_a_blocking_client_in_an_event_loop(penstock: InMemoryPenstock) -> None:
+    async def served() -> None:
+        with penstock.client("/v1/streams/items") as http:
+            http.get("/receive")
+
+    with pytest.raises(RuntimeError, match="use an async client"):
+        asyncio.run(served())
+
+
 def test_an_async_receive_waits_for_a_message_or_the_clock(penstock: InMemoryPenstock) -> None:
     items = table(penstock)
 

@@ -72,7 +72,15 @@ class Transport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         return await self._asgi.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of a blocking client; raises `RuntimeError` in an event loop's thread."""
+        """Answer a request of a blocking client.
+
+        Raises:
+            RuntimeError: An event loop runs in this thread, which the request would block.
+        """
+        if _in_event_loop():
+            raise RuntimeError(
+                "a blocking client in an event loop blocks all of it: use an async client"
+            )
         content = request.read()
 
         async def answered() -> httpx.Response:
@@ -85,3 +93,11 @@ class Transport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
         with self._clock.skipping():
             return asyncio.run(answered())
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

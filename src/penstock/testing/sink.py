@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -41,7 +42,7 @@ class Sent(NamedTuple):
 
     body: Any
     subject: str | None = None
-    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class InMemorySink:
