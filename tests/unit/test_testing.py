@@ -357,6 +357,58 @@ def test_an_async_receive_waits_for_a_message_or_the_clock(penstock: InMemoryPen
     asyncio.run(served())
 
 
+@pytest.mark.parametrize(
+    ("filters", "taken"),
+    [
+        (
+            {"action": ["insert", "delete"]},
+            [("items", "insert"), ("items", "delete"), ("others", "insert")],
+        ),
+        ({"table": "others"}, [("others", "insert")]),
+        ({"table": ["public.others", "none"]}, [("others", "insert")]),
+        ({"collection_id": "public.*", "action": "update"}, [("items", "update")]),
+        ({"resource_id": "other"}, []),
+    ],
+)
+def test_filters(filters: dict[str, Any], taken: list[tuple[str, str]]) -> None:
+    penstock = made(consumers={"some": {"stream": "items", "filters": filters}})
+    items = table(penstock)
+    items.insert(id=1)
+    items.update(1, name="x")
+    items.delete(1)
+    penstock.source().table("public.others", COLUMNS).insert(id=1)
+    found = []
+    with penstock.client("/v1/http-consumers/some") as http:
+        while got := http.get("/next").json():
+            assert got["info"]["num_pending"] == max(len(taken) - len(found) - 1, 0)
+            if not got["data"]:
+                break
+            (message,) = got["data"]
+            found.append((message["metadata"]["table_name"], message["action"]))
+            http.post("/ack", json={"ack_tokens": [message["ack_token"]]})
+    assert found == taken
+
+
+def test_a_message_that_dies_in_a_receive_is_drained() -> None:
+    penstock = made(consumers={"one": {"stream": "items", "max_deliver": 1}})
+    table(penstock).insert(id=1)
+
+    async def served() -> None:
+        consumer = penstock.consumer("one")
+        assert len((await consumer.receive(1)).deliveries) == 1
+        drained = asyncio.create_task(consumer.drained())
+        penstock.clock.advance(30)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not drained.done()
+        assert (await consumer.receive(1)).deliveries == []
+        await asyncio.wait_for(drained, 10)
+        (letter,) = await consumer.messages("dead")
+        assert letter.deliver_count == 1
+
+    asyncio.run(served())
+
+
 def test_max_waiting() -> None:
     penstock = made(consumers={"one": {"stream": "items", "max_waiting": 1}})
 
