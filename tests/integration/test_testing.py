@@ -12,7 +12,7 @@ from uuid import UUID
 
 import hypothesis.strategies as st
 import psycopg
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from psycopg.types.json import Jsonb
 from tests.integration.capturing import Message, capturing, messages
 from tests.streams_help import START, Change, make_stream, publish, wire
@@ -152,18 +152,22 @@ class Pair:
     """A consumer of the store and one in memory, which must give the same answers."""
 
     def __init__(
-        self, store: Store, loop: asyncio.AbstractEventLoop, name: str, kind: str, **others: Any
+        self,
+        store: Store,
+        consumers: Consumers,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        kind: str,
+        **others: Any,
     ) -> None:
         self.store, self.loop, self.kind = store, loop, kind
         self.stream = make_stream(store, name, source=name, kind=kind)
         self.positions: list[Position] = []
         self.tokens: list[str] = []
-        self.consumers = Consumers(store.url, pool_size=2)
-        self.do(self.consumers.open())
         given = {"ack_wait_ms": 600_000, "filters": {"table": "items"}, **others}
         spec = ConsumerSpec(f"{name}-w", name, settings=given)
-        info = self.do(self.consumers.create(spec))
-        self.real: Consumer = self.do(self.consumers.get(info.name))
+        info = self.do(consumers.create(spec))
+        self.real: Consumer = self.do(consumers.get(info.name))
         clock = Clock(datetime.now(UTC), running=True)
         self.rows = InMemoryStream(1, name, kind, name, clock.now)
         self.memory = InMemoryConsumer(info, self.rows, clock, (0, -1))
@@ -187,8 +191,7 @@ class Pair:
             case "publish":
                 self.publish(value)
             case "receive":
-                received = self.both("receive", value, 0.0)
-                self.tokens += [delivery.token for delivery in received.deliveries]
+                self.receive(value)
             case "rewind":
                 to = value
                 if isinstance(value, int):
@@ -200,6 +203,12 @@ class Pair:
                 self.look()
             case _ if self.tokens:
                 self.ask(kind, [self.tokens[at % len(self.tokens)] for at in value])
+
+    def receive(self, limit: int) -> None:
+        real, memory = (self.do(c.receive(limit, 0.0)) for c in (self.real, self.memory))
+        # The store's consumer counts what lies far behind once a second.
+        assert real == memory._replace(num_pending=real.num_pending)
+        self.tokens += [delivery.token for delivery in real.deliveries]
 
     def publish(self, changes: list[tuple[int, int | None, bool]]) -> None:
         after = self.positions[-1] if self.positions else START
@@ -241,11 +250,8 @@ class Pair:
         yield {
             name: getattr(facts, name)
             for name in facts.__slots__
-            if name not in ("lag_seconds", "last_failure", "failing_since")
+            if name not in ("lag_messages", "lag_seconds", "last_failure", "failing_since")
         }
-
-    def close(self) -> None:
-        self.do(self.consumers.close())
 
 
 def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
@@ -254,7 +260,11 @@ def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
     with Store.open(database.url) as store:
 
         @settings(
-            max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+            max_examples=20,
+            deadline=None,
+            phases=(Phase.explicit, Phase.reuse, Phase.generate),
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
         )
         @given(
             kind=st.sampled_from(["changes", "rows"]),
@@ -264,17 +274,17 @@ def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
         )
         def same(kind: str, max_deliver: int, max_held: int, operations: list[Any]) -> None:
             pair = Pair(
-                store, loop, f"s{next(numbers)}", kind,
+                store, consumers, loop, f"s{next(numbers)}", kind,
                 max_deliver=max_deliver, max_ack_pending=max_held,
             )  # fmt: skip
-            try:
-                for operation in operations:
-                    pair.apply(operation)
-                pair.look()
-            finally:
-                pair.close()
+            for operation in operations:
+                pair.apply(operation)
+            pair.look()
 
+        consumers = Consumers(store.url, pool_size=2)
+        loop.run_until_complete(consumers.open())
         try:
             same()
         finally:
+            loop.run_until_complete(consumers.close())
             loop.close()

@@ -8,7 +8,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -172,6 +172,7 @@ def test_rows_of_kind_rows_supersede_each_other() -> None:
         (lambda t: t.insert(id=1, nme="x"), ValueError, "lacks the column 'nme'"),
         (lambda t: t.insert(id=7), ValueError, "has a row with id = 7 already"),
         (lambda t: t.insert(name="x"), ValueError, "the key (id) has no value"),
+        (lambda t: t.insert(id=1, name=UNCHANGED), ValueError, "has no value before"),
         (lambda t: t.update(8, name="x"), KeyError, "has no row with id = 8"),
         (lambda t: t.update(7, id=9), ValueError, "has a row with id = 9 already"),
         (lambda t: t.delete(7, 7), TypeError, "got 2 values"),
@@ -334,14 +335,16 @@ def test_an_async_receive_waits_for_a_message_or_the_clock(penstock: InMemoryPen
         answer = await http.get("/receive", params={"wait_for_ms": 60_000})
         return list(answer.json()["data"])
 
+    acts: list[tuple[Callable[[], None], int | None]] = [
+        (lambda: items.insert(id=1), 1),
+        (lambda: penstock.clock.advance(29), None),
+        (lambda: penstock.clock.advance(1), 1),  # it was not acked within 30 seconds
+        (lambda: penstock.clock.advance(60), 1),
+    ]
+
     async def served() -> None:
         async with penstock.async_client("/v1/streams/items") as http:
-            for act, count in (
-                (lambda: items.insert(id=1), 1),
-                (lambda: penstock.clock.advance(29), None),
-                (lambda: penstock.clock.advance(1), 1),  # it was not acked within 30 seconds
-                (lambda: penstock.clock.advance(60), 1),
-            ):
+            for act, count in acts:
                 task = asyncio.create_task(received(http))
                 for _ in range(50):
                     await asyncio.sleep(0)
@@ -377,7 +380,7 @@ def test_filters(filters: dict[str, Any], taken: list[tuple[str, str]]) -> None:
     items.update(1, name="x")
     items.delete(1)
     penstock.source().table("public.others", COLUMNS).insert(id=1)
-    found = []
+    found: list[tuple[str, str]] = []
     with penstock.client("/v1/http-consumers/some") as http:
         while got := http.get("/next").json():
             assert got["info"]["num_pending"] == max(len(taken) - len(found) - 1, 0)

@@ -12,6 +12,7 @@ from penstock.config.consumers import ConsumerSettings
 from penstock.core.message import Position
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
+from penstock.streams.consumers.log import reason_of
 from penstock.streams.consumers.state import Entry, State
 from penstock.streams.consumers.step import Row, Step
 from penstock.streams.consumers.types import (
@@ -202,11 +203,10 @@ class InMemoryConsumer:
         self._step(lambda _: None)
         state = self._state
         position = oldest_position(state)
-        if position is not None:
-            oldest = self.stream.stored(position).committed_at
-        else:
-            pending = self._pending()
-            oldest = _committed_at(self.stream, pending[0]) if pending else None
+        if position is None:
+            behind = (row for row in self._view.behind(state.cursor) if row[4])
+            position = next((Position(row[0], row[1]) for row in behind), None)
+        oldest = None if position is None else self.stream.stored(position).committed_at
         dead = sum(letter.replayed_at is None for letter in self._letters.values())
         waiting, now = self._num_pending(), self._clock.microseconds
         return facts_of(state, now, waiting=waiting, oldest=oldest, dead=dead)
@@ -253,14 +253,14 @@ class InMemoryConsumer:
             self._bury((lsn, idx), count, step.cause(number))
         self._state.apply(entry)
 
-    def _bury(self, position: tuple[int, int], count: int, reason: str) -> None:
+    def _bury(self, position: tuple[int, int], count: int, cause: str) -> None:
         known = self._letters.get(position)
         self._letters[position] = ConsumerLetter(
             id=len(self._letters) + 1 if known is None else known.id,
             position=commit_position(*position),
             deliver_count=count,
             code="max_deliver",
-            reason=reason,
+            reason=reason_of(count, cause),
             message=self.stream.stored(position).message.decode(),
             at=self._clock.now,
             replayed_at=None,
@@ -347,9 +347,3 @@ class InMemoryConsumer:
     def _buried(self) -> list[ConsumerLetter]:
         self._step(lambda _: None)
         return sorted(self._letters.values(), key=lambda letter: letter.id)
-
-
-def _committed_at(stream: InMemoryStream, looked: Looked) -> datetime | None:
-    """Return when a message that was looked at was committed."""
-    rows = (row for row in stream.rows if row.message == looked.message)
-    return next((row.committed_at for row in rows), None)

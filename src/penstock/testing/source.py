@@ -190,6 +190,8 @@ class InMemoryTable:
         """
         row: Row = [None] * len(self._columns)
         for at, value in self._texts(values):
+            if value is UNCHANGED:
+                raise ValueError(f"{self.name}.{self._columns[at]}: an insert has no value before")
             row[at] = value
         self._put(row)
         self._source.change(lambda *at: self._encoder.insert(Insert(self._oid, row), *at))
@@ -251,7 +253,7 @@ class InMemoryTable:
     def _put(self, row: Row) -> None:
         key = self._key_of(row)
         names = ", ".join(self._columns[at] for at in self._key)
-        if any(value is None or value is UNCHANGED for value in key):
+        if any(value is None for value in key):
             raise ValueError(f"{self.name}: the key ({names}) has no value")
         if key in self.rows:
             shown = ", ".join((value or b"").decode() for value in key)
