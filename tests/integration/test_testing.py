@@ -12,7 +12,7 @@ from uuid import UUID
 
 import hypothesis.strategies as st
 import psycopg
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from psycopg.types.json import Jsonb
 from tests.integration.capturing import Message, capturing, messages
 from tests.streams_help import START, Change, make_stream, publish, wire
@@ -40,7 +40,7 @@ COLUMNS = {
     "numbers": "integer[]", "days": "date[]",
 }  # fmt: skip
 FULL: dict[str, Any] = {
-    "flag": True, "small": -7, "real": 1.5, "double": 1e300, "amount": Decimal("199.9"),
+    "flag": True, "small": -7, "real": 2.0, "double": 1e300, "amount": Decimal("199.9"),
     "free": Decimal("1E+3"), "name": 'a "b" \\ é\n', "code": "x", "raw": b"\x00\xff",
     "day": date(2026, 2, 28), "at": datetime(2026, 1, 2, 3, 4, 5, 600, timezone(timedelta(hours=2))),
     "local": datetime(2026, 1, 2, 3, 4, 5), "clock": time(1, 2, 3, 450_000),
@@ -63,7 +63,7 @@ def sent(message: Message) -> tuple[Any, ...]:
     return (
         message.action,
         message.table,
-        message.record,
+        message.raw,
         message.changes,
         same,
         message.position.idx,
@@ -257,6 +257,7 @@ class Pair:
 def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
     loop = asyncio.new_event_loop()
     numbers = itertools.count()
+    one: list[tuple[int, int | None, bool]] = [(1, None, True)]
     with Store.open(database.url) as store:
 
         @settings(
@@ -272,6 +273,15 @@ def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
             max_held=st.sampled_from([2, 100]),
             operations=st.lists(OPERATIONS, min_size=5, max_size=25),
         )
+        @example(
+            "rows", -1, 100,
+            [("publish", one), ("receive", 1), ("publish", one), ("nack", [0]), ("receive", 3)],
+        )  # fmt: skip
+        @example(
+            "changes", 1, 100,
+            [("publish", one), ("receive", 1), ("nack", [0]), ("look", 0), ("replay", 1),
+             ("publish", one), ("receive", 3), ("expire", [0]), ("receive", 3)],
+        )  # fmt: skip
         def same(kind: str, max_deliver: int, max_held: int, operations: list[Any]) -> None:
             pair = Pair(
                 store, consumers, loop, f"s{next(numbers)}", kind,
