@@ -70,7 +70,7 @@ class Shop:
         self._stack = contextlib.ExitStack()
         self.store = self._stack.enter_context(Store.open(url))
         self.stream = make_stream(self.store)
-        self.token = self.store.create_token("admin", "admin")
+        self.token = self.store.tokens.create("admin", "admin")
         self.api = self.serve()
         self.client = self.api.client
 
@@ -84,7 +84,7 @@ class Shop:
 
     def worker(self, name: str, *consumers: str) -> httpx.Client:
         """Return a client with a worker's token for these consumers."""
-        token = self.store.create_token(name, "worker", consumers)
+        token = self.store.tokens.create(name, "worker", consumers)
         return self._stack.enter_context(self.api.as_bearer(token))
 
     def consumer(self, name: str = "workers", **settings: Any) -> str:

@@ -57,7 +57,7 @@ MISDEEDS = {
               "an error was raised that is a table"),
     "length": ("return setmetatable({}, {__index = function() while true do end end})", STOPPED),
     "bytes": ("r.name = '\\xff\\xfe' return m", "not valid UTF-8"),
-    "nan": ("r.a = 0 / 0 return m", "nan, which JSON has not"),
+    "nan": ("r.a = 0 / 0 return m", "nan, which JSON lacks"),
     "function": ("r.a = {transform} return m", "is a function"),
     "action": ("m.action = 'x\\r\\nPUB y' return m", "expected one of insert"),
 }  # fmt: skip

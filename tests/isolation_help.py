@@ -26,13 +26,14 @@ from penstock.core.errors import StoreError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.steps import SinkPlan
 from penstock.spark.writer import FanOut, StoreTarget, Worker
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 GROUPS = 37
 PER_TRANSACTION = 5
@@ -93,7 +94,7 @@ class Source:
         """Start what `penstock run` has in its processes."""
         self._stack = contextlib.ExitStack()
         self.source = self.store.register_source("shop", "tag")
-        self.state = State(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
+        self.state = RunState(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
         routes = []
         for name, sink in self._sinks.items():
             stream = None
@@ -139,7 +140,7 @@ class Source:
                 return {"error": self.refuse_letters}
             letters = [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self.store.add_dead_letters(report["sink"], letters)
+                self.store.letters.add(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
         self.state.update(report)

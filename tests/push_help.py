@@ -17,11 +17,11 @@ import orjson
 from penstock.config.consumers import WebhookSettings
 from penstock.streams.consumers.ack_tokens import read_tokens
 from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.decide import Step
 from penstock.streams.consumers.state import START
-from penstock.streams.consumers.step import Step
 from penstock.streams.consumers.types import (
     ConsumerInfo,
-    Looked,
+    ConsumerMessage,
     Outcome,
     Received,
     StoreUnavailable,
@@ -235,7 +235,7 @@ class MemoryConsumer(InMemoryConsumer):
     def disabled(self, reason: str | None) -> None:
         self.change(replace(self.info, disabled=reason))
 
-    def held(self) -> list[Looked]:
+    def held(self) -> list[ConsumerMessage]:
         return [looked for looked in self.left() if looked.until is not None]
 
     def _begin(self) -> Step:

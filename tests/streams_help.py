@@ -15,10 +15,17 @@ from psycopg import sql
 
 from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
 from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
-from penstock.streams.records import commit_position, stream_end, stream_idx
+from penstock.streams.names import segment_table
+from penstock.streams.records import START as BEFORE_ALL
+from penstock.streams.records import (
+    SourceRecord,
+    StreamRecord,
+    commit_position,
+    stream_end,
+    stream_idx,
+)
 from penstock.streams.segments import segments_of
-from penstock.streams.store import START as BEFORE_ALL
-from penstock.streams.store import SourceRecord, Store, StreamRecord, segment_table
+from penstock.streams.store import Store
 
 _numbers = itertools.count(1)
 START = Position(100, -1)

@@ -34,7 +34,7 @@ SELECT tide.relay_enable(%(name)s)
 
 -- name: place
 -- What a relay leaves that has run, and has delivered all that `snapshot` shows.
-INSERT INTO tide.places (relay_group, pipeline, outbox, lsn, delivered_snapshot)
+INSERT INTO tide.checkpoints (relay_group, pipeline, outbox, lsn, delivered_snapshot)
 VALUES (%(name)s, %(name)s, %(outbox)s, '0/0', %(snapshot)s)
 
 -- name: delete_relay

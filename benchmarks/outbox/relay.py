@@ -23,7 +23,7 @@ from benchmarks.latency import Delayed
 from benchmarks.probe import Probe
 from benchmarks.rig import Rig, say, wait_for_count
 from penstock.core import queries
-from penstock.outbox.relay.wanted import slot_of
+from penstock.outbox.pipelines import slot_of
 from penstock.outbox.sql.install import install
 
 SQL = queries.load("benchmarks.outbox", "outbox.sql")

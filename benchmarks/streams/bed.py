@@ -18,13 +18,14 @@ from psycopg import sql
 
 from benchmarks.rig import say
 from penstock.core import queries
+from penstock.core.connect import connect
 from penstock.core.message import BatchPart, Position
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
 from penstock.streams.names import consumer_table, segment_table
-from penstock.streams.records import PLACES
-from penstock.streams.store import CONNECT, Store, StreamRecord
+from penstock.streams.records import PLACES, StreamRecord
+from penstock.streams.store import Store
 
 SQL = queries.load("benchmarks.streams", "bench.sql")
 
@@ -58,7 +59,7 @@ class Bed:
 
     def connect(self) -> psycopg.Connection[Any]:
         """Return a connection to the database, in autocommit mode."""
-        return psycopg.connect(self.url, autocommit=True, **CONNECT)
+        return connect(self.url, application_name="penstock")
 
     def stream(self, messages: int, groups: int) -> StreamRecord:
         """Make a stream, filled with so many messages."""
@@ -175,7 +176,7 @@ def bed(postgres: EmbeddedPostgres, folder: Path, peers_python: str) -> Iterator
             with store.connection() as connection:
                 connection.execute(SQL["messages"])
                 connection.execute(SQL["create_queue"])
-            yield Bed(postgres, url, files, store, store.create_token("bench", "admin"))
+            yield Bed(postgres, url, files, store, store.tokens.create("bench", "admin"))
     finally:
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))

@@ -21,7 +21,7 @@ from benchmarks.streams.keepalive import Client, HttpError
 from benchmarks.streams.progress import Harvest, Mark, Progress, acked, rate
 from benchmarks.streams.worker import Spec
 from penstock.embedded.process import free_port
-from penstock.streams.store import StreamRecord
+from penstock.streams.records import StreamRecord
 
 SIDES = {
     "http": "`penstock api`, a process of its own; each worker a process with one connection",

@@ -21,7 +21,7 @@ from benchmarks.streams.progress import acked
 from benchmarks.streams.run import Run
 from penstock.core.errors import SinkError
 from penstock.streams.maintenance import Maintenance
-from penstock.streams.store import StreamRecord
+from penstock.streams.records import StreamRecord
 
 BATCH, WORKERS = 100, 4
 _FEED_S = 0.5

@@ -17,7 +17,7 @@ from benchmarks.streams.crew import WARM_UP_S, penstock, start
 from benchmarks.streams.progress import Progress, rate
 from benchmarks.streams.run import Run
 from penstock.embedded.process import free_port
-from penstock.streams.store import StreamRecord
+from penstock.streams.records import StreamRecord
 
 CASES = ((4, 1), (16, 1), (4, 100))  # concurrency, and messages a request
 _START_TIMEOUT_S = 60

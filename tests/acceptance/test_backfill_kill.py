@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backfill.requests import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, Backfills, Request
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres

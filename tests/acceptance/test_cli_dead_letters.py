@@ -41,7 +41,7 @@ def test_a_sinks_letters_are_replayed_once(shop: Path, database: Database, nats:
     subject = f"{database.name}.a"
     nats.add_stream(database.name.upper(), [f"{database.name}.>"], duplicate_window=60)
     with Store.open(database.url) as store:
-        store.add_dead_letters("out", [letter(1, subject, '{"a":"é"}'), letter(2, subject)])
+        store.letters.add("out", [letter(1, subject, '{"a":"é"}'), letter(2, subject)])
     table = run(shop, "dead-letters list")
     assert "sink out" in table
     first, second = listed(shop, "dead-letters list --sink out")
@@ -73,15 +73,15 @@ def test_a_replay_that_fails_leaves_the_letter(
 ) -> None:
     nats.add_stream(database.name.upper(), [f"{database.name}.>"], max_msg_size=100)
     with Store.open(database.url) as store:
-        store.add_dead_letters("out", [letter(1, f"elsewhere.{database.name}")])
-        store.add_dead_letters("out", [letter(2, f"{database.name}.a", "x" * 200)])
-        store.add_dead_letters("out", [letter(3, f"{database.name}.a", "x" * 2_000_000)])
-        store.add_dead_letters("down", [letter(4, "a")])
-        store.add_dead_letters("gone", [letter(5, "a")])
+        store.letters.add("out", [letter(1, f"elsewhere.{database.name}")])
+        store.letters.add("out", [letter(2, f"{database.name}.a", "x" * 200)])
+        store.letters.add("out", [letter(3, f"{database.name}.a", "x" * 2_000_000)])
+        store.letters.add("down", [letter(4, "a")])
+        store.letters.add("gone", [letter(5, "a")])
         long = "a subject of 5000 bytes; at most 4000 can be sent"
-        store.add_dead_letters("out", [DeadLetter("k", "-", "subject_too_long", long, "{}")])
-        store.add_dead_letters("out", [DeadLetter("r", "-", "bad_subject", "'a..b' is none", "{}")])
-        ids = [str(found.id) for found in store.dead_letters()]
+        store.letters.add("out", [DeadLetter("k", "-", "subject_too_long", long, "{}")])
+        store.letters.add("out", [DeadLetter("r", "-", "bad_subject", "'a..b' is none", "{}")])
+        ids = [str(found.id) for found in store.letters.page()]
     for number, expected in zip(
         ids,
         (
@@ -102,15 +102,15 @@ def test_a_replay_that_fails_leaves_the_letter(
 
 def test_purge(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
-        store.add_dead_letters("out", [letter(n, "a") for n in (1, 2, 3)])
-        store.add_dead_letters("down", [letter(n, "a") for n in (4, 5)])
-        first, second, *_, last = (found.id for found in store.dead_letters())
-        store.mark_replayed(second)
+        store.letters.add("out", [letter(n, "a") for n in (1, 2, 3)])
+        store.letters.add("down", [letter(n, "a") for n in (4, 5)])
+        first, second, *_, last = (found.id for found in store.letters.page())
+        store.letters.mark_replayed(second)
     for arguments, which in (((), "all"), (("--sink", "out"), "these"), ((str(first),), "these")):
         said = fails(shop, 1, "dead-letters purge", *arguments)
         assert said == f"purge deletes {which} dead letters for ever: add --yes to do it\n"
     assert len(listed(shop, "dead-letters list")) == 5
-    assert "is of sink down" in fails(
+    assert "belongs to sink down" in fails(
         shop, 1, "dead-letters purge --yes --sink out", str(first), str(last)
     )
     assert "there is no dead letter 999" in fails(
@@ -130,7 +130,7 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
             "orders", store.register_source("shop", "t"), "changes", None
         )
         store.register_consumer(orders.name, "billing", "pull", {})
-        store.add_dead_letters("removed", [letter(1, "a")])
+        store.letters.add("removed", [letter(1, "a")])
     assert len(listed(shop, "dead-letters list --sink removed")) == 1  # the file has it no more
     assert listed(shop, "dead-letters list --sink down") == []
     assert listed(shop, "dead-letters list --consumer billing") == []
@@ -146,13 +146,13 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
         assert "there is no dead letter 77" in fails(shop, 1, f"dead-letters {command} 77")
         assert "Usage: " in fails(shop, 2, f"dead-letters {command} x")
     for arguments in ((), ("1", "--all")):
-        assert "or say --all" in fails(shop, 1, "dead-letters replay", *arguments)
+        assert "or add --all" in fails(shop, 1, "dead-letters replay", *arguments)
     assert len(listed(shop, "dead-letters list")) == 1
 
 
 def test_a_long_list_says_that_there_is_more(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
-        store.add_dead_letters("out", [letter(n, "a") for n in range(3)])
+        store.letters.add("out", [letter(n, "a") for n in range(3)])
     done = penstock("dead-letters", "list", "--limit", "2", "--json", cwd=shop)
     assert [x["idempotency_key"] for x in json.loads(done.stdout)] == ["tag-0-0", "tag-1-0"]
     assert "There are more than these 2" in done.stderr

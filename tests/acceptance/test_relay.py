@@ -51,14 +51,14 @@ def received(url: str, subject: str, count: int, do: Callable[[], object]) -> li
 
 
 def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
-    """While nothing is enabled, the relay waits, and says so; what is enabled then runs."""
+    """While nothing is enabled, the relay waits, and logs it; a pipeline that is enabled then runs."""
     streams.add_stream("NOTIFICATIONS", "notifications.>")
     app.execute("create table orders (id int primary key)")
     app.execute(SET_UP)
     publish(app, 1)
     with relay(tmp_path, app, streams) as process:
         process.start().wait_ready()
-        process.wait_for(lambda: "no pipeline is enabled" in process.log(), PATIENCE, "told")
+        process.wait_for(lambda: "no pipeline is enabled" in process.log(), PATIENCE, "a warning")
         assert slots(app) == 0
         app.execute(ENABLE)
         process.wait_for(lambda: len(bodies(streams, "NOTIFICATIONS")) == 1, PATIENCE, "relayed")
@@ -79,7 +79,7 @@ def test_the_example(app: Database, streams: JetStream, tmp_path: Path) -> None:
         of_place = "lsn is not null, delivered_snapshot is not null, state, error"
         process.wait_for(
             lambda: (
-                app.execute(f"select {of_place} from tide.places")
+                app.execute(f"select {of_place} from tide.checkpoints")
                 == [(True, True, "running", None)]
             ),
             PATIENCE,
@@ -207,19 +207,19 @@ def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path)
 
 
 def ten_seconds_pass(app: Database) -> None:
-    """Have the last heartbeats be so old; nobody renews the one that the test looks at."""
+    """Set the age of the last heartbeats; no relay renews the one that the test reads."""
     app.execute(
         "update tide.leases set heartbeat = heartbeat - interval '10 s' where state = 'running'"
     )
 
 
 def a_relay_hangs(app: Database, process: Penstock) -> None:
-    """The status says so, and that the standby cannot take over; what it says is to be done, is done."""
+    """The status reports it, and that the standby cannot take over; the test follows its remedy."""
     pid = process.process.pid
     process.process.send_signal(signal.SIGSTOP)
     ten_seconds_pass(app)
     found = status(app, "notify")
-    assert "its session still has the group's lock, so that the standby cannot" in found["error"]
+    assert "its session still holds the group's lock, so that the standby cannot" in found["error"]
     assert f": kill -9 {pid}. The standby then takes over." in found["remedy"]
     os.kill(pid, signal.SIGKILL)
 

@@ -73,11 +73,11 @@ class World:
         self.process.wait_for(counted, PATIENCE, f"counting what {pipeline} delivered")
 
     def await_error(self, pipeline: str) -> None:
-        def told() -> bool:
+        def reported() -> bool:
             of = self.process.status().get("sinks", {}).get(pipeline, {})
             return of.get("error") is not None
 
-        self.process.wait_for(told, PATIENCE, f"telling what {pipeline} suffers from")
+        self.process.wait_for(reported, PATIENCE, f"reporting the error of {pipeline}")
 
     def await_state(self, pipeline: str, state: str) -> None:
         self.process.wait_for(
@@ -94,8 +94,8 @@ class World:
         self.process.wait_for(swept, PATIENCE, f"swept to {rows} rows")
 
     def held_by(self) -> list[str]:
-        ((said,),) = self.app.execute("select tide.outbox_status('notifications')")
-        return [holder["pipeline"] for holder in said["held_by"]]
+        ((status,),) = self.app.execute("select tide.outbox_status('notifications')")
+        return [holder["pipeline"] for holder in status["held_by"]]
 
 
 def test_what_a_relay_lives_through(

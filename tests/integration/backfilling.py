@@ -8,17 +8,20 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import pyarrow as pa
+import pytest
 from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
 
-from penstock.backfill.backfiller import Backfiller
+from penstock.backfill.chunks.attempt import Attempt
+from penstock.backfill.chunks.backfiller import Backfiller
+from penstock.backfill.chunks.next_chunk import PlannedChunk
 from penstock.backfill.events import Delivered, Done, Event, Failed
-from penstock.backfill.read import read_range
+from penstock.backfill.read.rows import read_range
 from penstock.core.errors import BackfillError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
-from penstock.postgres import watermarks as noting
 from penstock.postgres.chunk import Chunk, partition
-from penstock.postgres.reads import BackfillSpec, Place, Reads
+from penstock.postgres.reads import BackfillSpec, Reads, SavedCursor
+from penstock.postgres.watermarks import NONE
 
 Key = tuple[Any, ...]
 
@@ -39,7 +42,7 @@ TEXTS = [
     "😀",
     "\ufeffx",
 ]
-"""Keys that are told apart, and ordered, in ways of their own."""
+"""Keys that databases compare and order in different ways."""
 
 
 class Backfilling:
@@ -56,13 +59,13 @@ class Backfilling:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.backfiller = Backfiller(self.reader.capture, self._queue.put)
 
-    def start(self, table: str = "public.t", cursor: Place = None, **spec: Any) -> int:
+    def start(self, table: str = "public.t", cursor: SavedCursor = None, **spec: Any) -> int:
         """Start a backfill of a table, number 1, for the sink `sink`."""
         schema, _, name = table.partition(".")
         self.spec = BackfillSpec(1, "sink", schema, name, **spec)
         return self.backfiller.start(self.spec, cursor)
 
-    def heard(self) -> list[Event]:
+    def new_events(self) -> list[Event]:
         """Return the events that have come since the last call."""
         new = []
         while not self._queue.empty():
@@ -93,8 +96,8 @@ class Backfilling:
         if not failed or self.spec is None:
             return found
         # A backfill that has ended for good has let go of its snapshots: that is no other failure.
-        if not any(isinstance(event, Failed) for event in self.heard()):
-            self._void.append((min(failed), noting.NONE))
+        if not any(isinstance(event, Failed) for event in self.new_events()):
+            self._void.append((min(failed), NONE))
             self._void[-1] = min(failed), self.backfiller.start(self.spec, self.cursor)
         return found
 
@@ -125,7 +128,7 @@ class Backfilling:
         seen = len(self.events)
         for _ in range(100_000):
             self.batch(0.05)
-            self.heard()
+            self.new_events()
             new, seen = self.events[seen:], len(self.events)
             failed = [event for event in new if isinstance(event, Failed)]
             assert not failed, failed
@@ -142,16 +145,16 @@ class Backfilling:
 
     @property
     def cursor(self) -> Any:
-        """Where the backfill stood when it last told."""
-        told = [
+        """Where the backfill was when it last reported."""
+        delivered = [
             event
             for event in self.events
             if isinstance(event, Delivered) and self._counts(event.attempt, event.chunk)
         ]
-        return told[-1].cursor if told else None
+        return delivered[-1].cursor if delivered else None
 
     def _counts(self, attempt: int, chunk: int) -> bool:
-        """Tell whether nothing before the chunk failed, of which all that follows is read anew."""
+        """Return whether nothing before the chunk failed: all behind a failure is read anew."""
         return not any(first <= (attempt, chunk) and attempt < anew for first, anew in self._void)
 
     def reads(self) -> list[Message]:
@@ -159,7 +162,7 @@ class Backfilling:
         return [message for message in self.received if message.action == "read"]
 
     def close(self) -> None:
-        """End both, as a kill would, but for what the server is told."""
+        """End both, as a kill would, except that the server gets a last confirmation."""
         self.backfiller.close()
         self.reader.capture.close()
 
@@ -178,8 +181,19 @@ def backfilling(database: Database, *statements: str, **options: Any) -> Iterato
         yield driver
 
 
+def before_watermarks(monkeypatch: pytest.MonkeyPatch, act: Callable[[PlannedChunk], None]) -> None:
+    """Call `act` with each chunk after its snapshot is taken, before its watermark is written."""
+    write = Attempt.write_watermark
+
+    def act_first(attempt: Attempt, chunk: PlannedChunk) -> None:
+        act(chunk)
+        write(attempt, chunk)
+
+    monkeypatch.setattr(Attempt, "write_watermark", act_first)
+
+
 def fold(received: Sequence[Message], key: Sequence[str] = ("id",)) -> dict[Key, dict[str, Any]]:
-    """Return the table that the messages tell of; a read after a newer change of its row fails."""
+    """Return the table that the messages make; a read after a newer change of its row fails."""
     rows: dict[Key, dict[str, Any]] = {}
     for message in received:
         at = tuple(message.record.get(k) for k in key)

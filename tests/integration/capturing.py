@@ -125,7 +125,7 @@ class Reader:
     def confirm(self) -> None:
         """Confirm all that was read, and wait until the server has been told."""
         self.capture.confirm(self.position)
-        assert self.capture.settle(PATIENCE)
+        assert self.capture.flush(PATIENCE)
 
     def written(self) -> int:
         """Return where the WAL ends now, on disk."""

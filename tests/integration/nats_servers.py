@@ -19,6 +19,7 @@ from tests.pipeline import PATIENCE
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import Written
 from penstock.core.errors import SinkError
+from penstock.core.group_hash import group_hash
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats.sink import NatsSink
 
@@ -55,7 +56,7 @@ def batch(
         ids,
         list(numbers),
         [0] * count,
-        list(groups) if groups is not None else [hash(k) for k in keys],
+        list(groups) if groups is not None else [group_hash(str(k).encode()) for k in keys],
         list(old_groups) if old_groups is not None else [None] * count,
         [None] * count,
         [0] * count,

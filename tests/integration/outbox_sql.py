@@ -65,7 +65,7 @@ def pipeline(
 def delivered(database: Database, name: str, snapshot: str | None = None) -> None:
     """Do as a relay does that has delivered what is visible in `snapshot`, by default all."""
     database.execute(
-        """INSERT INTO tide.places (relay_group, pipeline, outbox, delivered_snapshot, state)
+        """INSERT INTO tide.checkpoints (relay_group, pipeline, outbox, delivered_snapshot, state)
            SELECT relay_group, pipeline, outbox,
                   coalesce(%s::pg_snapshot, pg_current_snapshot()), 'running'
            FROM tide.relays WHERE pipeline = %s

@@ -91,18 +91,18 @@ def test_a_workers_token_is_for_its_consumers(shop: Shop) -> None:
             problem(worker.post(f"{path}/{action}", json={"ack_tokens": []}), 403)
     assert group.get("/v1/streams/events/receive").status_code == 200
     problem(group.get(f"{mine}/next"), 403)
-    everywhere = shop.store.create_token("all", "worker", None)
+    everywhere = shop.store.tokens.create("all", "worker", None)
     with shop.api.as_bearer(everywhere) as client:
         assert client.get(f"{mine}/next").status_code == 200
         assert client.get("/v1/streams/events/receive").status_code == 200
 
 
 def test_a_new_token_is_good_and_a_revoked_one_bad_at_once(shop: Shop) -> None:
-    token = shop.store.create_token("short-lived", "admin")
+    token = shop.store.tokens.create("short-lived", "admin")
     with shop.api.as_bearer(token) as client:
         started = time.monotonic()
         _until(client, 200)
-        shop.store.revoke_token("short-lived")
+        shop.store.tokens.revoke("short-lived")
         _until(client, 401)
         assert time.monotonic() - started < 4  # before a look without a notification
 
@@ -115,7 +115,7 @@ def _until(client: httpx.Client, status: int) -> None:
 def test_a_revoked_token_is_bad_where_notifications_are_lost(
     shop: Shop, database: Database
 ) -> None:
-    token = shop.store.create_token("short-lived", "admin")
+    token = shop.store.tokens.create("short-lived", "admin")
     with shop.api.as_bearer(token) as client:
         _until(client, 200)
         started = time.monotonic()
@@ -133,7 +133,7 @@ def test_tokens_survive_a_lost_connection(shop: Shop, database: Database) -> Non
     )
     assert ended == [(True,)]
     assert shop.client.get("/v1/streams").status_code == 200
-    token = shop.store.create_token("late", "admin")
+    token = shop.store.tokens.create("late", "admin")
     with shop.api.as_bearer(token) as client:
         _until(client, 200)
 

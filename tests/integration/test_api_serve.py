@@ -68,7 +68,7 @@ def store(database: Database) -> Iterator[Store]:
 
 @pytest.fixture
 def token(store: Store) -> str:
-    return store.create_token("admin", "admin")
+    return store.tokens.create("admin", "admin")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

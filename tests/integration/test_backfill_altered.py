@@ -7,11 +7,12 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.integration.backfilling import Backfilling, backfilling, fold
-from tests.integration.test_backfill_course import TABLE, changing, expected
+from tests.integration.backfilling import Backfilling, backfilling, before_watermarks, fold
+from tests.integration.test_backfill_attempts import TABLE, changing, expected
 
-from penstock.backfill import sizing
-from penstock.backfill.events import Failed, Troubled
+from penstock.backfill.chunks import sizing
+from penstock.backfill.chunks.next_chunk import PlannedChunk
+from penstock.backfill.events import Delayed, Failed
 from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
 from penstock.postgres.reads import cursor_from_json
@@ -36,7 +37,7 @@ def paused(driver: Backfilling) -> None:
     driver.backfiller.pause()
     while driver.batch(0.3):
         pass
-    driver.heard()
+    driver.new_events()
 
 
 def altered(database: Database, driver: Backfilling, *statements: str, **spec: Any) -> None:
@@ -48,8 +49,8 @@ def altered(database: Database, driver: Backfilling, *statements: str, **spec: A
     driver.backfiller.resume()
 
 
-def troubles(driver: Backfilling) -> list[str | None]:
-    return [event.code for event in driver.events if isinstance(event, Troubled)]
+def delays(driver: Backfilling) -> list[str | None]:
+    return [event.code for event in driver.events if isinstance(event, Delayed)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_the_rest_comes_as_it_is_then(database: Database, statements: Sequence[s
     with backfilling(database, setup, rows) as driver:
         altered(database, driver, *statements)
         driver.run()
-        assert troubles(driver) == ["table_changed", None]
+        assert delays(driver) == ["table_changed", None]
         now = expected(database)
         assert fold(driver.received).keys() == now.keys()
         assert driver.reads()[-1].record == now[40,]
@@ -88,14 +89,13 @@ def test_no_deleted_row_comes_back_when_rows_are_known_by_something_else(
         driver.start()
         paused(driver)
         database.execute(change)
-        emit, todo = driver.backfiller._emit, ["DELETE FROM t"]
+        todo = ["DELETE FROM t"]
 
-        def delete_first(run: Any) -> None:
+        def delete_first(_: PlannedChunk) -> None:
             if todo:
                 database.execute(todo.pop())
-            emit(run)
 
-        monkeypatch.setattr(driver.backfiller, "_emit", delete_first)
+        before_watermarks(monkeypatch, delete_first)
         driver.backfiller.resume()
         driver.run()
         while driver.batch(0.3):
@@ -112,23 +112,22 @@ def test_columns_that_are_published_no_more_are_read_no_more(
         database.execute(statement)
     database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     with Backfilling(database.url) as driver:
-        emit, at = driver.backfiller._emit, [0]
+        at = [0]
 
-        def alter_first(run: Any) -> None:
-            if run.planned.chunk == 2 and not at[0]:
+        def alter_first(chunk: PlannedChunk) -> None:
+            if chunk.number == 2 and not at[0]:
                 database.execute("ALTER PUBLICATION p SET TABLE t (id, v)")
                 ((lsn,),) = database.execute("SELECT pg_current_wal_lsn()::text")
                 at[0] = parse_lsn(lsn)
-            emit(run)
 
-        monkeypatch.setattr(driver.backfiller, "_emit", alter_first)
+        before_watermarks(monkeypatch, alter_first)
         driver.start()
         driver.run()
         whole = [m for m in driver.reads() if "big" in m.record]
         assert whole
         assert all(m.position.lsn < at[0] for m in whole)
         assert {m.record["id"] for m in driver.reads()} == set(range(1, 41))
-        assert "table_changed" in troubles(driver)
+        assert "table_changed" in delays(driver)
 
 
 def test_a_composite_type_that_is_altered_is_looked_up_again(
@@ -137,7 +136,7 @@ def test_a_composite_type_that_is_altered_is_looked_up_again(
     setup = "CREATE TABLE t (id int PRIMARY KEY, v pair)"
     rows = "INSERT INTO t SELECT n, ROW(n, 'x')::pair FROM generate_series(1, 40) n"
     with backfilling(database, "CREATE TYPE pair AS (a int, b text)", setup, rows) as driver:
-        changing(driver, database, monkeypatch, {1: "ALTER TYPE pair ADD ATTRIBUTE c int"})
+        changing(database, monkeypatch, {1: "ALTER TYPE pair ADD ATTRIBUTE c int"})
         driver.start()
         driver.run()
         assert driver.reads()[-1].record["v"] == {"a": 40, "b": "x", "c": None}

@@ -1,4 +1,4 @@
-"""A backfill leaves snapshots, locks and statements alone that others wait for, or nobody needs."""
+"""A backfill lets go of snapshots, locks and statements that others need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.integration.backfilling import backfilling, fold
 from tests.integration.capturing import eventually
-from tests.integration.test_backfill_altered import troubles
-from tests.integration.test_backfill_course import TABLE, expected, taken
+from tests.integration.test_backfill_altered import delays
+from tests.integration.test_backfill_attempts import TABLE, expected, taken
 
-from penstock.backfill import backfiller, planner, sizing
-from penstock.backfill.events import Delivered, Failed, Started, Troubled
+from penstock.backfill.chunks import attempt, next_chunk, planner, retries, sizing, snapshots
+from penstock.backfill.events import Delayed, Delivered, Failed, Started
 from penstock.embedded.handles import Database
 
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock backfill'"
@@ -31,11 +31,11 @@ def running(database: Database) -> bool:
     return database.execute(f"{SESSIONS} AND wait_event = 'PgSleep'") == [(1,)]
 
 
-def test_a_long_scan_lets_go_of_its_snapshot_and_tells_how_far_it_is(
+def test_a_long_scan_lets_go_of_its_snapshot_and_reports_how_far_it_is(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "_SCANS", (20, 20))
-    monkeypatch.setattr(backfiller, "_PLAN_SECONDS", 0.05)
+    monkeypatch.setattr(next_chunk, "_PLAN_SECONDS", 0.05)
     rows = "INSERT INTO t SELECT n FROM generate_series(1, 20000) n"
     with backfilling(database, "CREATE TABLE t (id int PRIMARY KEY)", rows) as driver:
         driver.start(where="id > 19990")
@@ -45,7 +45,7 @@ def test_a_long_scan_lets_go_of_its_snapshot_and_tells_how_far_it_is(
         assert event.cursor is not None
         driver.backfiller.pause()
         eventually(lambda: database.execute(OPEN) == [(0,)])
-        driver.heard()
+        driver.new_events()
         assert 0 < int(driver.cursor[0]) < 19990
         driver.backfiller.cancel()
         driver.start(where="id > 19990", cursor=driver.cursor)
@@ -56,8 +56,8 @@ def test_a_long_scan_lets_go_of_its_snapshot_and_tells_how_far_it_is(
 def test_an_alter_table_goes_first_when_batches_stand_still(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_ALONE_SECONDS", 0.1)
-    monkeypatch.setattr(backfiller, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(attempt, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(attempt, "_LOOK_SECONDS", 0.1)
     with backfilling(database, *TABLE) as driver:
         driver.start()
         taken(driver)
@@ -69,31 +69,31 @@ def test_an_alter_table_goes_first_when_batches_stand_still(
         thread.join(10)
         assert not thread.is_alive()
         driver.run()
-        assert "locked" in troubles(driver)
+        assert "locked" in delays(driver)
         assert fold(driver.received) == expected(database)
 
 
 def test_no_snapshot_is_taken_while_batches_are_behind(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "_UNREAD_BYTES", 1000)
-    monkeypatch.setattr(backfiller, "_TELL_SECONDS", 0.1)
+    monkeypatch.setattr(snapshots, "_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(next_chunk, "_REPORT_SECONDS", 0.1)
     with backfilling(database, *TABLE, "CREATE TABLE o (id int)") as driver:
         database.execute("UPDATE t SET v = 'new'")
         eventually(lambda: driver.reader.capture.stats.unread_bytes > 1000)
         driver.start()
-        event = driver.await_event(Troubled)
-        assert isinstance(event, Troubled)
+        event = driver.await_event(Delayed)
+        assert isinstance(event, Delayed)
         assert event.code == "behind"
         assert database.execute(OPEN) == [(0,)]
         driver.run()
         assert fold(driver.received) == expected(database)
-        assert troubles(driver)[-1] is None
+        assert delays(driver)[-1] is None
 
 
 @pytest.mark.parametrize("end", ["start", "cancel", "close"])
 @pytest.mark.parametrize("where", [SLOW, f"CASE WHEN id > 0 THEN {SLOW} END"])
-def test_nobody_waits_for_a_statement(database: Database, end: str, where: str) -> None:
+def test_a_command_ends_a_statement(database: Database, end: str, where: str) -> None:
     """The first runs as the table is looked at, the other as its rows are."""
     with backfilling(database, *TABLE, "ANALYZE t") as driver:
         driver.start(where=where)
@@ -109,7 +109,7 @@ def test_nobody_waits_for_a_statement(database: Database, end: str, where: str) 
             driver.backfiller.cancel()
         eventually(lambda: not running(database))
         assert time.monotonic() - begun < 10
-        assert troubles(driver) == []
+        assert delays(driver) == []
 
 
 def test_a_cancel_closes_its_sessions(database: Database) -> None:
@@ -124,17 +124,17 @@ def test_a_cancel_closes_its_sessions(database: Database) -> None:
 def test_a_statement_that_takes_too_long_is_tried_a_few_times(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_BACKOFF_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(retries, "_BACKOFF_SECONDS", (0.01, 0.01))
     with backfilling(database, *TABLE, "ANALYZE t") as driver:
         driver.start(where=SLOW)
         cancel = SESSIONS.replace("count(*)", "pg_cancel_backend(pid)")
 
         def failed() -> bool:
             database.execute(f"{cancel} AND wait_event = 'PgSleep'")
-            return any(isinstance(event, Failed) for event in driver.heard())
+            return any(isinstance(event, Failed) for event in driver.new_events())
 
         eventually(failed)
-        assert troubles(driver) == ["timeout"] * 3
+        assert delays(driver) == ["timeout"] * 3
         assert driver.events[-1].code == "timeout"  # type: ignore[attr-defined]
 
 
@@ -143,4 +143,4 @@ def test_a_condition_on_a_column_that_is_gone_fails(database: Database) -> None:
         driver.start(where="nothing = 1")
         failed: Any = driver.failed()
         assert failed.code == "column_missing"
-        assert troubles(driver) == ["column_missing"]
+        assert delays(driver) == ["column_missing"]

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.backfilling import TEXTS, Backfilling, fold
 from tests.integration.capturing import Message, prepare
 
-from penstock.backfill import sizing
+from penstock.backfill.chunks import sizing
 from penstock.backfill.events import Done
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
@@ -46,7 +46,7 @@ CASTS = {"id": "", "a": "::int", "b": "::text", "c": "::mood"}
 
 
 class Writer(threading.Thread):
-    """Changes a table at random until it is told to stop."""
+    """Changes a table at random until it is stopped."""
 
     def __init__(self, database: Database, kind: Kind, seed: int, stop: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -164,7 +164,7 @@ class Session:
         for _ in range(20_000):
             before = self.driver.reader.position
             self.driver.batch(0.05)
-            if any(isinstance(event, Done) for event in self.driver.heard()):
+            if any(isinstance(event, Done) for event in self.driver.new_events()):
                 return
             due = not self.kills and self.driver.reads()
             if due or (chance() < 0.06 and self.kills < 6):
@@ -178,7 +178,7 @@ class Session:
         self.kills += 1
         driver, after = self.driver, self.driver.reader.position
         self.received += driver.received
-        driver.heard()
+        driver.new_events()
         cursor = driver.cursor
         driver.close()
         self.driver = Backfilling(self._url, before)

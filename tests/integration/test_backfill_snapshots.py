@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.integration.backfilling import Backfilling, fold
+from tests.integration.backfilling import Backfilling, before_watermarks, fold
 from tests.integration.capturing import eventually, prepare
 
-from penstock.backfill import backfiller, sizing
-from penstock.backfill.events import Delivered, Planned, Started, Troubled
+from penstock.backfill.chunks import next_chunk, sizing
+from penstock.backfill.chunks.next_chunk import PlannedChunk
+from penstock.backfill.events import Delayed, Delivered, Planned, Started
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -94,11 +95,11 @@ CHANGES = (
 AFTER = {(1,): "new", (20,): "moved"} | {(n,): "old" for n in range(4, 10)}
 
 
-def told(driver: Backfilling) -> dict[tuple[object, ...], object]:
+def folded(driver: Backfilling) -> dict[tuple[object, ...], object]:
     return {key: row["v"] for key, row in fold(driver.received).items()}
 
 
-def test_a_transaction_decoded_before_the_noting_is_waited_for(standing: Standing) -> None:
+def test_a_transaction_decoded_before_the_window_is_waited_for(standing: Standing) -> None:
     with Backfilling(standing.database.url) as driver:
         standing.commit(*CHANGES)
         while len(driver.received) < 3:
@@ -106,28 +107,28 @@ def test_a_transaction_decoded_before_the_noting_is_waited_for(standing: Standin
         driver.start()
         driver.await_event(Started)
         assert driver.batch(0.5) == []
-        assert not any(isinstance(event, Planned) for event in driver.heard())
+        assert not any(isinstance(event, Planned) for event in driver.new_events())
         standing.release()
         driver.run()
-        assert told(driver) == AFTER
+        assert folded(driver) == AFTER
         assert [m.record["id"] for m in driver.reads()] == [1, *range(4, 10), 20]
 
 
-def test_who_waits_for_a_transaction_says_so(
+def test_a_wait_for_a_transaction_is_reported(
     standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfiller, "_TELL_SECONDS", 0.1)
+    monkeypatch.setattr(next_chunk, "_REPORT_SECONDS", 0.1)
     with Backfilling(standing.database.url) as driver:
         standing.commit(*CHANGES)
         while len(driver.received) < 3:
             driver.batch()
         driver.start()
-        event = driver.await_event(Troubled)
-        assert isinstance(event, Troubled)
+        event = driver.await_event(Delayed)
+        assert isinstance(event, Delayed)
         assert event.code == "invisible"
         standing.release()
-        event = driver.await_event(Troubled)
-        assert isinstance(event, Troubled)
+        event = driver.await_event(Delayed)
+        assert isinstance(event, Delayed)
         assert event.code is None
 
 
@@ -146,7 +147,7 @@ def test_a_transaction_decoded_by_an_earlier_capture_is_waited_for(standing: Sta
         assert driver.batch(0.5) == []
         standing.release()
         driver.run()
-        assert told(driver) == AFTER
+        assert folded(driver) == AFTER
 
 
 def test_what_is_decoded_and_not_visible_is_left_out(
@@ -154,7 +155,7 @@ def test_what_is_decoded_and_not_visible_is_left_out(
 ) -> None:
     """Between the snapshot and the watermark: the rows are newer than the snapshot shows them."""
     with Backfilling(standing.database.url) as driver:
-        commit_before_the_watermark(driver, standing, monkeypatch)
+        commit_before_the_watermark(standing, monkeypatch)
         driver.start()
         driver.run(lambda: driver.cursor is not None)
         assert [m.record["id"] for m in driver.reads()] == [4]  # of 1, 2, 3 and 4
@@ -162,38 +163,35 @@ def test_what_is_decoded_and_not_visible_is_left_out(
         standing.release()
         driver.run()
         assert [m.record["id"] for m in driver.reads()] == [*range(4, 10), 20]
-        assert told(driver) == AFTER
+        assert folded(driver) == AFTER
 
 
 def commit_before_the_watermark(
-    driver: Backfilling, standing: Standing, monkeypatch: pytest.MonkeyPatch, *changes: str
+    standing: Standing, monkeypatch: pytest.MonkeyPatch, *changes: str
 ) -> None:
     """Have changes committed, waiting or not, after the first snapshot was taken."""
-    emit = driver.backfiller._emit
     todo = [changes or CHANGES]
 
-    def commit_first(run: object) -> None:
+    def commit_first(_: PlannedChunk) -> None:
         if todo:
             standing.commit(*todo.pop())
-        emit(run)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(driver.backfiller, "_emit", commit_first)
+    before_watermarks(monkeypatch, commit_first)
 
 
 def test_a_truncate_between_has_the_chunk_read_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of the snapshot's transaction keeps it off: so does the noting, were there none."""
+    """The lock of the snapshot's transaction keeps it off; without a lock, the window would."""
     prepare(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT n, 'old' FROM generate_series(1, 9) n",
     )
     with Backfilling(database.url) as driver:
-        emit = driver.backfiller._emit
         threads: list[threading.Thread] = []
 
-        def truncate_first(run: object) -> None:
+        def truncate_first(_: PlannedChunk) -> None:
             if not threads:
                 empty = "TRUNCATE t; INSERT INTO t VALUES (5, 'new')"
                 with database.connect(autocommit=True) as connection:
@@ -203,15 +201,14 @@ def test_a_truncate_between_has_the_chunk_read_again(
                 thread = threading.Thread(target=database.execute, args=(empty,))
                 threads.append(thread)
                 thread.start()
-            emit(run)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(driver.backfiller, "_emit", truncate_first)
+        before_watermarks(monkeypatch, truncate_first)
         driver.start()
         driver.run()
         threads[0].join(20)
         while driver.batch():
             pass
-        assert told(driver) == {(5,): "new"}
+        assert folded(driver) == {(5,): "new"}
 
 
 def test_a_watermark_of_another_run_leaves_nothing(database: Database) -> None:
@@ -277,8 +274,8 @@ def test_a_chunk_that_nobody_confirms_holds_the_slot_back(database: Database) ->
         driver.reader.written()
         eventually(lambda: capture.stats.received_lsn > end.lsn)
         assert capture.stats.confirmed_lsn <= end.lsn
-        assert not any(isinstance(event, Delivered) for event in driver.heard())
+        assert not any(isinstance(event, Delivered) for event in driver.new_events())
         capture.confirm(end)
-        assert capture.settle(20)
+        assert capture.flush(20)
         assert capture.stats.confirmed_lsn > end.lsn
         driver.await_event(Delivered)

@@ -16,8 +16,9 @@ from tests.integration.capturing import Message, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
-from penstock.backfill import planner, read, sizing
+from penstock.backfill.chunks import planner, sizing
 from penstock.backfill.events import Delivered
+from penstock.backfill.read import rows as reading
 from penstock.embedded.handles import Database
 from penstock.postgres.reads import RANGE_BITS, BackfillSpec, cursor_from_json
 
@@ -374,7 +375,7 @@ def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     monkeypatch.setattr(sizing, "MOST", 1000)
     monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
     monkeypatch.setattr(sizing, "TOO_HEAVY", 300_000)
-    monkeypatch.setattr(read, "_BYTES", 50_000)
+    monkeypatch.setattr(reading, "_BYTES", 50_000)
     with backfilling(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, doc text)",

@@ -15,7 +15,8 @@ from penstock.core.message import SUBJECT_FIELD, Position
 from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.store import Connection
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 SOURCE = 1
 SINK = "jetstream"

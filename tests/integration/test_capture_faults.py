@@ -26,7 +26,7 @@ from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
-from penstock.postgres import capture
+from penstock.postgres import capture_loop
 from penstock.postgres.capture import MAX_UNREAD
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.replication import Known, ReplicationStream
@@ -193,16 +193,16 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         first, second = found[0].position.lsn, found[-1].position.lsn
         start = confirmed(database)
         # Other WAL goes by; two statuses of a second each tell nothing new.
-        reader.capture.hurry()
+        reader.capture.poll_server()
         told = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")
         eventually(lambda: reader.capture.stats.received_lsn > told)
         assert confirmed(database) == start <= first
         reader.capture.confirm(Position(first, 1))
-        assert reader.capture.settle(PATIENCE)
+        assert reader.capture.flush(PATIENCE)
         assert confirmed(database) <= first
         reader.capture.confirm(Position(first, 2))
-        assert reader.capture.settle(PATIENCE)
+        assert reader.capture.flush(PATIENCE)
         eventually(lambda: confirmed(database) > first)
         assert confirmed(database) <= second
         reader.confirm()
@@ -378,7 +378,7 @@ def test_a_log_that_fails_does_not_leave_spark_waiting(
 
     with capturing(database, TABLE) as reader:
         reader.await_state("streaming")
-        monkeypatch.setattr(capture, "log", Broken())
+        monkeypatch.setattr(capture_loop, "log", Broken())
         database.execute("SELECT pg_terminate_backend(%s)", [walsender(database)])
         assert code_of(reader).code == "internal"
 

@@ -26,7 +26,8 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.postgres import setup
 from penstock.runtime.consumer_watch import ConsumerWatch
-from penstock.runtime.state import State, States
+from penstock.runtime.process_state import ProcessState
+from penstock.runtime.state import RunState
 from penstock.spark.java import inspect_java
 from penstock.streams.consumers.types import ConsumerSpec
 from penstock.streams.store import Store
@@ -409,7 +410,7 @@ def test_status_when_nothing_runs(database: Database, write: Write) -> None:
 def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
     path = write()
     setup.ensure(next(iter(config(path).sources.values())))
-    state = State([database.name], {"out": ("nats", database.name)})
+    state = RunState([database.name], {"out": ("nats", database.name)})
     state.update({"sink": "out", "delivered": 7, "duplicates": 1, "bytes": 9, "dead": []})
     server = Server(application(state), "127.0.0.1:0")
     try:
@@ -455,7 +456,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
     with Store.open(database.url) as store:
         publish(store, make_stream(store), [inserted("a")])
         asyncio.run(disable())
-    states = States(list, dict, watch.parts, watch)
+    states = ProcessState(list, dict, watch.parts, watch)
     server = Server(application(states), "127.0.0.1:0")
     try:
         result = invoke("status", "-c", path, "--listen", server.address)

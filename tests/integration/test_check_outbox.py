@@ -16,8 +16,9 @@ from penstock.config.settings import SparkSettings
 from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.outbox.pipelines import find, source_name
+from penstock.outbox.relay.desired_state import Planner
 from penstock.outbox.relay.shared import SharedStreams
-from penstock.outbox.relay.wanted import Planner, find, source_name
 
 from ..cli import fails, run
 from .outbox_sql import delivered, installed, lease
@@ -102,14 +103,14 @@ def test_functions_of_another_penstock(
     assert "of another Penstock" in only(findings(write()), "schema tide").message
     tide.execute("UPDATE tide.migrations SET version = version + 1")
     assert "this Penstock knows" in only(findings(write()), "schema tide").message
-    said = fails(tmp_path, 1, f"relay --url {tide.url}")
-    assert "The schema tide" in said
-    assert "run the newer Penstock that made it" in said
+    error = fails(tmp_path, 1, f"relay --url {tide.url}")
+    assert "The schema tide" in error
+    assert "run the newer Penstock that made it" in error
 
 
 def test_a_group_that_can_not_be(tide: Database, tmp_path: Path) -> None:
-    said = fails(tmp_path, 2, f"relay --url {tide.url} --group bad/group")
-    assert "--group: 'bad/group' can't be a relay group" in said
+    error = fails(tmp_path, 2, f"relay --url {tide.url} --group bad/group")
+    assert "--group: 'bad/group' can't be a relay group" in error
 
 
 def test_a_role_that_may_not_relay(tide: Database, write: Callable[..., Path]) -> None:
@@ -140,7 +141,7 @@ def as_role(database: Database, role: str) -> str:
 def test_pipelines_that_can_not_run(
     tide: Database, nats_server: EmbeddedNats, write: Callable[..., Path]
 ) -> None:
-    """Each is told with its remedy, and one that is disabled as a warning."""
+    """Each has its remedy; a disabled one is a warning."""
     pipeline(tide, "lacking", nats_server.url, token="${env:NOWHERE}")
     pipeline(tide, "off", nats_server.url, token="${env:NOWHERE}", enable=False)
     pipeline(tide, "refused", "nats://127.0.0.1:1")
@@ -154,20 +155,20 @@ def test_pipelines_that_can_not_run(
         [json.dumps(inbox)],
     )
     found = faults(findings(write(relay_group="g")))
-    told = {f.subject.removeprefix("source app: pipeline ").partition(":")[0]: f for f in found}
-    assert set(told) == {"lacking", "off", "refused", "nowhere", "routed", "in"}
-    assert {name for name, f in told.items() if f.level == "warning"} == {"off"}
-    assert "(unresolved_reference)" in told["lacking"].message
-    assert "Nothing listens at 127.0.0.1:1" in told["refused"].message
-    assert told["nowhere"].fix.startswith("Run: nats stream add ORDERS --subjects ")
-    assert "= and <> alone" in told["routed"].message  # which SQL took
-    assert "Nothing listens" in told["in"].message
+    reported = {f.subject.removeprefix("source app: pipeline ").partition(":")[0]: f for f in found}
+    assert set(reported) == {"lacking", "off", "refused", "nowhere", "routed", "in"}
+    assert {name for name, f in reported.items() if f.level == "warning"} == {"off"}
+    assert "(unresolved_reference)" in reported["lacking"].message
+    assert "Nothing listens at 127.0.0.1:1" in reported["refused"].message
+    assert reported["nowhere"].fix.startswith("Run: nats stream add ORDERS --subjects ")
+    assert "= and <> alone" in reported["routed"].message  # which SQL accepts
+    assert "Nothing listens" in reported["in"].message
 
 
 def test_two_pipelines_into_one_stream(
     tide: Database, nats_server: EmbeddedNats, stream: str, write: Callable[..., Path]
 ) -> None:
-    """Also of different groups; the relay says it in its log and in `/status`."""
+    """Also of different groups; the relay reports it in its log and in `/status`."""
     pipeline(tide, "a", nats_server.url)
     pipeline(tide, "b", nats_server.url, group="other", subject=f"{tide.name}.b")
     (finding,) = faults(findings(write()))
@@ -179,12 +180,14 @@ def test_two_pipelines_into_one_stream(
         rows = find(connection)
     planner = Planner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
     shared = SharedStreams()
-    shared.look(planner.plan(rows).values())
+    shared.check(planner.plan(rows).values())
     assert shared._thread is not None
     shared._thread.join(10)
-    told = shared.told({"g": {"pipelines": {"a": {}}}, "other": {"pipelines": {"b": {}}}})
-    assert told["g"]["pipelines"]["a"]["warning"] is None
-    assert "Nats-Msg-Id" in told["other"]["pipelines"]["b"]["warning"]
+    reported = shared.with_warnings(
+        {"g": {"pipelines": {"a": {}}}, "other": {"pipelines": {"b": {}}}}
+    )
+    assert reported["g"]["pipelines"]["a"]["warning"] is None
+    assert "Nats-Msg-Id" in reported["other"]["pipelines"]["b"]["warning"]
     tide.execute("SELECT tide.relay_disable('b')")
     assert faults(findings(write())) == []
 
@@ -215,7 +218,7 @@ def test_status_shows_pipelines(tide: Database, write: Callable[..., Path]) -> N
     assert first["pending_since"]
 
     tide.execute(
-        "UPDATE tide.places SET state = 'error', error = 'Nothing listens.', remedy = 'Start it.'"
+        "UPDATE tide.checkpoints SET state = 'error', error = 'Nothing listens.', remedy = 'Start it.'"
     )
     result = invoke("status", "-c", write(relay_group="g"), "--listen", NOBODY)
     assert result.exit_code == 1

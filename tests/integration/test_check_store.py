@@ -149,7 +149,7 @@ def test_streams_of_an_earlier_build(database: Database, write: Write) -> None:
 def test_a_newer_schema_and_a_wrong_encoding(database: Database, write: Write) -> None:
     Store.open(database.url).close()
     database.execute("INSERT INTO penstock.migrations (version) VALUES (99)")
-    assert f"has version 99, and this Penstock knows {VERSION}" in of_store(write()).message
+    assert f"has version 99, and this Penstock supports {VERSION}" in of_store(write()).message
     latin = f"{database.name}_latin"
     database.execute(
         f"CREATE DATABASE {latin} ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc"
@@ -172,8 +172,8 @@ def test_names_that_are_taken(database: Database, write: Write) -> None:
         store.register_consumer("stock", "late", "pull", {})
     found = findings(write(orders={}, stock={"kind": "rows"}, late={}), "error")
     assert [f"{f.subject}: {f.message}" for f in found] == [
-        "sink orders: the stream is there already, with source other, not shop",
-        "sink stock: the stream is there already, with kind changes, not rows",
+        "sink orders: the stream exists, with source other, not shop",
+        "sink stock: the stream exists, with kind changes, not rows",
         "consumer billing: the name is taken by a consumer of stream stock",
         "sink late: the name is taken by a consumer of stream stock",
     ]

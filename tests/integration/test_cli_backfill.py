@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.api.health import Server, application
-from penstock.backfill.requests import Backfill, Backfills
+from penstock.backfill.request import Backfill, Backfills
 from penstock.cli.backfill_watch import Pace, duration, line
 from penstock.cli.main import app
 from penstock.config.file import load
 from penstock.embedded.handles import Database
 from penstock.postgres import setup
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
 TABLES = """
@@ -147,29 +147,29 @@ def test_a_table_that_is_locked(folder: Path, database: Database) -> None:
         done = call(folder, "start", "--sink", "public")
         assert done.exit_code == 0
         assert done.stdout.startswith("Started backfill 1 of public.orders to sink public")
-        told = "public.lines is locked by another session. Try again when that has ended"
-        assert f"public.lines is left out: {told}" in done.stderr
-        assert told in refusal(folder, "start", "--sink", "public", "--table", "lines")
+        expected = "public.lines is locked by another session. Try again when that has ended"
+        assert f"public.lines is left out: {expected}" in done.stderr
+        assert expected in refusal(folder, "start", "--sink", "public", "--table", "lines")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--sink", "publik"), "there is no sink 'publik': expected one of all, public, gone, sorted,"
          " shapes; did you mean public?"),
         (("--sink", "public", "--table", "ordres"), "Sink public has no table 'ordres': it has"
          " public.bare, public.lines, public.orders; did you mean orders? A backfill goes to"),
         (("--sink", "all", "--table", "orders"), "Table 'orders' may be other.orders or"
-         " public.orders. Say which, with its schema."),
+         " public.orders. Name one, with its schema."),
         (("--sink", "public", "--table", "other.orders"), "has no table 'other.orders'"),
         (("--sink", "public", "--table", "seen"), "public.seen is no table whose changes"),
-        (("--sink", "public", "--table", "bare"), "public.bare has no primary key: where a backfill"
-         " was, and which row a change is of, could not be told. Give it one: ALTER TABLE"
+        (("--sink", "public", "--table", "bare"), "public.bare has no primary key: a backfill needs"
+         " one to know where it is, and which row a change is of. Give it one: ALTER TABLE"
          " public.bare ADD PRIMARY KEY"),
         (("--sink", "public", "--table", "orders", "--from", "2024-01-01"), "--from 2024-01-01: sink"
          " public has no `sort_by` for public.orders"),
         (("--sink", "sorted", "--table", "orders", "--from", "monday"), "--from monday: Postgres"
-         " does not take it for made (timestamp with time zone): invalid input syntax"),
+         " refuses it for made (timestamp with time zone): invalid input syntax"),
         (("--sink", "shapes"), "public.lines can't be read in the order of shape (point):"
          " could not identify an ordering operator for type point"),
         (("--sink", "public", "--table", "orders", "--where", "amuont > 5"), "did you mean amount"),
@@ -180,9 +180,9 @@ def test_a_table_that_is_locked(folder: Path, database: Database) -> None:
     ],
 )  # fmt: skip
 def test_refused_before_anything_starts(
-    folder: Path, backfills: Backfills, arguments: tuple[str, ...], told: str
+    folder: Path, backfills: Backfills, arguments: tuple[str, ...], expected: str
 ) -> None:
-    assert told in refusal(folder, "start", *arguments)
+    assert expected in refusal(folder, "start", *arguments)
     assert backfills.find() == []
 
 
@@ -227,7 +227,7 @@ def test_from(folder: Path, backfills: Backfills) -> None:
 def test_list_pause_resume_cancel(folder: Path, backfills: Backfills) -> None:
     assert "number" in run(folder, "list")
     assert refusal(folder, "pause") == (
-        "there is no backfill to pause; `penstock backfill list` has them all"
+        "there is no backfill to pause; `penstock backfill list` lists them all"
     )
     start(folder, "--sink", "public", "--table", "orders")
     assert run(folder, "pause") == "Paused backfill 1 of public.orders to sink public.\n"
@@ -247,7 +247,7 @@ def test_list_pause_resume_cancel(folder: Path, backfills: Backfills) -> None:
     assert run(folder, "resume", "1") == "Resumed backfill 1 of public.orders to sink public.\n"
     assert len(run(folder, "cancel", "1", "2").splitlines()) == 2
     assert refusal(folder, "pause", "7") == (
-        "There is no backfill 7. `penstock backfill list` has them."
+        "There is no backfill 7. `penstock backfill list` lists them."
     )
 
 
@@ -284,17 +284,17 @@ def test_how_fast_and_how_long(folder: Path, backfills: Backfills) -> None:
     backfills.claim("shop")
     pace = Pace()
     found = _with(backfills, 0)
-    pace.note(0.0, 0)
+    pace.add(0.0, 0)
     assert line(found, pace) == (
         "1 public.orders to public: running, 0 of about 1,000 rows, 0 rows/s"
     )
     for second in range(1, 5):
-        pace.note(float(second), 100 * second)
+        pace.add(float(second), 100 * second)
     assert line(_with(backfills, 400), pace) == (
         "1 public.orders to public: running, 400 of about 1,000 rows, 100 rows/s, 0:06 left"
     )
     for second in range(5, 60):
-        pace.note(float(second), 400)
+        pace.add(float(second), 400)
     assert pace.rate == 0
     assert [duration(seconds) for seconds in (0, 59.6, 3599, 3600, 7325)] == [
         "0:00", "1:00", "59:59", "1:00:00", "2:02:05"
@@ -310,7 +310,7 @@ def _with(backfills: Backfills, rows: int) -> Backfill:
 
 def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
     start(folder, "--sink", "public", "--table", "orders")
-    state = State(["shop"], {"public": ("stream", "shop")})
+    state = RunState(["shop"], {"public": ("stream", "shop")})
     server = Server(application(state), "127.0.0.1:0")
     setup.ensure(load(folder / "penstock.yaml").sources["shop"])
 

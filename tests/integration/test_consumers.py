@@ -32,8 +32,8 @@ from penstock.streams.consumers.types import (
     UnknownDeadLetter,
     UnknownStream,
 )
-from penstock.streams.records import commit_position
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord, commit_position
+from penstock.streams.store import Store
 
 
 @pytest.fixture
@@ -590,8 +590,8 @@ def test_a_process_that_missed_a_replaced_log_takes_no_step(
             await there.receive(1, 0.0)  # reads the log so far
             for _ in range(2):
                 await here.receive(1, 0.0)
-                await here._alone(here._log.replace)
-            there._sync = there._crowded = False
+                await here._loop.alone(here._steps.log.replace)
+            there._steps.stale = there._steps.crowded = False
             assert (await there.ack(tokens(held))).done == 1
             assert len(await here.messages("delivered", 10)) == 3
 

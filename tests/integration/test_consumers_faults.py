@@ -34,7 +34,8 @@ from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.sessions import Connection, Sessions
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
 from penstock.streams.names import consumer_table, segment_table
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord
+from penstock.streams.store import Store
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_a_replay_that_fails_is_not_noted(store: Store, stream: StreamRecord) ->
                 locking.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(log))
                 waiting = asyncio.create_task(consumer.replay(letter))
                 await asyncio.sleep(0.1)  # it has looked for the letter, and waits to write
-                assert [x.replayed_at for x in store.dead_letters(consumer="workers")] == [None]
+                assert [x.replayed_at for x in store.letters.page(consumer="workers")] == [None]
             await waiting
             assert [x.replayed_at is None for x in await consumer.dead_letters(1)] == [False]
             assert await take_all(consumer) == [1]
@@ -218,7 +219,7 @@ def test_json_that_postgres_reads_in_no_other_form(store: Store, hard: str, kind
             await consumer.nack([first.token])
             await consumer.ack([second.token])
             (letter,) = await consumer.dead_letters(10)
-            (stored,) = store.dead_letters(consumer="workers")
+            (stored,) = store.letters.page(consumer="workers")
             assert stored.idempotency_key == "tag-101-0"
             await consumer.replay(letter.id)
             assert [d.message for d in (await consumer.receive(2, 0.0)).deliveries] == [
@@ -283,14 +284,14 @@ def test_a_long_state_is_not_written_at_every_step(
             there = await other.get("workers")
             for process in (consumer, there):
                 replaced = 0
-                replace = process._log.replace
+                replace = process._steps.log.replace
 
                 async def counted(replace: Any = replace) -> None:
                     nonlocal replaced
                     replaced += 1
                     await replace()
 
-                process._log.replace = counted  # type: ignore[method-assign]
+                process._steps.log.replace = counted  # type: ignore[method-assign]
                 for token in tokens(held[1:6]):
                     await process.ack([token])
                 assert replaced == 0
@@ -335,9 +336,9 @@ def test_look_ups_are_bounded(store: Store, stream: StreamRecord) -> None:
                 await consumer.ack(tokens(held))
                 held = (await consumer.receive(1_000, 0.0)).deliveries
                 assert len(held) == 40
-                known = consumer._reader._known.values()
+                known = consumer._steps.reader.groups._known.values()
                 kept = sum(len(row[4] or b"") for found in known for row in found.rows)
-                assert kept == consumer._reader._known_bytes < 6 << 20
+                assert kept == consumer._steps.reader.groups._bytes < 6 << 20
 
     run(work)
 
@@ -347,7 +348,7 @@ def test_what_two_ask_at_once_belongs_together(
 ) -> None:
     async def work() -> None:
         async with workers(store) as consumer:
-            reader = consumer._reader
+            reader = consumer._steps.reader.view
             publish(store, stream, [inserted(1)])
             asked, go_on = asyncio.Event(), asyncio.Event()
             lend = Sessions.session

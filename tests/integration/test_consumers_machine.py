@@ -204,9 +204,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=st.integers(0, 1))
     def shorten(self, process: int) -> None:
-        log = self.consumer(process)._log
+        log = self.consumer(process)._steps.log
         if log.state is not None:
-            self.do(self.consumer(process)._alone(log.replace))
+            self.do(self.consumer(process)._loop.alone(log.replace))
 
     @precondition(lambda self: self.model.messages)
     @rule(data=st.data(), process=st.integers(0, 1))

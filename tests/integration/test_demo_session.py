@@ -124,7 +124,7 @@ def test_a_server_that_ends_is_named(temp: Path) -> None:
     nats.kill()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "nats-server has ended by itself; its log ends with:" in err
+    assert "nats-server ended unexpectedly; its log ends with:" in err
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
 

@@ -24,7 +24,8 @@ from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.stream import StreamWriter
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 SINK = "nats"
 ERROR = SinkError("timeout", "The sink does not answer.")
@@ -157,7 +158,7 @@ def test_a_join_that_fails_delivers_nothing_twice(store: Store) -> None:
         it.done(400)
         await_true(it.joined)
         assert target.got == [key for key in keys if key not in target.dead]
-        assert len(store.dead_letters(sink=SINK)) == 1
+        assert len(store.letters.page(sink=SINK)) == 1
 
 
 def test_what_comes_before_a_join_that_failed_is_not_lost(store: Store) -> None:

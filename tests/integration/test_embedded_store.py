@@ -34,7 +34,7 @@ EMBEDDED = StoreSettings()
 USER = """
 import pathlib, sys
 from penstock.embedded.store import open_store
-from penstock.settings import StoreSettings
+from penstock.config.settings import StoreSettings
 with open_store(StoreSettings(), pathlib.Path(sys.argv[1])) as url:
     print(url, flush=True)
     sys.stdin.read()

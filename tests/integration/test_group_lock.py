@@ -17,7 +17,7 @@ from penstock.outbox.relay.lock import GroupLock
 
 HOLDER = """
 import sys, time
-from penstock.outbox.lock import GroupLock
+from penstock.outbox.relay.lock import GroupLock
 lock = GroupLock(sys.argv[1], "g")
 print("held" if lock.acquire() else "not held", flush=True)
 while lock.check():

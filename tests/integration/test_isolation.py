@@ -292,11 +292,11 @@ def test_dead_letters_of_a_backlog(server_dir: Path, database: Database) -> None
                 source.batch(30)
                 server.start()
                 await_true(lambda: not source.behind())
-                letters = source.store.dead_letters(sink=SHAKY)
+                letters = source.store.letters.page(sink=SHAKY)
                 assert {letter.code for letter in letters} == {"message_too_large"}
                 assert len(letters) == 10
                 source.batch(35, size=5000)
-                assert len(source.store.dead_letters(sink=SHAKY)) == 15
+                assert len(source.store.letters.page(sink=SHAKY)) == 15
                 assert sorted(published(stream, "SHOP")) == [*range(10), *range(20, 30)]
 
 
@@ -356,7 +356,7 @@ def test_a_dead_letter_that_the_store_takes_late(
         batch.join(20)
         assert source.written == 11
         await_true(lambda: told(source.reports)[-1] is None)
-        assert len(source.store.dead_letters(sink=SHAKY)) == 1
+        assert len(source.store.letters.page(sink=SHAKY)) == 1
 
 
 def told(reports: Sequence[Report]) -> list[str | None]:

@@ -119,7 +119,7 @@ class Sinks:
         assert_whole(stored, count, self.groups)
         failed = [n for n in range(count) if n % 11 == 5 and n % 7 != 3]
         for sink in self.settings:
-            letters = source.store.dead_letters(sink=sink, limit=count + 1)
+            letters = source.store.letters.page(sink=sink, limit=count + 1)
             assert {letter.code for letter in letters} == {"transform_failed"}
             numbers = [orjson.loads(letter.message)["record"]["id"] for letter in letters]
             assert sorted(numbers) == failed

@@ -11,11 +11,12 @@ from tests.nats_cluster import Cluster, answered
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import SinkError
+from penstock.core.finding import Finding
 from penstock.embedded.handles import JetStream
 from penstock.sinks.nats import check as nats_check
 from penstock.sinks.nats.publish import Publisher
 
-from .nats_servers import Writer, batch
+from .nats_servers import Writer, await_true, batch
 
 FALSE = {"jetstream_not_enabled", "no_stream"}
 
@@ -78,8 +79,12 @@ def test_what_a_cluster_is_short_of(cluster: Cluster, streams: JetStream) -> Non
     text = str(next(error for error in alone.errors if error.code == "no_quorum"))
     assert "no quorum" in text
     assert "must run" in text
-    found = [f for f in nats_check.inspect(config(cluster)) if f.level == "error"]
-    assert [("quorum" in f.message, "must run" in f.fix) for f in found] == [(True, True)]
+
+    def errors() -> list[Finding]:
+        return [f for f in nats_check.inspect(config(cluster)) if f.level == "error"]
+
+    await_true(lambda: bool(errors()))  # the server that is left finds out after seconds
+    assert [("quorum" in f.message, "must run" in f.fix) for f in errors()] == [(True, True)]
     with (
         Publisher(config(cluster), name="orders", source="shop") as publisher,
         pytest.raises(SinkError) as caught,

@@ -1,4 +1,4 @@
-"""How a relay's group begins, and keeps its pipelines' places: against servers, without Spark."""
+"""The start of a group's run, and its pipelines' checkpoints: against servers, without Spark."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, pipeline, value
 from tests.streams_help import Change, wire
 
-from penstock.backfill.requests import OPEN, Backfills
+from penstock.backfill.request import OPEN, Backfills
 from penstock.config.settings import SparkSettings
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import CaptureError, SinkError, StoreError
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay.begin import begin, leave
+from penstock.outbox.relay.checkpoints import Checkpoints
+from penstock.outbox.relay.desired_state import DesiredState, Planner
 from penstock.outbox.relay.group import Group
-from penstock.outbox.relay.places import Places
-from penstock.outbox.relay.wanted import Planner, Wanted, find, source_name
 from penstock.sinks.backlog import store as backlog
 from penstock.streams.store import Store
 
@@ -41,40 +42,44 @@ class Relayed:
         self.connection = connection
         self.store = store
 
-    def wanted(self) -> Wanted:
+    def desired(self) -> DesiredState:
         planner = Planner(self.app.url, self.app.name, self.store.url, SparkSettings(), source_name)
         return planner.plan(find(self.connection), {})["g"]
 
-    def begin(self, wanted: Wanted | None = None) -> frozenset[str]:
-        return begin(self.connection, self.store, wanted or self.wanted())
+    def begin(self, desired: DesiredState | None = None) -> frozenset[str]:
+        return begin(self.connection, self.store, desired or self.desired())
 
     def deliver(self) -> None:
-        """Have the relay deliver all that is there, and note it."""
-        wanted = self.wanted()
+        """Have the relay deliver all messages, and write that."""
+        desired = self.desired()
         self.store_execute("UPDATE penstock.backfills SET state = 'done'")
         end = value(self.app, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-        places = self.places(wanted, SimpleNamespace(confirmed_lsn=0, done=[1], error=None))
-        places.state.confirmed_lsn = int(end)
-        places.tick()
-        places.state.confirmed_lsn = int(end) + 1_000_000
-        places.state.done = [2]
-        places.tick()
+        checkpoints = self.checkpoints(
+            desired, SimpleNamespace(confirmed_lsn=0, done=[1], error=None)
+        )
+        checkpoints.state.confirmed_lsn = int(end)
+        checkpoints.tick()
+        checkpoints.state.confirmed_lsn = int(end) + 1_000_000
+        checkpoints.state.done = [2]
+        checkpoints.tick()
 
-    def places(self, wanted: Wanted, state: Any, starting: Sequence[str] = ()) -> Any:
-        source = self.store.register_source(wanted.source, "tag")
+    def checkpoints(self, desired: DesiredState, state: Any, starting: Sequence[str] = ()) -> Any:
+        source = self.store.register_source(desired.source, "tag")
         sinks = {
             name: SimpleNamespace(delivered=0, dead_lettered=0, error=None, behind=False)
-            for name in wanted.sinks
+            for name in desired.sinks
         }
         run: Any = SimpleNamespace(
-            state=SimpleNamespace(sources={wanted.source: state}, sinks=sinks),
+            state=SimpleNamespace(sources={desired.source: state}, sinks=sinks),
             store=SimpleNamespace(source=lambda _: source),
         )
-        places: Any = Places(self.connection, self.store, wanted, run, frozenset(starting))
-        places.state, places.run = state, run
+        checkpoints: Any = Checkpoints(
+            self.connection, self.store, desired, run, frozenset(starting)
+        )
+        checkpoints.state, checkpoints.run = state, run
         for sink in sinks.values():  # the run counts on from where it begins
             sink.delivered = 1
-        return places
+        return checkpoints
 
     def wait_with(self, name: str, messages: int = 2) -> None:
         """Have messages of a pipeline wait."""
@@ -91,11 +96,11 @@ class Relayed:
     def catching_up(self) -> set[str]:
         return {found.sink for found in Backfills(self.store).find(states=OPEN)}
 
-    def place(self, name: str) -> tuple[Any, ...] | None:
-        """Return whether it is placed, whether it has a snapshot, and what it has delivered."""
+    def checkpoint(self, name: str) -> tuple[Any, ...] | None:
+        """Return whether it has an LSN, whether it has a snapshot, and what it has delivered."""
         query = (
             "SELECT lsn IS NOT NULL, delivered_snapshot IS NOT NULL, delivered"
-            " FROM tide.places WHERE pipeline = %s"
+            " FROM tide.checkpoints WHERE pipeline = %s"
         )
         found = self.app.execute(query, [name])
         return found[0] if found else None
@@ -139,7 +144,7 @@ def test_what_was_delivered_is_not_read_again(it: Relayed) -> None:
     publish(it.app)
     assert it.begin() == {"p"}
     it.deliver()
-    assert it.place("p") == (True, True, 1)
+    assert it.checkpoint("p") == (True, True, 1)
     it.wait_with("p")
     assert it.begin() == frozenset()
     assert it.waiting() == {"p"}
@@ -160,25 +165,27 @@ def test_one_that_is_made_anew_has_nothing_of_the_old_one(it: Relayed) -> None:
 
 def test_the_old_ones_relay_writes_nothing_for_it(it: Relayed) -> None:
     it.begin()
-    old = it.wanted()
-    places = it.places(old, SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
-    places.tick()
-    assert it.place("p") == (True, True, 1)
+    old = it.desired()
+    checkpoints = it.checkpoints(old, SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+    checkpoints.tick()
+    assert it.checkpoint("p") == (True, True, 1)
     it.app.execute("SELECT tide.relay_delete('p')")
     made(it.app, "p")
-    places.run.state.sinks["p"].delivered = 2
-    places.tick()
-    assert it.place("p") is None
-    assert not it.wanted().same(old)
+    checkpoints.run.state.sinks["p"].delivered = 2
+    checkpoints.tick()
+    assert it.checkpoint("p") is None
+    assert not it.desired().runs_as(old)
 
 
 def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
     it.begin()
-    places = it.places(it.wanted(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+    checkpoints = it.checkpoints(
+        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
+    )
 
     def tick() -> None:
         with contextlib.suppress(psycopg.Error):
-            places.tick()
+            checkpoints.tick()
 
     keeper = threading.Thread(target=tick)
     with it.app.connect() as connection:
@@ -190,7 +197,7 @@ def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
         await_true(lambda: value(it.app, waits, it.connection.info.backend_pid) == 1)
     keeper.join()
-    assert it.place("p") is None
+    assert it.checkpoint("p") is None
 
 
 def test_what_waits_in_another_store_is_read_from_the_table(
@@ -232,7 +239,7 @@ def test_one_that_cannot_be_routed_is_caught_up_once_it_can(it: Relayed) -> None
     pipeline(it.app, "p", "o", subject="s", route=UNROUTABLE)
     assert it.begin() == frozenset()
     assert it.waiting() == {"q"}
-    assert it.place("p") == (False, True, 1)
+    assert it.checkpoint("p") == (False, True, 1)
     publish(it.app)
     pipeline(it.app, "p", "o", subject="s")
     assert it.begin() == {"p"}
@@ -243,33 +250,33 @@ def test_a_group_of_nothing_else_has_no_slot(it: Relayed) -> None:
     it.deliver()
     it.wait_with("p")
     pipeline(it.app, "p", "o", subject="s", route=UNROUTABLE)
-    wanted = it.wanted()
-    assert wanted.begun
-    leave(it.connection, it.store, wanted)
+    desired = it.desired()
+    assert desired.begun
+    leave(it.connection, it.store, desired)
     slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     assert value(it.app, slots) == 0
-    assert (wanted.begun, it.waiting()) == (False, set())
+    assert (desired.begun, it.waiting()) == (False, set())
     publish(it.app)
     pipeline(it.app, "p", "o", subject="s")
     assert it.begin() == {"p"}
 
 
 def test_places_of_another_relay_count_as_they_are(it: Relayed) -> None:
-    """Who stands by looks every few seconds."""
+    """A standby read the pipelines some seconds before."""
     it.begin()
     it.deliver()
-    looked = it.wanted()
+    stale = it.desired()
     it.wait_with("p")
     publish(it.app)
-    it.app.execute("UPDATE tide.places SET lsn = NULL")
-    assert it.begin(looked) == {"p"}
+    it.app.execute("UPDATE tide.checkpoints SET lsn = NULL")
+    assert it.begin(stale) == {"p"}
     assert it.waiting() == set()
 
 
 def test_a_release_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
     it.begin()
     state = SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
-    places = it.places(it.wanted(), state, ["p"])
+    checkpoints = it.checkpoints(it.desired(), state, ["p"])
     refused, released = [StoreError("gone", "It is gone.")], []
 
     def release(name: str) -> None:
@@ -277,38 +284,40 @@ def test_a_release_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
             raise refused.pop()
         released.append(name)
 
-    places.run.release = release
+    checkpoints.run.release = release
     for _ in range(3):
         with contextlib.suppress(StoreError):
-            places.tick()
+            checkpoints.tick()
     assert released == ["p"]
 
 
 def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed) -> None:
     """Relays of two databases may share a store, and have pipelines of one name."""
     it.begin()
-    places = it.places(it.wanted(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
+    checkpoints = it.checkpoints(
+        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
+    )
     it.store.register_source("tide.g.elsewhere", "other")
     for key in ("tag-8-0", "earlier-8-0", "other-8-0", "other-8-1"):
-        it.store.add_dead_letters("p", [DeadLetter(key, "s", "too_large", f"Of {key}.", "{}")])
-    places.tick()
-    found = it.app.execute("SELECT dead_letters, dead_letter FROM tide.places")
+        it.store.letters.add("p", [DeadLetter(key, "s", "too_large", f"Of {key}.", "{}")])
+    checkpoints.tick()
+    found = it.app.execute("SELECT dead_letters, dead_letter FROM tide.checkpoints")
     assert found == [(2, "too_large: Of earlier-8-0.")]
 
 
 def test_what_a_slot_lacks_is_read_from_the_table(it: Relayed) -> None:
-    """As what was published while somebody had dropped the publication."""
+    """As what was published while the publication was dropped."""
     it.begin()
     it.deliver()
     it.app.execute("DROP PUBLICATION tide")
     publish(it.app)
     spark: Any = None
     group = Group("g", it.app.url, it.app.name, it.store.url, spark)
-    group.want(it.wanted())
+    group.set_desired(it.desired())
     with contextlib.closing(group._lock) as lock:
         assert lock.acquire()
         with pytest.raises(CaptureError) as raised:
-            group._turn()
+            group._runner.turn()
     assert raised.value.code == "publication_missing"
     assert it.begin() == {"p"}
     assert it.catching_up() == {"p"}

@@ -24,8 +24,10 @@ from penstock.core.health import Failure, Health, Level
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.outbox.inbox.inbox import Inboxes, InboxPipeline, Reader, find_inboxes
-from penstock.outbox.inbox.nats import durable_name
+from penstock.outbox.inbox.inboxes import Inboxes
+from penstock.outbox.inbox.reader import InboxReader
+from penstock.outbox.inbox.settings import durable_name
+from penstock.outbox.pipelines import InboxPipeline, find_inboxes
 from penstock.outbox.relay.group import Group
 from penstock.outbox.relay.relay import Relay
 
@@ -63,7 +65,7 @@ def pipelines(tide: Database) -> list[InboxPipeline]:
 def filling(tide: Database) -> Iterator[Inboxes]:
     """Run what is set up, as the relay does that has the group's lock."""
     inboxes = Inboxes(tide.url, tide.name)
-    inboxes.want(pipelines(tide))
+    inboxes.set_desired(pipelines(tide))
     inboxes.activate(True)
     try:
         yield inboxes
@@ -196,7 +198,7 @@ def test_only_what_is_committed_is_acked(server_dir: Path, stream: JetStream) ->
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not acked comes again soon."""
-    monkeypatch.setattr("penstock.outbox.inbox.nats._ACK_SECONDS", 1.0)
+    monkeypatch.setattr("penstock.outbox.inbox.consumer._ACK_SECONDS", 1.0)
 
 
 def take(stream: JetStream, name: str, count: int) -> list[Any]:
@@ -248,7 +250,7 @@ def test_a_session_that_is_broken_off_keeps_the_order(tide: Database, stream: Je
 def test_what_never_comes_again_is_not_waited_for_for_ever(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.outbox.inbox.nats._UNSETTLED_SECONDS", 1.0)
+    monkeypatch.setattr("penstock.outbox.inbox.consumer._REDELIVERY_SECONDS", 1.0)
     limits = {"durable_name": "mine", "ack_policy": "explicit", "max_deliver": 1}
     request = {"stream_name": STREAM, "config": limits}
     assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
@@ -263,13 +265,13 @@ def test_large_messages_and_those_without_a_body(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request ends when its bytes are used up, and the next one goes on."""
-    monkeypatch.setattr("penstock.outbox.inbox.nats._REQUEST_BYTES", 1_100_000)
+    monkeypatch.setattr("penstock.outbox.inbox.puller._REQUEST_BYTES", 1_100_000)
     failures: list[Failure] = []
 
-    async def fail(_: Reader, trouble: Failure) -> None:
-        failures.append(trouble)
+    async def fail(_: InboxReader, failure: Failure) -> None:
+        failures.append(failure)
 
-    monkeypatch.setattr(Reader, "_fail", fail)
+    monkeypatch.setattr(InboxReader, "_fail", fail)
     large = "x" * 900_000
     for number in range(5):
         stream.publish("orders.new", json.dumps(f"{number}{large}").encode())
@@ -312,11 +314,11 @@ def test_two_clusters_with_databases_of_one_name_share_nothing(
     others = [replace(pipeline, system=pipeline.system + 1) for pipeline in mine]
     publish(stream, *range(10))
     names = set()
-    for wanted in (mine, others):
+    for pipelines_of in (mine, others):
         inboxes = Inboxes(tide.url, tide.name)
-        inboxes.want(wanted)
+        inboxes.set_desired(pipelines_of)
         inboxes.activate(True)
-        names.add(name := durable_name(wanted[0].system, tide.name, "in"))
+        names.add(name := durable_name(pipelines_of[0].system, tide.name, "in"))
         await_true(partial(_acked, stream, name, 10))
         inboxes.activate(False)
         inboxes.join()
@@ -345,8 +347,8 @@ def test_the_server_may_go_and_come(tide: Database, server_dir: Path) -> None:
         with filling(tide):
             await_state(tide, "running")
             server.kill()
-            told = await_state(tide, "error", "connection_refused")
-            assert "Start nats-server there" in told["remedy"]
+            found = await_state(tide, "error", "connection_refused")
+            assert "Start nats-server there" in found["remedy"]
             server.start()
             await_state(tide, "running")
             with JetStream(server.url) as again:
@@ -364,16 +366,16 @@ def test_the_server_may_go_and_come(tide: Database, server_dir: Path) -> None:
         ({"url": "nats://127.0.0.1:1"}, "connection_refused", ["127.0.0.1:1"]),
     ],
 )
-def test_what_is_wrong_is_told_and_can_be_mended(
+def test_a_failure_is_reported_and_ends_once_its_cause_is_gone(
     tide: Database, stream: JetStream, config: dict[str, Any], code: str, words: Sequence[str]
 ) -> None:
     publish(stream, 1)
     configure(tide, stream.url, **config)
     with filling(tide) as inboxes:
-        told = await_state(tide, "error", code)
-        assert all(word in f"{told['error']} {told['remedy']}" for word in words), told
+        found = await_state(tide, "error", code)
+        assert all(word in f"{found['error']} {found['remedy']}" for word in words), found
         configure(tide, stream.url)
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         await_state(tide, "running")
         await_true(lambda: payloads(tide) == [1])
 
@@ -391,14 +393,14 @@ def test_a_login_that_is_refused_and_one_without_rights(tide: Database, server_d
         stream.add_stream(STREAM, "orders.>")
         configure(tide, server.url, username="good", password="wr0ng-secret")
         with filling(tide) as inboxes:
-            told = await_state(tide, "error", "authorization_violation")
-            assert "wr0ng-secret" not in json.dumps(told)
+            found = await_state(tide, "error", "authorization_violation")
+            assert "wr0ng-secret" not in json.dumps(found)
             configure(tide, server.url, username="poor", password="right")
-            inboxes.want(pipelines(tide))
-            told = await_state(tide, "error", "permission_denied")
-            assert "'$JS.API.STREAM.INFO.>'" in told["error"]
+            inboxes.set_desired(pipelines(tide))
+            found = await_state(tide, "error", "permission_denied")
+            assert "'$JS.API.STREAM.INFO.>'" in found["error"]
             configure(tide, server.url, username="good", password="right")
-            inboxes.want(pipelines(tide))
+            inboxes.set_desired(pipelines(tide))
             await_state(tide, "running")
 
 
@@ -411,11 +413,11 @@ def test_only_what_changed_begins_anew(tide: Database, stream: JetStream) -> Non
         await_true(lambda: status(tide, "other")["state"] == "running")
         kept = inboxes._readers["other"]
         configure(tide, stream.url, subject="orders.*")
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         assert inboxes._readers["other"] is kept
         await_true(lambda: consumer(stream, tide)["config"]["filter_subject"] == "orders.*")
         tide.execute("SELECT tide.relay_disable('in')")
-        inboxes.want(pipelines(tide))
+        inboxes.set_desired(pipelines(tide))
         await_state(tide, "disabled")
         stream.publish("orders.old", b'"after"')
         await_true(lambda: '"after"' in json.dumps(payloads(tide)))
@@ -443,7 +445,7 @@ def test_messages_are_worked_through(tide: Database, stream: JetStream) -> None:
 def test_what_was_done_is_swept(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.outbox.inbox.inbox._SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.outbox.inbox.reader._SWEEP_SECONDS", 0.2)
     configure(tide, stream.url)
     publish(stream, 1, 2)
     with filling(tide):
@@ -462,11 +464,11 @@ def test_the_group_with_the_lock_fills(
     configure(tide, stream.url)
     spark: Any = None
     one, two = (Group("g", tide.url, tide.name, tide.url, spark) for _ in "12")
-    one.want(None, pipelines(tide))
+    one.set_desired(None, pipelines(tide))
     one.start()
     try:
         await_state(tide, "running")
-        two.want(None, pipelines(tide))
+        two.set_desired(None, pipelines(tide))
         two.start()
         await_true(lambda: two.as_json()["state"] == "standby")
         assert one.ready
@@ -486,7 +488,7 @@ def test_the_group_with_the_lock_fills(
     assert payloads(tide) == [1, 2]
 
 
-def test_the_relay_hears_of_pipelines(
+def test_the_relay_reads_changed_pipelines(
     tide: Database, stream: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From SQL to rows and back, by the relay itself; Spark has no part in inboxes."""
@@ -544,8 +546,8 @@ def test_a_durable_with_a_limit_of_its_own(tide: Database, stream: JetStream) ->
     assert "error" not in stream.api(f"CONSUMER.DURABLE.CREATE.{STREAM}.mine", request)
     configure(tide, stream.url, durable="mine")
     with filling(tide):
-        told = await_state(tide, "error", "jetstream_refused")
-        assert "MaxRequestBatch of 5" in told["error"]
+        found = await_state(tide, "error", "jetstream_refused")
+        assert "MaxRequestBatch of 5" in found["error"]
 
 
 def test_consumers_of_two_databases_differ() -> None:

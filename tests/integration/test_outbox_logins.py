@@ -192,7 +192,7 @@ def documented(text: str) -> None:
     assert " ".join(text.split()) in page
 
 
-def told(config: OutboxSinkSettings) -> str:
+def error_of(config: OutboxSinkSettings) -> str:
     """Return the error, once a sink of `config` can't go on or has begun to wait."""
     stop: list[bool] = []
     writer = Writer(config, should_stop=lambda: bool(stop))
@@ -204,39 +204,39 @@ def told(config: OutboxSinkSettings) -> str:
     return str(caught.value)
 
 
-def test_what_is_said_is_in_the_troubleshooting_page(
+def test_the_troubleshooting_page_has_each_error(
     by_user: Server, by_tls: Server, by_certificate: Server, start: Callable[..., Server],
     folder: Path,
 ) -> None:  # fmt: skip
     login = {"username": "relay", "password": PASSWORD}
-    documented(told(settings("nats://127.0.0.1:1")))
-    documented(told(settings("nats://127.0.0.1:1,nats://127.0.0.1:2")))
-    documented(told(settings(by_user.url)))
-    documented(told(settings(by_user.url, username="deaf", password=PASSWORD)))
-    documented(told(settings(by_user.url, **login)))  # no stream
+    documented(error_of(settings("nats://127.0.0.1:1")))
+    documented(error_of(settings("nats://127.0.0.1:1,nats://127.0.0.1:2")))
+    documented(error_of(settings(by_user.url)))
+    documented(error_of(settings(by_user.url, username="deaf", password=PASSWORD)))
+    documented(error_of(settings(by_user.url, **login)))  # no stream
     with JetStream(by_user.url, **by_user.admin) as nats:
         nats.add_stream(STREAM, "orders.>")
-        documented(told(settings(by_user.url, username="half", password=PASSWORD)))
-        documented(told(settings(by_user.url, stream="SHOP", **login)))
+        documented(error_of(settings(by_user.url, username="half", password=PASSWORD)))
+        documented(error_of(settings(by_user.url, stream="SHOP", **login)))
         nats.delete_stream(STREAM)
     none = start("accounts { A: { users: [ { user: a, password: a } ] } }", admin={})
-    documented(told(settings(none.url, username="a", password="a")))
+    documented(error_of(settings(none.url, username="a", password="a")))
 
-    documented(told(settings(by_tls.url.replace("nats:", "tls:"))))
+    documented(error_of(settings(by_tls.url.replace("nats:", "tls:"))))
     for config in (
         settings(by_tls.url, tls_enabled=False),
         settings(by_user.url, tls_enabled=True),
         settings(by_certificate.url, tls_ca_cert=str(by_certificate.files["ca"])),
     ):
-        documented(told(config).partition(": ")[2].partition(". ")[0])
-    documented(told(settings(by_tls.url, tls_ca_cert=str(folder / "none.pem"))))
+        documented(error_of(config).partition(": ")[2].partition(". ")[0])
+    documented(error_of(settings(by_tls.url, tls_ca_cert=str(folder / "none.pem"))))
 
     missing, empty = folder / "missing-creds", folder / "empty-creds"
     empty.write_text("x")
     nkeys = start(f"authorization {{ users: [ {{ nkey: {make_seed()[1]} }} ] }}", admin={})
-    documented(told(settings(nkeys.url, credentials_file=str(missing))))
-    documented(told(settings(nkeys.url, credentials_file=str(empty))).partition(" a file")[0])
-    documented(told(settings(nkeys.url, nkey_seed="SUWRONG")).partition(" a file")[0])
+    documented(error_of(settings(nkeys.url, credentials_file=str(missing))))
+    documented(error_of(settings(nkeys.url, credentials_file=str(empty))).partition(" a file")[0])
+    documented(error_of(settings(nkeys.url, nkey_seed="SUWRONG")).partition(" a file")[0])
 
     for key, value in (("password", "${file:/run/secrets/nats}"), ("url", "${env:NATS_URL}")):
         with pytest.raises(PipelineError) as caught:
@@ -289,7 +289,7 @@ def test_user_and_password(by_user: Server, folder: Path) -> None:
     "login",
     [
         {"username": "relay", "password": WRONG},
-        {"username": "nobody-there", "password": PASSWORD},
+        {"username": "unknown-user", "password": PASSWORD},
         {"token": PASSWORD},
         {"nkey_seed": make_seed()[0]},
         {},
@@ -320,7 +320,7 @@ def test_remedies_name_the_settings_that_the_reader_has(by_user: Server, by_tls:
         Writer(NatsSinkConfig(url=by_tls.url, tls=False)).write(rows())
 
 
-def test_of_several_servers_each_is_told_with_its_reason(by_user: Server) -> None:
+def test_the_error_has_the_reason_of_each_server(by_user: Server) -> None:
     seeds = f"nats://127.0.0.1:1,{by_user.url},nats://127.0.0.1:2"
     error = by_user.refuses(
         settings(seeds, username="relay", password=WRONG), "authorization_violation"
@@ -461,7 +461,7 @@ def test_tls_with_a_login(by_tls: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         ({}, "CERTIFICATE_VERIFY_FAILED"),
         ({"tls_enabled": True}, "CERTIFICATE_VERIFY_FAILED"),
@@ -475,7 +475,7 @@ def test_tls_with_a_login(by_tls: Server) -> None:
     ids=["system", "demanded", "other", "off", "missing", "no-pem", "no-cert", "other-key"],
 )
 def test_certificates_that_are_wrong(
-    by_tls: Server, folder: Path, keys: dict[str, Any], says: str
+    by_tls: Server, folder: Path, keys: dict[str, Any], message: str
 ) -> None:
     (folder / "text").write_text(WRONG)
     files = {**by_tls.files, "missing": folder / "missing.pem", "text": folder / "text"}
@@ -483,7 +483,7 @@ def test_certificates_that_are_wrong(
         files["other"] = make_certificates(folder / "other", "other")[0]
     given = {key: str(files[v]) if isinstance(v, str) else v for key, v in keys.items()}
     config = settings(by_tls.url, username="relay", password=PASSWORD, **given)
-    assert says in by_tls.refuses(config, "tls_failed").message
+    assert message in by_tls.refuses(config, "tls_failed").message
 
 
 def test_a_name_that_is_not_in_the_certificate(by_tls: Server) -> None:

@@ -81,11 +81,11 @@ class App:
         sink = NatsSink(settings, name=pipeline, source=settings.source)
         written = sink.write(rows)
         sink.close()
-        store.add_dead_letters(pipeline, written.dead)
+        store.letters.add(pipeline, written.dead)
         return len(written.dead)
 
     def replay(self, store: Store) -> int:
-        letters = [letter for letter in store.dead_letters() if letter.replayed_at is None]
+        letters = [letter for letter in store.letters.page() if letter.replayed_at is None]
         with Replay(store, None, [self.source]) as replay:
             for letter in letters:
                 replay.send(letter)
@@ -167,7 +167,7 @@ def test_what_no_server_takes_is_replayed_by_todays_subject(app: App, store: Sto
     app.set("notify", subject=f"{stream}.{{payload.s}}")
     rows = app.captured((json.dumps({"s": "x" * 4_000}), "k", {}))
     assert app.send("notify", rows, store) == 1
-    (letter,) = store.dead_letters("notify")
+    (letter,) = store.letters.page("notify")
     assert (letter.code, letter.subject) == ("subject_too_long", "")
     assert json.loads(letter.message)["record"]["dedup_key"] == "k"
     with pytest.raises(SinkError) as caught:
@@ -196,7 +196,7 @@ def test_a_replay_is_not_done_by_anothers_message_of_its_key(app: App, store: St
         app.replay(store)
     assert caught.value.code == "duplicate_key"
     assert all(name in str(caught.value) for name in ("'notify'", "'other'", ":key-1'", shared))
-    assert store.dead_letters("notify")[0].replayed_at is None
+    assert store.letters.page("notify")[0].replayed_at is None
     assert len(app.read(shared)) == 1
 
 
@@ -210,7 +210,7 @@ def test_a_replay_that_has_no_pipeline(app: App, store: Store, tmp_path: Path) -
         with pytest.raises(SinkError) as caught:
             app.replay(store)
         assert caught.value.code == code
-        assert store.dead_letters("notify")[0].replayed_at is None
+        assert store.letters.page("notify")[0].replayed_at is None
         return str(caught.value)
 
     app.set("notify", subject=f"{stream}.x", token="${env:NOWHERE_AT_ALL}")
@@ -228,7 +228,7 @@ def test_a_database_without_the_schema(database: Database) -> None:
     assert caught.value.code == "not_installed"
 
 
-def test_a_files_outboxes_are_looked_through(
+def test_the_outboxes_of_the_file_are_searched(
     app: App, store: Store, tmp_path: Path, database: Database
 ) -> None:
     """The sinks of a `penstock.yaml` with outboxes are in their databases; two may have one name."""
@@ -236,7 +236,7 @@ def test_a_files_outboxes_are_looked_through(
     app.set("notify", subject=f"{small}.x")
     app.send("notify", app.captured(BIG[2]), store)
     app.set("notify", subject=f"{large}.x")
-    (letter,) = store.dead_letters("notify")
+    (letter,) = store.letters.page("notify")
     file = tmp_path / "penstock.yaml"
     with pytest.raises(ConfigError), Replay(store, file) as replay:
         replay.send(letter)

@@ -26,7 +26,7 @@ from tests.integration.outbox_sql import (
 )
 
 from penstock.embedded.handles import Database
-from penstock.outbox.relay.wanted import find
+from penstock.outbox.pipelines import find
 
 EXAMPLE = """
 select tide.outbox_create('notifications', retention_hours => 24);
@@ -74,7 +74,7 @@ def test_a_rollback_publishes_nothing(tide: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "says"),
+    ("call", "code", "hint"),
     [
         ("outbox_publish('o-p', '{}')", "TD001", "digits and _"),
         ("outbox_publish(null, '{}')", "TD001", "name"),
@@ -104,24 +104,24 @@ def test_a_rollback_publishes_nothing(tide: Database) -> None:
         ("outbox_create('x', -1)", "TD011", "hours"),
         ("outbox_create('x', null)", "TD011", "hours"),
         ("outbox_drop('offf')", "TD002", "'off'"),
-        ("outbox_sweep('nothing_like_it')", "TD002", "o, off"),
+        ("outbox_sweep('nothing_like_it')", "TD002", "'o', 'off'"),
         ("outbox_status(null)", "TD001", "name"),
         ("outbox_enable('p')", "TD002", "o"),
         ("outbox_disable('p')", "TD002", "o"),
-        ("outbox_grant_publish('o', 'nobody''s')", "TD014", "CREATE ROLE"),
+        ("outbox_grant_publish('o', 'no one''s')", "TD014", "CREATE ROLE"),
         ("outbox_grant_publish('o', 'public')", "TD014", "PUBLIC"),
         ("outbox_revoke_publish('o', null)", "TD014", "role"),
-        ("relay_grant('nobody')", "TD014", "role"),
+        ("relay_grant('unknown')", "TD014", "role"),
     ],
 )
 def test_each_mistake_has_its_state_and_its_hint(
-    tide: Database, call: str, code: str, says: str
+    tide: Database, call: str, code: str, hint: str
 ) -> None:
     tide.execute("SELECT tide.outbox_create('o'), tide.outbox_create('off')")
     tide.execute("SELECT tide.outbox_disable('off')")
     raised = raises(tide, f"SELECT tide.{call}")
     assert raised.state == code, raised
-    assert says in raised.hint
+    assert hint in raised.hint
     assert ids(tide, "o") == []
 
 
@@ -370,7 +370,7 @@ def test_a_publisher_that_is_dropped_meanwhile_leaves_its_id(tide: Database) -> 
     assert value(tide, "SELECT tide.outbox_publish('o', '3')") == 3
 
 
-def test_what_the_page_says_to_do_after_a_restore(tide: Database) -> None:
+def test_the_documented_remedy_after_a_restore(tide: Database) -> None:
     page = Path(__file__).parents[2] / "docs/how-to/outbox.md"
     section = page.read_text().split("## Restore a database")[1].split("## ")[0]
     ids_ahead, mend = re.findall(r"```sql\n(.+?)```", section, re.S)
@@ -415,7 +415,7 @@ def _held(tide: Database) -> list[dict[str, str]]:
     return held
 
 
-def test_a_disabled_pipeline_holds_and_is_told_with_how_many(tide: Database) -> None:
+def test_a_disabled_pipeline_holds_messages_and_the_status_counts_them(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     pipeline(tide, "on", "o")
     pipeline(tide, "off", "o", group="other")
@@ -435,7 +435,7 @@ def test_a_disabled_pipeline_holds_and_is_told_with_how_many(tide: Database) -> 
     assert {p["pipeline"]: p["pending"] for p in of} == {"on": 0, "off": 2, "late": 0}
 
 
-def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
+def test_status_lists_the_pipelines_that_hold_messages(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
     status: Callable[[], Any] = lambda: value(tide, "SELECT tide.outbox_status('o')")  # noqa: E731
     assert (status()["rows"], status()["held_by"], status()["oldest"]) == (0, [], None)
@@ -453,7 +453,7 @@ def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
     assert "No relay has run the group g yet." in status()["held_by"][0]["reason"]
     lease(tide)
     tide.execute(
-        "INSERT INTO tide.places (relay_group, pipeline, outbox, state, code, error, remedy)"
+        "INSERT INTO tide.checkpoints (relay_group, pipeline, outbox, state, code, error, remedy)"
         " VALUES ('g', 'p', 'o', 'error', 'connection_refused', 'Nothing listens.', 'Start it.')"
     )
     assert status()["held_by"] == [
@@ -465,7 +465,7 @@ def test_status_says_what_is_held_and_by_whom(tide: Database) -> None:
     assert _sweep(tide) == []
 
 
-def test_dropping_asks_where_somebody_reads(tide: Database) -> None:
+def test_dropping_is_refused_where_a_pipeline_reads(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o')")
     pipeline(tide, "p", "o")
     raised = raises(tide, "SELECT tide.outbox_drop('o')")

@@ -56,7 +56,7 @@ def state(tide: Database, message: str) -> tuple[str, int, str | None, bool]:
         ("inbox_mark_processed('i', null::text)", "TD013"),
         ("inbox_mark_failed('i', 7, 'x')", "TD013"),
         ("inbox_mark_failed(null, 'a', 'x')", "TD001"),
-        ("inbox_grant_process('i', 'nobody')", "TD014"),
+        ("inbox_grant_process('i', 'unknown')", "TD014"),
     ],
 )
 def test_each_mistake_has_its_state_and_its_hint(tide: Database, call: str, code: str) -> None:

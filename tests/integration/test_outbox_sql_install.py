@@ -30,7 +30,7 @@ def other(postgres: EmbeddedPostgres) -> Iterator[Database]:
 
 
 def schema(postgres: EmbeddedPostgres, database: Database) -> str:
-    """Return the whole schema as pg_dump tells it, with the publication and all grants."""
+    """Return the whole schema as pg_dump prints it, with the publication and all grants."""
     done = subprocess.run(
         [str(postgres.bin_dir / "pg_dump"), "--schema-only", database.url],
         capture_output=True, text=True, check=True,
@@ -42,7 +42,7 @@ def test_the_command_installs_once_and_then_does_nothing(
     database: Database, tmp_path: Path
 ) -> None:
     arguments = ("--url", database.url)
-    assert "Made the schema tide" in run(tmp_path, "outbox install", *arguments)
+    assert "Created the schema tide" in run(tmp_path, "outbox install", *arguments)
     before = value(database, "SELECT at FROM tide.migrations")
     assert "up to date" in run(tmp_path, "outbox install", *arguments)
     assert value(database, "SELECT at FROM tide.migrations") == before
@@ -132,12 +132,12 @@ def test_two_at_once_are_one_after_the_other(database: Database) -> None:
 def test_a_newer_schema_is_refused_and_left_alone(database: Database, tmp_path: Path) -> None:
     installed(database)
     database.execute("INSERT INTO tide.migrations (version, functions) VALUES (99, '')")
-    said = fails(tmp_path, 1, "outbox install", "--url", database.url)
-    assert "version 99" in said
-    assert "newer Penstock" in said
+    error = fails(tmp_path, 1, "outbox install", "--url", database.url)
+    assert "version 99" in error
+    assert "newer Penstock" in error
 
 
-def test_a_schema_of_somebody_else_is_refused(database: Database) -> None:
+def test_a_schema_of_another_program_is_refused(database: Database) -> None:
     database.execute("CREATE SCHEMA tide; CREATE TABLE tide.waves ()")
     with (
         database.connect(autocommit=True) as connection,
@@ -149,7 +149,7 @@ def test_a_schema_of_somebody_else_is_refused(database: Database) -> None:
         database.execute(script())
 
 
-def test_a_role_without_rights_hears_which_it_lacks(database: Database) -> None:
+def test_the_error_names_the_right_that_the_role_lacks(database: Database) -> None:
     with role(database) as (name, session):
         connection = session._connection
         assert connection is not None
@@ -169,7 +169,7 @@ def test_a_role_without_rights_hears_which_it_lacks(database: Database) -> None:
         assert database.execute(f"{owners} WHERE pronamespace = 'tide'::regnamespace") == [(name,)]
 
 
-def test_another_role_hears_whose_schema_it_is(database: Database) -> None:
+def test_the_error_names_the_owner_of_the_schema(database: Database) -> None:
     installed(database)
     with role(database) as (name, session):
         connection = session._connection
@@ -190,9 +190,7 @@ def test_a_schema_that_was_made_for_the_role_is_enough(database: Database) -> No
         session.execute("SELECT tide.outbox_create('mine')")
 
 
-def test_the_commands_say_what_is_wrong_and_show_no_password(
-    database: Database, tmp_path: Path
-) -> None:
+def test_errors_of_the_commands_show_no_password(database: Database, tmp_path: Path) -> None:
     assert "--url" in fails(tmp_path, 1, "outbox install")
     url = f"postgresql://someone:{SECRET}@localhost:1/x"
     assert "connection" in fails(tmp_path, 1, "outbox install", "--url", url).lower()

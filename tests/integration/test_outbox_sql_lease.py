@@ -1,4 +1,4 @@
-"""What the outbox's database says of relays: alive, standing by, stopped, dead; and of their slots."""
+"""How the outbox's database reports relays: alive, standing by, stopped, dead; and of their slots."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
 from penstock.embedded.handles import Database
+from penstock.outbox.pipelines import PUBLICATION, slot_of
 from penstock.outbox.relay.lease import Lease, Leases
 from penstock.outbox.relay.lock import GroupLock
-from penstock.outbox.relay.wanted import PUBLICATION, slot_of
 from penstock.postgres.replication import ReplicationStream
 
 
@@ -75,12 +75,12 @@ def test_a_relay_that_dies_is_dead_since_its_last_heartbeat(tide: Database) -> N
 
 
 def test_a_dead_relay_whose_session_has_the_lock(tide: Database) -> None:
-    """It hangs, or is stopped by a signal: no standby can take over, and the status says so."""
+    """It hangs, or is stopped by a signal: no standby can take over, and the status reports it."""
     lock = GroupLock(tide.url, "g")
     assert lock.acquire()
     try:
         lease(tide, age=60, lock_pid=lock.pid)
-        assert "It hangs: its session still has the group's lock." in status(tide)["error"]
+        assert "It hangs: its session still holds the group's lock." in status(tide)["error"]
         assert "On h1: kill -9 4711. Then: penstock relay" in status(tide)["remedy"]
         lease(tide, "standby", instance="two", age=0)
         assert "so that the standby cannot take over" in status(tide)["error"]
@@ -134,10 +134,10 @@ def test_disabled_reads_disabled_and_never_run_no_relay_yet(tide: Database) -> N
 
 def test_a_change_that_the_relay_has_not_made_yet(tide: Database) -> None:
     lease(tide)
-    tide.execute("UPDATE tide.places SET lsn = '0/1'")
+    tide.execute("UPDATE tide.checkpoints SET lsn = '0/1'")
     tide.execute("SELECT tide.relay_disable('p')")
     assert status(tide)["state"] == "stopping"
-    tide.execute("UPDATE tide.places SET state = 'disabled'")
+    tide.execute("UPDATE tide.checkpoints SET state = 'disabled'")
     assert status(tide)["state"] == "disabled"
     tide.execute("SELECT tide.relay_enable('p')")
     assert status(tide)["state"] == "starting"
@@ -205,7 +205,7 @@ def test_the_process_renews_its_leases_and_notes_its_end(tide: Database) -> None
 def test_dead_letters_stand_in_every_view(tide: Database) -> None:
     lease(tide)
     tide.execute(
-        "UPDATE tide.places SET dead_letters = 2, dead_letter = 'too_large: 9 MiB',"
+        "UPDATE tide.checkpoints SET dead_letters = 2, dead_letter = 'too_large: 9 MiB',"
         " dead_letter_at = now()"
     )
     assert (status(tide)["dead_letters"], status(tide)["dead_letter"]) == (2, "too_large: 9 MiB")
@@ -281,9 +281,9 @@ def test_an_owner_that_may_not_drop_it_is_given_the_statement(tide: Database) ->
         f" GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tide TO {owner}"
     )
     try:
-        told = deleted(tide)
-        assert told is not None
-        message, hint = told
+        notice = deleted(tide)
+        assert notice is not None
+        message, hint = notice
         assert message == (
             f"the replication slot {name} keeps WAL, and the role {owner} may not drop it"
         )
@@ -302,7 +302,7 @@ def test_an_old_snapshot_drops_no_slot(tide: Database) -> None:
     notices: list[str] = []
     with tide.connect() as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+        connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
         connection.execute("SELECT tide.relay_delete('p')")
     assert notices == [
         f"the replication slot {name} keeps WAL, and is not dropped in a transaction with the"
@@ -316,9 +316,9 @@ def test_a_slot_that_is_still_read(tide: Database) -> None:
     name = slot(tide)
     stream = ReplicationStream(tide.url, name, PUBLICATION)
     try:
-        told = deleted(tide)
-        assert told is not None
-        assert f"the replication slot {name} is still in use, by process " in told[0]
+        notice = deleted(tide)
+        assert notice is not None
+        assert f"the replication slot {name} is still in use, by process " in notice[0]
         pipeline(tide, "p", "o")
         lease(tide)
         assert deleted(tide) is None
@@ -329,5 +329,5 @@ def test_a_slot_that_is_still_read(tide: Database) -> None:
             not value(tide, "SELECT active FROM pg_replication_slots WHERE slot_name = %s", name)
         )
     )
-    tide.execute(told[1].removeprefix("Once that has ended: "))
+    tide.execute(notice[1].removeprefix("Once that has ended: "))
     assert slots(tide) == []

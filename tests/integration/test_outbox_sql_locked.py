@@ -1,4 +1,4 @@
-"""What a relay does to outboxes where nothing runs, and where somebody left a transaction open."""
+"""What a relay does to outboxes where nothing runs, and where a transaction stays open."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tests.integration.outbox_sql import delivered, ids, installed, pipeline
 
 from penstock.config.settings import Config, OutboxSource, SparkSettings
 from penstock.embedded.handles import Database
+from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay import sweep
+from penstock.outbox.relay.checkpoints import Checkpoints
+from penstock.outbox.relay.desired_state import Planner
 from penstock.outbox.relay.lock import GroupLock
-from penstock.outbox.relay.places import Places
 from penstock.outbox.relay.relay import Relay
 from penstock.outbox.relay.sweep import Sweeper
-from penstock.outbox.relay.wanted import Planner, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
 
@@ -50,7 +51,7 @@ def store(tide: Database) -> Iterator[Store]:
 @pytest.mark.parametrize(
     "statement", ["SELECT tide.relay_delete('pb')", "SELECT tide.outbox_drop('b', true)"]
 )
-def test_places_are_written_but_the_one_that_is_locked(
+def test_checkpoints_are_written_but_the_one_that_is_locked(
     tide: Database, session: psycopg.Connection[Any], store: Store, statement: str
 ) -> None:
     for name in ("a", "b", "c"):
@@ -58,28 +59,26 @@ def test_places_are_written_but_the_one_that_is_locked(
         tide.execute("SELECT tide.relay_enable(%s)", [f"p{name}"])
         delivered(tide, f"p{name}")
     planner = Planner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
-    wanted = planner.plan(find(session), {})["g"]
-    state = State([wanted.source], dict.fromkeys(wanted.sinks, ("nats", wanted.source)))
-    state.sources[wanted.source].confirmed_lsn = 10**15
+    desired = planner.plan(find(session), {})["g"]
+    state = RunState([desired.source], dict.fromkeys(desired.sinks, ("nats", desired.source)))
+    state.sources[desired.source].confirmed_lsn = 10**15
     run: Any = SimpleNamespace(
         state=state, store=SimpleNamespace(source=lambda name: store.make_source(name, "tag"))
     )
-    places = Places(session, store, wanted, run, frozenset())
-    query = "SELECT pipeline FROM tide.places WHERE lsn IS NOT NULL ORDER BY 1"
+    checkpoints = Checkpoints(session, store, desired, run, frozenset())
+    query = "SELECT pipeline FROM tide.checkpoints WHERE lsn IS NOT NULL ORDER BY 1"
     with tide.connect() as forgotten, capture_logs() as logs:
         forgotten.execute(statement)
         for _ in range(2):
-            places.tick()
+            checkpoints.tick()
         assert tide.execute(query) == [("pa",), ("pc",)]
         forgotten.rollback()
-        places.tick()
+        checkpoints.tick()
         assert tide.execute(query) == [("pa",), ("pb",), ("pc",)]
     assert [entry["pipeline"] for entry in logs] == ["pb"]
 
 
-def test_what_is_locked_is_told_with_what_to_do(
-    tide: Database, session: psycopg.Connection[Any]
-) -> None:
+def test_the_error_of_a_lock_has_a_remedy(tide: Database, session: psycopg.Connection[Any]) -> None:
     with tide.connect() as forgotten:
         forgotten.execute("LOCK TABLE tide.outbox_a")
         with pytest.raises(psycopg.errors.LockNotAvailable) as caught:
@@ -109,19 +108,19 @@ def test_a_sweep_goes_on_where_there_is_more(
     tide: Database, session: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(sweep, "_AT_ONCE_SECONDS", 0.0)  # one outbox a look
+    monkeypatch.setattr(sweep, "_AT_ONCE_SECONDS", 0.0)  # one outbox a call
     monkeypatch.setattr(sweep, "_MOST_ROWS", 1)
     sweeper = Sweeper()
-    looks = 0
-    while looks == 0 or sweeper.busy:
-        sweeper.look(session)
-        looks += 1
-    assert looks == 6  # each outbox, and again to see that there is no more
+    sweeps = 0
+    while sweeps == 0 or sweeper.busy:
+        sweeper.sweep(session)
+        sweeps += 1
+    assert sweeps == 6  # each outbox, and again to see that there is no more
     assert not any(ids(tide, name) for name in "abc")
     monkeypatch.undo()
     tide.execute("SELECT tide.outbox_publish('a', '2')")
     sweeper = Sweeper()
-    sweeper.look(session)
+    sweeper.sweep(session)
     assert ids(tide, "a") == [2], "not before a minute is over"
 
 
@@ -137,17 +136,17 @@ def test_what_can_not_be_swept_now_keeps_up_no_other(
         values = {"class": sweep.LOCK_SWEEP, "outbox": "b"}
         other.execute(sweep._SQL["sweep"], values)
         for _ in range(2):
-            sweeper.look(session)
+            sweeper.sweep(session)
         forgotten.rollback()
         other.rollback()
-    told = [(entry["log_level"], entry["outbox"]) for entry in logs]
-    assert told == [("warning", "a"), ("info", "c")]
+    found = [(entry["log_level"], entry["outbox"]) for entry in logs]
+    assert found == [("warning", "a"), ("info", "c")]
     assert (len(ids(tide, "a")), len(ids(tide, "b")), len(ids(tide, "c"))) == (1, 1, 0)
-    sweeper.look(session)
+    sweeper.sweep(session)
     assert not any(ids(tide, name) for name in "ab")
     session.close()
     with pytest.raises(psycopg.Error):
-        sweeper.look(session)
+        sweeper.sweep(session)
 
 
 def test_groups_whose_names_have_one_hash_have_a_lock_each(tide: Database) -> None:

@@ -124,7 +124,7 @@ def test_an_upgrade_and_what_is_done_meanwhile_wait_for_each_other(tide: Databas
 
 KNOWN = {"TD002", "TD003", "TD004", "TD007", "TD008", "TD012"}
 DROPPED = {"42P01", "42883"}
-"""What who publishes to an outbox, looks at it or works an inbox through hears while it is dropped."""
+"""Errors of publishers, of status and of workers while an outbox or inbox is dropped."""
 
 
 def _steps(number: int) -> Iterator[tuple[str, set[str]]]:

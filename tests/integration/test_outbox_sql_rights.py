@@ -9,7 +9,7 @@ import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
 
 from penstock.embedded.handles import Database
-from penstock.outbox.inbox.inbox import find_inboxes
+from penstock.outbox.pipelines import find_inboxes
 
 DENIED = "42501"
 
@@ -43,11 +43,11 @@ def tables(tide: Database) -> list[str]:
     return [row[0] for row in found]
 
 
-def test_nobody_may_do_anything_that_was_not_granted(tide: Database) -> None:
+def test_a_role_has_no_right_that_was_not_granted(tide: Database) -> None:
     with role(tide) as (name, session):
         for call in calls(tide):
             assert raises(session, f"SELECT {call}").state == DENIED, call
-        # Not even with the right on the schema, which somebody else may have needed.
+        # Not even with the right on the schema, which may have been granted for something else.
         tide.execute(f"GRANT USAGE ON SCHEMA tide TO {name}")
         assert len(calls(tide)) > 40
         for call in calls(tide):
@@ -184,7 +184,7 @@ def test_a_relays_role_may_do_what_relays_do_also_later(tide: Database) -> None:
             )
             session.execute(f"SELECT tide.inbox_sweep('{box}')")
         session.execute(
-            "INSERT INTO tide.places (relay_group, pipeline, outbox) SELECT relay_group, pipeline,"
+            "INSERT INTO tide.checkpoints (relay_group, pipeline, outbox) SELECT relay_group, pipeline,"
             " outbox FROM tide.relays ON CONFLICT (relay_group, pipeline, outbox)"
             " DO UPDATE SET delivered = 1"
         )

@@ -21,8 +21,8 @@ from penstock.push import retry
 from penstock.push.pusher import Pusher
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerInfo, ConsumerSpec
-from penstock.streams.records import stream_idx
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord, stream_idx
+from penstock.streams.store import Store
 
 
 @dataclass

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.backfill.requests import Backfills, Request
+from penstock.backfill.request import Backfills, Request
 from penstock.check import config as check
 from penstock.cli import status
 from penstock.cli.main import app

@@ -17,7 +17,8 @@ from penstock.embedded.handles import Database
 from penstock.streams import maintenance
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.maintenance import run_once
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord
+from penstock.streams.store import Store
 
 KINDS = ("changes", "rows")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,27 +12,35 @@ from structlog.testing import capture_logs
 from penstock.config.file import Config
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError
+from penstock.core.health import Failure
 from penstock.embedded.handles import Database
-from penstock.runtime import run as runs
-from penstock.runtime.run import Holding, Run
+from penstock.outbox.relay.guard import RelayGuard
+from penstock.runtime import source_query
+from penstock.runtime.run import Run
 
 REPORT = {"capture": "shop", "state": "streaming", "error": None, "code": None, "warm": True}
 DELAY = 0.01
 
 
 @pytest.fixture
-def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    config = Config.model_validate(
+def config(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(source_query, "_BACKOFF_SECONDS", (DELAY, 30.0))
+    monkeypatch.setattr(source_query, "jvm_exit_code", lambda: None)
+    return Config.model_validate(
         {
             "sources": {"shop": {"type": "postgres", "url": database.url}},
             "sinks": {"events": {"type": "stream", "source": "shop"}},
             "spark": {"checkpoint": str(tmp_path)},
         }
     )
-    monkeypatch.setattr(runs, "_BACKOFF_SECONDS", (DELAY, 30.0))
-    monkeypatch.setattr(runs, "jvm_exit_code", lambda: None)
+
+
+@pytest.fixture
+def run(config: Config, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     with Run(config, database.url) as run:
+        # Nothing is registered in the store.
         monkeypatch.setattr(run.store, "target", lambda _: None)
+        monkeypatch.setattr(run._guard, "_note_gap", lambda *_: None)
         yield run
 
 
@@ -58,12 +65,10 @@ def restarts(run: Run, monkeypatch: pytest.MonkeyPatch, *queries: Any) -> list[d
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(runs, "Pipeline", Query)
-    monkeypatch.setattr(run, "_note_gap", lambda *_: None)  # nothing is registered in the store
+    monkeypatch.setattr(source_query, "Pipeline", Query)
     spark: Any = None
-    monitor: Any = SimpleNamespace(address="")
     with capture_logs() as logs:
-        run._supervise(spark, "shop", monitor)
+        run._queries["shop"].keep(spark, "")
     return [dict(entry) for entry in logs if entry["event"].startswith("query ended")]
 
 
@@ -106,7 +111,7 @@ def test_the_reason_in_the_status_is_the_one_in_the_log(
         (gone, "It is gone. Make it."), ([lost], "It is gone. Make it."), ([], "Query ended."),
     ):  # fmt: skip
         run._stopping.clear()
-        run._ended.clear()
+        run._log._ended.clear()
         (entry,) = restarts(run, monkeypatch, ending, RuntimeError("the end"))
         found = run.state.as_json()["sources"]["shop"]
         assert entry["error"] == found["error"]
@@ -119,10 +124,11 @@ def test_the_reason_in_the_status_is_the_one_in_the_log(
 
 
 def test_a_relays_run_ends_where_changes_are_missed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    config: Config, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its group begins anew, and reads what is missed from the outboxes' tables."""
-    monkeypatch.setattr(run, "_holding", Holding({}))
     gone = CaptureError("publication_missing", "It is gone.", remedy="Make it.")
-    assert restarts(run, monkeypatch, gone, RuntimeError("not begun")) == []
-    assert run.failure == ("publication_missing", "It is gone. Make it.")
+    with Run(config, database.url, guard=RelayGuard()) as run:
+        monkeypatch.setattr(run.store, "target", lambda _: None)
+        assert restarts(run, monkeypatch, gone, RuntimeError("not begun")) == []
+    assert run.failure == Failure("publication_missing", "It is gone. Make it.")

@@ -54,7 +54,7 @@ class Starting:
 
     def hold(self, error: SinkError) -> None:
         with self.store.connection() as connection:
-            backlog.hold(connection, self.source.id, SINK, error)
+            backlog.put_behind(connection, self.source.id, SINK, error)
 
     def batch(self, first: int, end: int) -> tuple[BatchPart, pa.RecordBatch]:
         start, self._end = self._end, Position(self._end.lsn + 8, end)

@@ -182,32 +182,32 @@ def test_consumers_of_the_configuration_are_taken_over(store: Store, database: D
 
 def test_dead_letters_of_sinks(store: Store) -> None:
     letters = [DeadLetter(f"k{n}", "a.b", "too_large", "why", '{"é": "\0"}') for n in range(3)]
-    store.add_dead_letters("nats", letters)
-    store.add_dead_letters("other", letters[:1])
-    first, second, third = store.dead_letters("nats")
+    store.letters.add("nats", letters)
+    store.letters.add("other", letters[:1])
+    first, second, third = store.letters.page("nats")
     assert (first.idempotency_key, first.subject, first.code) == ("k0", "a.b", "too_large")
-    assert store.dead_letters("nats", limit=1, offset=1) == [second]
-    store.mark_replayed(first.id)
-    store.mark_replayed(second.id)
-    store.add_dead_letters("nats", letters[:1])  # the replay failed
-    again = store.dead_letter(first.id)
+    assert store.letters.page("nats", limit=1, offset=1) == [second]
+    store.letters.mark_replayed(first.id)
+    store.letters.mark_replayed(second.id)
+    store.letters.add("nats", letters[:1])  # the replay failed
+    again = store.letters.get(first.id)
     assert again is not None
     assert again.replayed_at is None
-    assert store.purge("nats", replayed=True) == 1
-    assert store.purge(id=third.id) == 1
-    assert [letter.id for letter in store.dead_letters("nats")] == [first.id]
-    assert store.dead_letter(second.id) is None
-    assert store.dead_letters(consumer="nats") == []
-    assert store.purge() == 2
+    assert store.letters.purge("nats", replayed=True) == 1
+    assert store.letters.purge(id=third.id) == 1
+    assert [letter.id for letter in store.letters.page("nats")] == [first.id]
+    assert store.letters.get(second.id) is None
+    assert store.letters.page(consumer="nats") == []
+    assert store.letters.purge() == 2
 
 
 def test_a_dead_letter_with_a_long_subject(store: Store) -> None:
     """No index keeps it out, and it is one, whatever its subject was before."""
     long = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
-    store.add_dead_letters("nats", [DeadLetter("k", "a", "too_large", "why", "{}")])
-    store.add_dead_letters("nats", [DeadLetter("k", long, "too_large", "why", "{}")])
-    store.add_dead_letters("nats", [DeadLetter("l", "a\0", "too_large", "\0", "{}")])
-    assert [letter.subject for letter in store.dead_letters()] == [
+    store.letters.add("nats", [DeadLetter("k", "a", "too_large", "why", "{}")])
+    store.letters.add("nats", [DeadLetter("k", long, "too_large", "why", "{}")])
+    store.letters.add("nats", [DeadLetter("l", "a\0", "too_large", "\0", "{}")])
+    assert [letter.subject for letter in store.letters.page()] == [
         long,
         "a\N{REPLACEMENT CHARACTER}",
     ]
@@ -249,19 +249,19 @@ def test_sessions_have_what_they_need_whatever_is_set(database: Database) -> Non
 
 
 def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Database) -> None:
-    token = store.create_token("ci", "worker", ["billing"])
+    token = store.tokens.create("ci", "worker", ["billing"])
     assert token.startswith("pst_")
     assert len(token) > 40
     assert database.execute("SELECT hash FROM penstock.tokens") == [
         (hashlib.sha256(token.encode()).digest(),)
     ]
     with pytest.raises(StoreError, match="already"):
-        store.create_token("ci", "admin")
-    assert [(t.name, t.role, t.consumers) for t in store.tokens()] == [
+        store.tokens.create("ci", "admin")
+    assert [(t.name, t.role, t.consumers) for t in store.tokens.all()] == [
         ("ci", "worker", ["billing"])
     ]
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
-        assert [store.revoke_token("ci"), store.revoke_token("ci")] == [True, False]
+        assert [store.tokens.revoke("ci"), store.tokens.revoke("ci")] == [True, False]
         assert next(listener.notifies(timeout=10)).payload == "t"
-    assert store.tokens()[0].revoked_at is not None
+    assert store.tokens.all()[0].revoked_at is not None

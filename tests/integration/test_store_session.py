@@ -24,7 +24,8 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import BatchPart
 from penstock.streams import claim
 from penstock.streams.names import LOCK_RUN
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord
+from penstock.streams.store import Store
 
 SLOT = "penstock_shop"
 IDLE = threading.Event()

@@ -18,7 +18,8 @@ from penstock.core.message import BatchPart
 from penstock.embedded.handles import Database
 from penstock.postgres.chunk import partition
 from penstock.streams.consumers.registry import Consumers
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.records import StreamRecord
+from penstock.streams.store import Store
 
 
 class Pipe:

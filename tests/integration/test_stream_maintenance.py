@@ -39,12 +39,13 @@ from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance, rows
-from penstock.streams.consumers.state import Entry
+from penstock.streams.consumers.entry import Entry
 from penstock.streams.maintenance import Maintenance, close_segment, run_once
-from penstock.streams.records import commit_position
+from penstock.streams.names import consumer_table
+from penstock.streams.records import START, StreamRecord, commit_position
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import Segment, low_watermark, readers_of, segments_of
-from penstock.streams.store import START, Store, StreamRecord, consumer_table
+from penstock.streams.store import Store
 
 
 @pytest.fixture

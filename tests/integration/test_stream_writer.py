@@ -39,9 +39,9 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.maintenance import close_segment, run_once
-from penstock.streams.records import commit_position, stream_idx
+from penstock.streams.records import StreamRecord, commit_position, stream_idx
 from penstock.streams.segments import lock_writers, segments_of
-from penstock.streams.store import Store, StreamRecord
+from penstock.streams.store import Store
 
 
 @pytest.fixture

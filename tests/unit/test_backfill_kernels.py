@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from penstock.backfill.kernels import as_text, join, kernel
+from penstock.backfill.read.kernels import as_text, join, kernel
 from penstock.postgres import values
 from penstock.postgres.values import Converter, array_of
 

@@ -1,4 +1,4 @@
-"""The tasks and the reader of a backfill: what they tell the run, whatever happens to them."""
+"""The tasks and the reader of a backfill: what they report to the run, whatever happens to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from tests.streams_help import Change, wire
 
-from penstock.backfill import reader as backfill
+from penstock.backfill import reader as readers
 from penstock.backfill.events import Delivered, Done, Event, Failed
-from penstock.backfill.reader import ReaderBackfills, ReadRange
+from penstock.backfill.read import task as tasks
+from penstock.backfill.read.task import ReadRange
+from penstock.backfill.reader import ReaderBackfills
 from penstock.core.errors import BackfillError
 from penstock.core.message import READ, BatchPart, Position
 from penstock.core.monitor import Monitor, Report
@@ -24,7 +26,7 @@ ROWS = wire([Change({"id": n}, READ) for n in range(4)])
 
 
 class Reads:
-    """As much of the real one as a task looks at."""
+    """As much of the real one as a task reads."""
 
     chunk = 5
     attempt = 1
@@ -33,13 +35,13 @@ class Reads:
 
 
 class Run:
-    """The run's end: what it is told."""
+    """The run's end: what is reported to it."""
 
     def __init__(self) -> None:
         self.reports: SimpleQueue[Report] = SimpleQueue()
         self.monitor = Monitor(self.reports.put)
 
-    def told(self) -> Report:
+    def reported(self) -> Report:
         found: Report = self.reports.get(timeout=10)["backfill_range"]
         return found
 
@@ -57,18 +59,18 @@ def task(run: Run) -> ReadRange:
 
 
 def test_a_range_that_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([ROWS, ROWS]))
+    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([ROWS, ROWS]))
     batches = list(task(run).batches())
     assert sum(batch.num_rows for batch in batches) == 8
-    assert run.told() == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 8}
-    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([]))
+    assert run.reported() == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 8}
+    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([]))
     (batch,) = task(run).batches()
     assert batch.num_rows == 0, "its part of the micro-batch is there all the same"
-    assert run.told()["rows"] == 0
+    assert run.reported()["rows"] == 0
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (
             BackfillError("snapshot_lost", "The snapshot is gone.", transient=True),
@@ -81,20 +83,20 @@ def test_a_range_that_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_range_that_fails_ends_no_query(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, told: Report
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: Report
 ) -> None:
     def fails(*_: Any) -> Iterator[pa.RecordBatch]:
         yield ROWS
         raise error
 
-    monkeypatch.setattr(backfill, "read_range", fails)
+    monkeypatch.setattr(tasks, "read_range", fails)
     assert sum(batch.num_rows for batch in task(run).batches()) == 4
-    found = run.told()
-    assert found == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 4, **told}
+    found = run.reported()
+    assert found == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 4, **expected}
 
 
 def test_a_run_that_is_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "read_range", lambda *_: iter([ROWS]))
+    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([ROWS]))
     lost = task(run)
     lost.monitor = "127.0.0.1:9:secret"
     assert sum(batch.num_rows for batch in lost.batches()) == 4
@@ -106,7 +108,7 @@ def test_a_task_shows_no_secret(run: Run) -> None:
 
 
 class Backfiller:
-    """Notes what it is called for."""
+    """Records its calls."""
 
     def __init__(self, _: Any, on_event: Any) -> None:
         self.calls: list[Any] = []
@@ -126,17 +128,17 @@ class Backfiller:
 def reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[ReaderBackfills, Backfiller, list[Report]]:
-    monkeypatch.setattr(backfill, "Backfiller", Backfiller)
+    monkeypatch.setattr(readers, "Backfiller", Backfiller)
     sent: list[Report] = []
     made = ReaderBackfills(None, sent.append)  # type: ignore[arg-type]
     return made, made._backfiller, sent  # type: ignore[return-value]
 
 
-def wanted(token: int, *, paused: bool = False) -> dict[str, Any]:
+def desired(token: int, *, paused: bool = False) -> dict[str, Any]:
     return {"token": token, "spec": SPEC.to_json(), "cursor": ["a", None], "paused": paused}
 
 
-def test_what_the_run_wants_is_done_once(
+def test_the_desired_state_is_brought_about_once(
     reader: tuple[ReaderBackfills, Backfiller, list[Report]],
 ) -> None:
     commands, made, _ = reader
@@ -144,28 +146,28 @@ def test_what_the_run_wants_is_done_once(
     commands.command(None)
     assert made.calls == []
     for _ in range(2):
-        commands.command(wanted(1))
+        commands.command(desired(1))
     assert made.calls == [started, "resume", "resume"]
     made.calls.clear()
     for paused in (True, False):
-        commands.command(wanted(1, paused=paused))
+        commands.command(desired(1, paused=paused))
     assert made.calls == ["pause", "resume"]
     made.calls.clear()
-    commands.command(wanted(2, paused=True))
+    commands.command(desired(2, paused=True))
     assert made.calls == [started, "pause"]
     made.calls.clear()
     commands.command(None)
     commands.command(None)
     assert made.calls == ["cancel"]
-    commands.command(wanted(2))
+    commands.command(desired(2))
     assert made.calls == ["cancel", started, "resume"]
 
 
-def test_what_an_earlier_start_tells_is_not_told(
+def test_events_of_an_earlier_start_are_not_reported(
     reader: tuple[ReaderBackfills, Backfiller, list[Report]],
 ) -> None:
     commands, made, sent = reader
-    commands.command(wanted(8))
+    commands.command(desired(8))
     made.on_event(Delivered(3, 1, 0, 2, ("b", None)))
     assert sent == [
         {
@@ -176,7 +178,7 @@ def test_what_an_earlier_start_tells_is_not_told(
         }
     ]  # fmt: skip
     assert commands.token(Reads()) == 8  # type: ignore[arg-type]
-    commands.command(wanted(9))
+    commands.command(desired(9))
     made.on_event(Done(3, 1, 4))
     assert len(sent) == 1
     assert commands.token(Reads()) == 0  # type: ignore[arg-type]
@@ -189,39 +191,39 @@ def test_what_an_earlier_start_tells_is_not_told(
 @pytest.mark.parametrize(
     "event", [Done(3, 1, 4), Failed(3, 1, "no_table", "It is gone.", "Make it.")]
 )
-def test_an_end_is_told_until_the_run_knows(
+def test_an_end_is_reported_until_the_run_knows(
     reader: tuple[ReaderBackfills, Backfiller, list[Report]], event: Event
 ) -> None:
     commands, made, sent = reader
-    commands.command(wanted(8))
+    commands.command(desired(8))
     made.on_event(Delivered(3, 1, 3, 2, ("b", None)))
-    commands.command(wanted(8))
+    commands.command(desired(8))
     assert len(sent) == 1
     made.on_event(event)
     sent.clear()
-    commands.command(wanted(8))
-    commands.command(wanted(8, paused=True))
+    commands.command(desired(8))
+    commands.command(desired(8, paused=True))
     name = type(event).__name__.lower()
     assert [(r["backfill"]["event"], r["backfill"]["token"]) for r in sent] == [(name, 8)] * 2
     sent.clear()
-    commands.command(wanted(9))
-    commands.command(wanted(9))
+    commands.command(desired(9))
+    commands.command(desired(9))
     commands.command(None)
     assert sent == []
 
 
-def test_a_reader_greets_until_it_is_commanded(
+def test_a_reader_reports_that_it_is_ready_until_it_is_commanded(
     reader: tuple[ReaderBackfills, Backfiller, list[Report]],
 ) -> None:
     commands, _, sent = reader
-    commands.greet()
-    commands.greet()
+    commands.report_ready()
+    commands.report_ready()
     assert len(sent) == 2
     assert sent[0] == sent[1], "the same reader"
     assert sent[0]["backfill"]["event"] == "ready"
     assert sent[0]["backfill"]["reader"]
     commands.command(None)
-    commands.greet()
+    commands.report_ready()
     assert len(sent) == 2
 
 

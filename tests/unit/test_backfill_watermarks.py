@@ -9,15 +9,15 @@ from tests.unit.test_decoder import Fed, T, inserts, row, transaction
 
 from penstock.core.message import Position
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
-from penstock.postgres.reads import BackfillSpec, Ordered, Range, Reads, Source
+from penstock.postgres.reads import BackfillSpec, OrderColumn, Range, Reads, SourceTable
 from penstock.postgres.table import Shape, Table
 from penstock.postgres.values import Types
-from penstock.postgres.watermarks import Noting, Snapshot, Watch, Watermark
+from penstock.postgres.watermarks import Snapshot, Watch, Watermark, Window
 
 CONTENT = b'["run",1,0]'
-SOURCE = Source(
+SOURCE = SourceTable(
     T, Shape(("id",)), (), "d", "tag", None, None, None, False,
-    (Ordered("id", "integer", "pg_catalog"),), None, True,
+    (OrderColumn("id", "integer", "pg_catalog"),), None, True,
 )  # fmt: skip
 SNAPSHOT = Snapshot(7, 7, frozenset())
 
@@ -31,9 +31,9 @@ class Watched(Fed):
         spec = BackfillSpec(1, "sink", schema, "t")
         reads = Reads(spec, 1, 0, ("9",), ranges, "snapshot", SOURCE, "url")
         self.passed: list[Watermark] = []
-        self.noting = Noting()
-        self.watch = Watch(schema, "t", False, [self.noting])
-        mark = Watermark(CONTENT, self.noting, reads, self.passed.append, 10, 1, 0)
+        self.window = Window()
+        self.watch = Watch(schema, "t", False, [self.window])
+        mark = Watermark(CONTENT, self.window, reads, self.passed.append, 10, 1, 0)
         self.watch.watermarks[CONTENT] = mark
 
     def touched(self) -> set[int]:
@@ -60,7 +60,7 @@ def own(*numbers: int) -> set[int]:
 
 def test_a_watermark_makes_a_chunk_of_its_own() -> None:
     fed = Watched()
-    fed.noting.taken(SNAPSHOT, None)
+    fed.window.set_snapshot(SNAPSHOT, None)
     fed.feed(T, *transaction(10, *inserts(1, 2)), *transaction(20, watermark()))
     fed.feed(*transaction(30, *inserts(3, 3)))
     fed.seal()
@@ -94,10 +94,10 @@ def test_what_is_no_watermark_of_this_run_is_passed_by(message: Message) -> None
     assert len(fed.chunks) == 1
 
 
-def test_every_key_of_a_change_is_noted() -> None:
+def test_every_key_of_a_change_is_collected() -> None:
     fed = Watched()
     fed.feed(T, Begin(10, 0, 7), *inserts(1, 1))
-    fed.noting.taken(SNAPSHOT, fed.xid)
+    fed.window.set_snapshot(SNAPSHOT, fed.xid)
     fed.feed(
         Delete(1, [b"2", None], None),
         Update(1, [b"3", None], None, row(4)),
@@ -107,16 +107,16 @@ def test_every_key_of_a_change_is_noted() -> None:
     assert fed.touched() == own(1, 2, 3, 4, 5)
 
 
-def test_other_tables_are_not_noted() -> None:
+def test_other_tables_are_not_collected() -> None:
     fed = Watched(schema="other")
-    fed.noting.taken(SNAPSHOT, None)
+    fed.window.set_snapshot(SNAPSHOT, None)
     fed.feed(T, *transaction(10, *inserts(1, 2)), *transaction(20, watermark()))
     assert fed.touched() == set()
 
 
 def test_a_truncate_has_the_chunk_planned_again() -> None:
     fed = Watched()
-    fed.noting.taken(SNAPSHOT, None)
+    fed.window.set_snapshot(SNAPSHOT, None)
     fed.feed(T, *transaction(10, Truncate((1,), False, False)), *transaction(20, watermark()))
     assert [chunk.reads for chunk in fed.chunks] == [None]
     assert fed.passed[0].reads is None
@@ -124,7 +124,7 @@ def test_a_truncate_has_the_chunk_planned_again() -> None:
 
 def test_rows_that_lack_values_are_to_be_read_again() -> None:
     fed = Watched()
-    fed.noting.taken(SNAPSHOT, None)
+    fed.window.set_snapshot(SNAPSHOT, None)
     left_out = Update(1, None, None, [b"3", UNCHANGED])
     moved = Update(1, [b"4", None], None, [b"5", UNCHANGED])
     fed.feed(T, *transaction(10, left_out, moved), *transaction(20, watermark()))
@@ -139,19 +139,19 @@ def test_another_attempt_reads_what_was_to_be_read_again() -> None:
     watch = Watched().watch
     assert watch is not None
     watch.incomplete[("1",)] = 7
-    watch.was_read([("2",)])
+    watch.mark_read([("2",)])
     watch.delivered = 8
     watch.restart([("3",)])
     assert watch.incomplete == {("1",): -1, ("2",): -1, ("3",): -1}
-    assert (watch.notings, watch.watermarks, watch.delivered) == ([], {}, -1)
+    assert (watch.windows, watch.watermarks, watch.delivered) == ([], {}, -1)
 
 
-def test_a_change_that_is_seen_in_another_way_has_the_chunk_planned_again() -> None:
+def test_a_change_with_another_replica_identity_has_the_chunk_planned_again() -> None:
     fed = Watched()
     by_text = T._replace(columns=(T.columns[0]._replace(is_key=False), *T.columns[1:]))
     fed.watch.expected = Table(  # type: ignore[union-attr]
         by_text, shape=Shape(("a",)), converter=Types(()).converter, database="d", tag="tag"
     )  # fmt: skip
-    fed.noting.taken(SNAPSHOT, None)
+    fed.window.set_snapshot(SNAPSHOT, None)
     fed.feed(T, *transaction(10, *inserts(1, 2)), *transaction(20, watermark()))
     assert fed.passed[0].reads is None

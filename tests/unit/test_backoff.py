@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.backoff import Backoff
+from penstock.core.backoff import Backoff, wait_after
 
 
 def test_waits_double_up_to_the_longest() -> None:
@@ -31,3 +31,19 @@ def test_a_wait_is_the_first_one_just_where_there_was_progress(steps: list[int])
     for number, (step, wait) in enumerate(zip(steps, waits, strict=True)):
         assert 1.0 <= wait <= 8.0
         assert (wait == 1.0) == (number == 0 or step > 0)
+
+
+@given(st.integers(1, 10**6), st.floats(0.0, 1.0))
+def test_jitter_shortens_a_wait_by_its_part_at_most(failures: int, jitter: float) -> None:
+    whole = wait_after(failures, 0.5, 30.0)
+    assert whole * (1.0 - jitter) <= wait_after(failures, 0.5, 30.0, jitter) <= whole
+
+
+def test_jitter_spreads_the_waits_and_never_adds_up() -> None:
+    backoff = Backoff(1.0, 64.0, jitter=0.5)
+    waits = [backoff.after_failure() for _ in range(200)]
+    assert all(
+        wait_after(number, 0.5, 32.0) <= wait <= wait_after(number, 1.0, 64.0)
+        for number, wait in enumerate(waits, 1)
+    )
+    assert max(waits) - min(waits[10:]) > 16.0

@@ -83,7 +83,7 @@ def test_defaults_and_short_forms(tmp_path: Path, type_: str) -> None:
         ("transform: x", "6: sinks.out.transform: expected keys with their values, got 'x'"),
         ("transform: {}", "6: sinks.out.transform: expected one of sql, lua and python"),
         ("transform: {sql: record.a, lua: b}",
-         "6: sinks.out.transform: sql and lua stand side by side: keep one"),
+         "6: sinks.out.transform: sql and lua are both set: keep one"),
         ("transform: {sql: 'record.a, upper(record.b)'}",
          "6: sinks.out.transform.sql: position 11: a name is missing"),
         ("transform: {sq: record.a}",
@@ -142,6 +142,6 @@ def test_paths_of_a_stream_that_are_refused(tmp_path: Path, path: str, reason: s
 def test_kind_rows_takes_no_truncate(tmp_path: Path) -> None:
     problem = refused(tmp_path, "actions: [insert, truncate]\n    kind: rows")
     assert problem == (
-        "7: sinks.out.kind: a truncate is of no row: take it out of `actions`, or keep changes"
+        "7: sinks.out.kind: a truncate has no row: remove it from `actions`, or set `kind: changes`"
         " (got 'rows')"
     )

@@ -152,11 +152,11 @@ def change(old: str, new: str) -> str:
     ("old", "new", "expected"),
     [
         ("kind: rows", "kind: rows\n    retention: 7d", ":17: sinks.stock.retention: kind rows"),
-        ("retention: 12h", "retention:", ":12: sinks.orders.retention: nothing is kept for ever"),
+        ("retention: 12h", "retention:", ":12: sinks.orders.retention: retention has an end"),
         (
             "kind: rows",
             "kind: rows\n    actions: [insert, truncate]",
-            ":16: sinks.stock.kind: a truncate is of no row",
+            ":16: sinks.stock.kind: a truncate has no row",
         ),
         ("kind: rows", "kind: row", "expected 'changes' or 'rows', got 'row'; did you mean rows?"),
         ("group_by: [customer_id]", "group_by: []", ":10: sinks.orders.group_by: []: name one"),

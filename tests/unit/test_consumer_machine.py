@@ -15,8 +15,9 @@ from tests.consumer_model import Model
 
 from penstock.config.consumers import Filters
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
-from penstock.streams.consumers.state import DeliveryFailure, Entry, State, replay
-from penstock.streams.consumers.step import Step
+from penstock.streams.consumers.decide import Step
+from penstock.streams.consumers.entry import DeliveryFailure, Entry
+from penstock.streams.consumers.state import State, replay
 from penstock.testing import InMemoryStream, StreamRow
 from penstock.testing.stream import View
 
@@ -52,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         state.advance(self.now)
         step = Step(state, self.now, self.max_deliver, self.max_held)
         step.expire()
-        dead = [message[:2] for message in step.dead.values()]
+        dead = [message[:2] for message in step.reports.dead.values()]
         self.expired = [position for position in dead if position not in self.returned]
         return step
 
@@ -61,8 +62,8 @@ class Machine(RuleBasedStateMachine):
         if entry is not None:
             self.log_entry(entry)
         self.failures += len(self.expired)
-        for number, message in step.dead.items():
-            assert step.cause(number)
+        for number, message in step.reports.dead.items():
+            assert step.reports.cause(number)
             self.model.done(message[:2])
             self.due.pop(message[:2], None)
         return entry
@@ -100,14 +101,14 @@ class Machine(RuleBasedStateMachine):
     def handed_out(self, limit: int, scanned: int) -> list[tuple[int, int]]:
         step = self.step()
         state = self.states[self.turn]
-        step.take_again(limit)
+        step.take_redeliveries(limit)
         free = step.free_replays(limit)
         step.take_replays(free, dict.fromkeys(free, b"{}"))
         assert step.take_parked(limit, self.view) == []
         rows = list(islice(self.view.behind(state.cursor), scanned))
         step.take_new(limit, rows)
         first = state.next
-        again = [state.held[n][:2] for n in step.again]
+        again = [state.held[n][:2] for n in step.redelivered]
         positions = again + [row[:2] for row in step.new]
         self.failures += len(set(again) - self.returned)
         assert len(positions) <= limit
@@ -153,16 +154,16 @@ class Machine(RuleBasedStateMachine):
         fates = [self.expected(token) for token in tokens]
         step = self.step()
         refs = read_tokens(CONSUMER, tokens)
-        dead = set(step.dead.values())
+        dead = set(step.reports.dead.values())
         match kind:
             case "ack":
-                refused = step.ack(refs)
+                refused = step.reports.ack(refs)
             case "nack":
-                refused = step.nack(refs, time)
+                refused = step.reports.nack(refs, time)
             case "extend":
-                refused = step.extend(refs, time)
+                refused = step.reports.extend(refs, time)
             case _:
-                refused = step.release(refs)
+                refused = step.reports.release(refs)
         dead_before = {message[:2] for message in dead}
         fates = [
             ("gone" if p in dead_before and fate != "unknown" else fate, p) for fate, p in fates
@@ -254,7 +255,7 @@ class Machine(RuleBasedStateMachine):
                 step = self.step()
                 message = self.model.messages[position]
                 assert message.token is not None
-                assert step.ack(read_tokens(CONSUMER, [message.token])) == []
+                assert step.reports.ack(read_tokens(CONSUMER, [message.token])) == []
                 self.take(step)
                 self.model.done(position)
                 self.due.pop(position, None)
@@ -277,11 +278,11 @@ def test_a_superseded_message_is_no_success(acked: bool) -> None:
         states[0].apply(entry)
     states[0].advance(10)
     step = Step(states[0], 10, -1, 100)
-    assert step.take_again(2) == [1, 2]
+    assert step.take_redeliveries(2) == [1, 2]
     step.drop([1])
     if acked:
-        step.again.clear()
-        step.ack(read_tokens(CONSUMER, make_tokens(CONSUMER, 2, [(2, 0)])))
+        step.redelivered.clear()
+        step.reports.ack(read_tokens(CONSUMER, make_tokens(CONSUMER, 2, [(2, 0)])))
     last = step.entry(ACK_WAIT)
     assert last is not None
     states[0].apply(last)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import queries
 from penstock.expressions import (
     ColumnType,
     ExpressionError,
@@ -25,7 +23,6 @@ from penstock.expressions import (
     parse_value,
     parse_where,
     typed,
-    vocabulary,
 )
 from penstock.expressions.syntax import Expr
 
@@ -470,21 +467,3 @@ def test_a_where_that_is_refused(text: str, message: str) -> None:
     with pytest.raises(ExpressionError) as refused:
         parse_where(text, ORDERS)
     assert str(refused.value).startswith(message), str(refused.value)
-
-
-def test_sql_knows_the_same_words() -> None:
-    """A route's condition is checked by SQL, too, which has the words in lists of its own."""
-    sql = queries.load("penstock.outbox.sql", "functions_expressions.sql")
-
-    def listed(text: str, name: str, what: str = "'([^']+)'") -> list[str]:
-        found = re.search(rf"{name} constant text\[\] := ARRAY\[([^]]*)\]", text)
-        assert found is not None, name
-        return re.findall(what, found[1])
-
-    check = sql["check_condition"]
-    assert set(listed(check, "words")) == vocabulary.KEYWORDS | {"cast", "as"}
-    assert set(listed(check, "functions")) == set(vocabulary.FUNCTIONS)
-    assert set(listed(check, "types")) == {w for t in vocabulary.TYPES for w in t.split()}
-    assert tuple(listed(check, "roots")) == vocabulary.ROOTS
-    named = re.findall(r"\('metadata', '(\w+)'", sql["reference_type"])
-    assert tuple(named) == vocabulary.METADATA

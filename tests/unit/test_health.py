@@ -40,7 +40,7 @@ failures = st.builds(Failure, st.sampled_from(["query", "x"]), texts, texts, tim
 sinks = st.builds(
     SinkFacts,
     name=st.sampled_from(["orders", "mail"]),
-    state=st.sampled_from(["attached", "behind", "detached", "held"]),
+    state=st.sampled_from(["attached", "behind", "detached", "paused"]),
     failure=st.none() | failures,
     reason=st.none() | failures,
     since=times,
@@ -152,10 +152,10 @@ def test_one_sink_of_several_degrades_and_all_of_them_fail_the_source() -> None:
 
 
 def test_sinks_that_shall_wait_are_no_problem() -> None:
-    disabled = SinkFacts("orders", "held")
+    disabled = SinkFacts("orders", "paused")
     assert source_part(replace(SHOP, sinks=(disabled,)), NOW).level is Level.READY
     assert sink_part(disabled) == Part("sink orders")
-    held = replace(SHOP, sinks=(disabled, SinkFacts("mail", "held", REFUSED)))
+    held = replace(SHOP, sinks=(disabled, SinkFacts("mail", "paused", REFUSED)))
     assert source_part(held, NOW).level is Level.FAILED
 
 

@@ -22,10 +22,12 @@ from penstock.config.nats import NatsSinkConfig, redact
 from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
 from penstock.sinks.nats.check import refused_by_stream
-from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Problem, Reply
+from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Reply, ServerError
 from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
+from penstock.sinks.nats.order import group_keys, waits_of
+from penstock.sinks.nats.retries import BACKOFF_MAX, backoff
 from penstock.sinks.nats.sink import NatsSink
-from penstock.sinks.nats.task import BACKOFF_MAX, Task, backoff, group_keys, waits_of
+from penstock.sinks.nats.task import Task
 
 INBOX = b"_INBOX.abc."
 
@@ -75,14 +77,14 @@ def test_parser() -> None:
     assert acks == [1, 2, 3, 8]
     assert copies == {b"2": COPY}
     assert [type(e) for e in events] == [
-        Info, Ping, Reply, Reply, Answer, Problem, Reply, Reply, Pong,
+        Info, Ping, Reply, Reply, Answer, ServerError, Reply, Reply, Pong,
     ]  # fmt: skip
     assert events[0] == Info({"max_payload": 10})
     assert events[2] == Reply(9, 503, b"")
     assert events[3] == Reply(4, 0, FULL)
     assert events[4] == Answer(4, 0, FOUND)
     problem = events[5]
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, ServerError)
     assert problem.denied_subject == "a.b"
 
 

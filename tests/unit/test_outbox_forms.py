@@ -294,9 +294,9 @@ def test_any_headers_give_whole_frames_or_a_reason(
         lines = rest[: header - 4].split(b"\r\n")
         if row not in block.refused:
             sent = [tuple(line.decode().split(": ", 1)) for line in lines[3:]]
-            wanted = [(n, v) for n, v in names.items() if v is not None]
+            expected_headers = [(n, v) for n, v in names.items() if v is not None]
             if form in ("plain", "envelope"):
-                assert sent == wanted
+                assert sent == expected_headers
 
 
 def test_groups() -> None:

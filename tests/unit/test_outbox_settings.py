@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from penstock.config.nats import OutboxForm
 from penstock.config.settings import Config, PostgresSource
 from penstock.core.errors import PipelineError
-from penstock.outbox.settings import OutboxSinkSettings, RelayPipeline, held, read
+from penstock.outbox.settings import OutboxSinkSettings, RelayPipeline, paused_sink, read
 
 EXAMPLE: dict[str, Any] = {
     "sink_type": "nats",
@@ -159,7 +159,7 @@ def test_an_unresolved_reference_is_named(reference: str, why: str) -> None:
     assert SECRET not in error.message + error.remedy
 
 
-def test_a_reference_to_what_is_no_file_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_reference_to_no_regular_file_does_not_wait(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
@@ -176,8 +176,8 @@ def test_a_reference_to_what_is_no_file_waits_for_nobody(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
-        ({"sink_type": "kafka"}, ("sink_type: expected 'nats', got 'kafka'",)),
-        ({"sink_type": ...}, ("sink_type: missing; expected 'nats'",)),
+        ({"sink_type": "kafka"}, ('sink_type: expected "nats", got "kafka"',)),
+        ({"sink_type": ...}, ('sink_type: missing; expected "nats"',)),
         ({"url": ...}, ("url: missing; expected nats://",)),
         ({"url": "http://one"}, ("url: ", "http")),
         ({"url": f"nats://me:{SECRET}@one:x"}, ("url: ", "not a list of servers")),
@@ -187,15 +187,15 @@ def test_a_reference_to_what_is_no_file_waits_for_nobody(tmp_path: Path) -> None
         ({"subject": "a..b"}, ("subject: ", "position 2")),
         ({"subject": "a.{table}"}, ("unknown variable {table}",)),
         ({"stream": "a.b"}, ("stream: 'a.b' cannot name a stream",)),
-        ({"batch_size": 0}, ("batch_size: expected a number from 1 to 1000, got 0",)),
+        ({"batch_size": 0}, ("batch_size: expected a whole number from 1 to 1000, got 0",)),
         ({"batch_size": 1001}, ("got 1001",)),
-        ({"batch_size": "100"}, ("batch_size: expected a number from 1 to 1000, got '100'",)),
+        ({"batch_size": "100"}, ('batch_size: expected a whole number from 1 to 1000, got "100"',)),
         ({"batch_size": True}, ("batch_size: ", "got true")),
-        ({"batch_size": "${env:NATS_URL}"}, ("'${env:NATS_URL}' gives what can't be used",)),
+        ({"batch_size": "${env:NATS_URL}"}, ('"${env:NATS_URL}" gives what can\'t be used',)),
         ({"tls_enabled": "yes"}, ("tls_enabled: expected true or false",)),
         ({"format": "cloudevent"}, ("format: expected ", "did you mean cloudevents?")),
-        ({"start": "${env:START}"}, ("start: '${env:START}'", "expected 'beginning' or 'end'")),
-        ({"group_by": "customer"}, ("group_by: expected 'payload.<field>'", "customer")),
+        ({"start": "${env:START}"}, ('start: "${env:START}"', 'expected "beginning" or "end"')),
+        ({"group_by": "customer"}, ('group_by: expected "payload.<field>"', "customer")),
         ({"group_by": "payload."}, ("group_by: ",)),
         ({"route": "'a.' || payload"}, ("route: expected a list of rules",)),
         ({"route": [{"when": "record.payload ="}]}, ("route[0].when: ", "route[0].to: missing")),
@@ -220,7 +220,7 @@ def test_an_error_names_key_value_and_what_is_expected(
         assert part in error
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_an_error_has_all_mistakes() -> None:
     with pytest.raises(PipelineError) as caught:
         read({"sink_type": "nats", "batch_size": 0, "format": "xml"}, {})
     assert len(caught.value.problems) == 3
@@ -231,26 +231,28 @@ def test_what_a_reference_gave_is_not_shown() -> None:
     with pytest.raises(PipelineError) as caught:
         read(config, {"URL": f"{SECRET}://x", "STREAM": f"a.{SECRET}"})
     assert SECRET not in str(caught.value)
-    assert "'${env:URL}' gives what can't be used: expected nats://" in str(caught.value)
+    assert '"${env:URL}" gives what can\'t be used: expected nats://' in str(caught.value)
 
 
 def test_a_sink_that_only_keeps_messages_routes_them() -> None:
     route = [{"when": "record.payload.kind = 'eu'", "to": "eu.{payload.x}"}]
-    sink = held(EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}, {}, source="g", outbox="o")
+    sink = paused_sink(
+        EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}, {}, source="g", outbox="o"
+    )
     assert sink is not None
     assert sink.route is not None
     assert len(sink.route) == 1
-    assert held({"route": 5, "url": 7}, {}, source="g", outbox="o") is None
+    assert paused_sink({"route": 5, "url": 7}, {}, source="g", outbox="o") is None
 
 
 def test_it_routes_by_what_references_give() -> None:
     route = [{"when": "record.payload.kind = 'eu'", "to": "${env:WHERE}"}]
     given = EXAMPLE | {"url": "${env:NOT_THERE}", "route": route}
-    sink = held(given, {"WHERE": "eu.x"}, source="g", outbox="o")
+    sink = paused_sink(given, {"WHERE": "eu.x"}, source="g", outbox="o")
     assert sink is not None
     assert sink.route is not None
     assert "to='eu.x'" in repr(sink.route)
-    assert held(given, {}, source="g", outbox="o") is None
+    assert paused_sink(given, {}, source="g", outbox="o") is None
 
 
 @pytest.mark.parametrize("key", ["tls_key", "tls_cert", "tls_ca_cert", "credentials_file"])

@@ -1,4 +1,4 @@
-"""What a relay is to run, made of the rows of `tide.relays`; and sources of type outbox in the file."""
+"""The desired state of groups, made of the rows of `tide.relays`; and sources of type outbox."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from penstock.config.file import Config, load
 from penstock.config.settings import OutboxSource, SparkSettings
 from penstock.core.errors import CaptureError, ConfigError
 from penstock.core.health import Failure
+from penstock.outbox.pipelines import Pipeline, slot_of, source_name
 from penstock.outbox.relay import lease, relay
+from penstock.outbox.relay.desired_state import Planner, capture_url
 from penstock.outbox.relay.lease import Lease, Leases
 from penstock.outbox.relay.relay import Relay
-from penstock.outbox.relay.wanted import Pipeline, Planner, capture_url, slot_of, source_name
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.spark.options import SourceOptions
 from penstock.spark.pipeline import Pipeline as PipelineOfSpark
@@ -36,9 +37,11 @@ NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
 
 
-def pipeline(name: str, *, placed: bool = True, enabled: bool = True, **config: Any) -> Pipeline:
+def pipeline(
+    name: str, *, checkpointed: bool = True, enabled: bool = True, **config: Any
+) -> Pipeline:
     given = {**PLAIN, **config}
-    return Pipeline(name, "box", "g", given, enabled, placed, None, 0, NOON)
+    return Pipeline(name, "box", "g", given, enabled, checkpointed, None, 0, NOON)
 
 
 def planner() -> Planner:
@@ -51,16 +54,16 @@ def test_one_that_can_not_run_stops_alone() -> None:
         pipeline("good"),
         pipeline("lacking", password="${env:NOWHERE}", username="u"),
         pipeline("off", enabled=False),
-        pipeline("never", placed=False, token="${env:NOWHERE}"),
-        pipeline("never-on", placed=False, enabled=False),
+        pipeline("never", checkpointed=False, token="${env:NOWHERE}"),
+        pipeline("never-on", checkpointed=False, enabled=False),
     ]
-    (wanted,) = planner().plan(rows, {}).values()
-    assert set(wanted.sinks) == {"good", "lacking", "off"}
-    held = {name: trouble.code for name, trouble in wanted.held.items()}
-    assert held == {"lacking": "unresolved_reference", "off": "disabled"}
-    left_out = {name: trouble.code for name, trouble in wanted.left_out.items()}
+    (desired,) = planner().plan(rows, {}).values()
+    assert set(desired.sinks) == {"good", "lacking", "off"}
+    paused = {name: failure.code for name, failure in desired.paused.items()}
+    assert paused == {"lacking": "unresolved_reference", "off": "disabled"}
+    left_out = {name: failure.code for name, failure in desired.left_out.items()}
     assert left_out == {"never": "unresolved_reference", "never-on": "disabled"}
-    (source,) = wanted.config.sources.values()
+    (source,) = desired.config.sources.values()
     assert source.publication == "tide"
     assert source.tables == ("tide.outbox_box",)
 
@@ -72,9 +75,9 @@ def test_one_whose_messages_cannot_be_routed_is_left_out() -> None:
         pipeline("good"), pipeline("lacking", route=route),
         pipeline("off", enabled=False, route=route),
     ]  # fmt: skip
-    (wanted,) = planner().plan(rows, {}).values()
-    assert set(wanted.sinks) == {"good"}
-    left_out = {name: trouble.code for name, trouble in wanted.left_out.items()}
+    (desired,) = planner().plan(rows, {}).values()
+    assert set(desired.sinks) == {"good"}
+    left_out = {name: failure.code for name, failure in desired.left_out.items()}
     assert left_out == {"lacking": "unresolved_reference", "off": "disabled"}
 
 
@@ -83,24 +86,26 @@ def test_what_is_as_it_was_does_not_begin_anew() -> None:
     plan = planner().plan
     first = plan([row], {"SECRET": "a"})["g"]
     moved = dataclasses.replace(row, delivered=7, snapshot="10:10:")
-    assert plan([moved], {"SECRET": "a"})["g"].same(first)
-    assert not plan([row], {"SECRET": "b"})["g"].same(first)
-    assert not plan([dataclasses.replace(row, enabled=False)], {"SECRET": "a"})["g"].same(first)
-    assert not plan([row], {})["g"].same(first)
-    unused = plan([row, pipeline("never-on", placed=False, enabled=False)], {"SECRET": "a"})["g"]
-    assert unused.same(first)
+    assert plan([moved], {"SECRET": "a"})["g"].runs_as(first)
+    assert not plan([row], {"SECRET": "b"})["g"].runs_as(first)
+    assert not plan([dataclasses.replace(row, enabled=False)], {"SECRET": "a"})["g"].runs_as(first)
+    assert not plan([row], {})["g"].runs_as(first)
+    unused = plan([row, pipeline("never-on", checkpointed=False, enabled=False)], {"SECRET": "a"})[
+        "g"
+    ]
+    assert unused.runs_as(first)
     later = dataclasses.replace(row, created_at=NOON + timedelta(microseconds=1))
-    assert not plan([later], {"SECRET": "a"})["g"].same(first)
-    assert not first.same(None)
+    assert not plan([later], {"SECRET": "a"})["g"].runs_as(first)
+    assert not first.runs_as(None)
 
 
 def test_groups_are_apart() -> None:
     other = dataclasses.replace(pipeline("q"), relay_group="h")
     planned = planner().plan([pipeline("p"), other], {})
-    assert {group: set(wanted.sinks) for group, wanted in planned.items()} == {
+    assert {group: set(desired.sinks) for group, desired in planned.items()} == {
         "g": {"p"}, "h": {"q"}
     }  # fmt: skip
-    slots = {wanted.config.sources[wanted.source].slot for wanted in planned.values()}
+    slots = {desired.config.sources[desired.source].slot for desired in planned.values()}
     assert len(slots) == 2
 
 
@@ -108,7 +113,7 @@ NAMES = st.text("abcABC01_-.", min_size=1, max_size=63)
 
 
 @given(NAMES, NAMES, NAMES)
-def test_slots_are_told_apart(group: str, other: str, database: str) -> None:
+def test_slots_differ(group: str, other: str, database: str) -> None:
     slot = slot_of(group, database)
     assert re.fullmatch(r"[a-z0-9_]{1,63}", slot)
     assert re.search(r"^tide_.*_[0-9a-f]{8}$", slot)  # as `idle_slots` finds them
@@ -140,15 +145,15 @@ def test_order_is_kept_in_one_split(orders: list[str | None], expected: Any) -> 
         else pipeline(f"p{n}")
         for n, order in enumerate(orders)
     ]
-    (wanted,) = planner().plan(rows, {}).values()
+    (desired,) = planner().plan(rows, {}).values()
     groupings = [
         {"tables": ["tide.outbox_box"], "group_by": columns}
-        for sink in wanted.sinks.values()
+        for sink in desired.sinks.values()
         for columns in _groupings(sink)
     ]
     options = SourceOptions.model_validate({"url": URL, "groupings": groupings})
     assert options.grouping("tide", "outbox_box") == expected
-    assert all(isinstance(sink, OutboxSinkSettings) for sink in wanted.sinks.values())
+    assert all(isinstance(sink, OutboxSinkSettings) for sink in desired.sinks.values())
 
 
 @pytest.mark.parametrize(
@@ -164,23 +169,23 @@ def test_ordered_rows_are_read_by_one_task(orders: list[str | None], expected: i
         )
         for n, order in enumerate(orders)
     ]
-    (wanted,) = planner().plan(rows, {}).values()
+    (desired,) = planner().plan(rows, {}).values()
     target = StoreTarget(URL, 1, 0)
-    query = PipelineOfSpark(spark, wanted.config, wanted.source, [], target, "")
-    assert query._splits(wanted.sinks.values()) == expected
+    query = PipelineOfSpark(spark, desired.config, desired.source, [], target, "")
+    assert query._splits(desired.sinks.values()) == expected
 
 
 class Notices:
-    """A session that hears something at `times`, by a clock that goes on only while it listens."""
+    """A session that is notified at `times`, by a clock that goes on only while it listens."""
 
     def __init__(self, times: list[float]) -> None:
         self.now = 0.0
         self._times = times
 
     def notifies(self, *, timeout: float, stop_after: int) -> Iterator[object]:
-        heard = self._times and self._times[0] <= self.now + timeout
-        self.now = max(self._times.pop(0), self.now) if heard else self.now + timeout
-        return iter([object()] if heard else [])
+        notified = self._times and self._times[0] <= self.now + timeout
+        self.now = max(self._times.pop(0), self.now) if notified else self.now + timeout
+        return iter([object()] if notified else [])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +197,16 @@ class Notices:
         ([1 + n / 10 for n in range(50)], [0, 3, 5.1, 6.4, 11.4]),  # for two seconds at most
     ],
 )
-def test_changes_in_a_row_are_looked_at_as_one(
+def test_changes_in_a_row_are_read_as_one(
     times: list[float], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session: Any = Notices(times)
     monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: session.now))
     source = OutboxSource.model_validate({"type": "outbox", "url": URL})
-    looks = Relay("box", source, Config(sources={}, sinks={}))._looks(session)
-    assert [session.now for _ in itertools.islice(looks, len(expected))] == pytest.approx(expected)
+    wakeups = Relay("box", source, Config(sources={}, sinks={}))._wakeups(session)
+    assert [session.now for _ in itertools.islice(wakeups, len(expected))] == pytest.approx(
+        expected
+    )
 
 
 def own_relay() -> Relay:
@@ -214,15 +221,15 @@ def own_relay() -> Relay:
         (ValueError("password"), "internal"),
     ],
 )
-def test_a_relay_that_can_not_look_says_so(
+def test_a_relay_that_cannot_read_its_pipelines_reports_it(
     error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = own_relay()
-    looks: list[Exception | None] = [error, None]
+    outcomes: list[Exception | None] = [error, None]
     found: list[Failure | None] = []
 
-    def look(_: object) -> None:
-        if (wrong := looks.pop(0)) is not None:
+    def refresh(_: object) -> None:
+        if (wrong := outcomes.pop(0)) is not None:
             raise wrong
         found.append(of._failure)
 
@@ -232,8 +239,8 @@ def test_a_relay_that_can_not_look_says_so(
     session = SimpleNamespace(execute=lambda _: None, close=lambda: None)
     monkeypatch.setattr(relay, "connect", lambda _: session)
     monkeypatch.setattr(relay, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(of, "_look", look)
-    monkeypatch.setattr(of, "_sweeper", SimpleNamespace(look=swept, busy=False))
+    monkeypatch.setattr(of, "_refresh", refresh)
+    monkeypatch.setattr(of, "_sweeper", SimpleNamespace(sweep=swept, busy=False))
     of._watch()
     (failure,) = found
     assert failure is not None
@@ -299,7 +306,7 @@ def test_a_source_of_type_outbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             f"sources:\n  box: {{type: outbox, url: '{URL}'}}\n"
@@ -313,7 +320,7 @@ def test_a_source_of_type_outbox(tmp_path: Path) -> None:
         ("sources:\n  box: {type: outbox}\n", "sources.box.url: missing"),
     ],
 )
-def test_what_is_wrong_with_one(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_with_one(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(tmp_path, text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

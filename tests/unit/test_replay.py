@@ -10,7 +10,8 @@ import pytest
 
 from penstock.config.file import Config
 from penstock.config.settings import NatsSinkSettings, PostgresSource
-from penstock.streams.store import Store, StoredLetter
+from penstock.streams.records import StoredLetter
+from penstock.streams.store import Store
 from penstock.trial.replay import Replay
 from penstock.trial.trial import Outcome, Sent
 
@@ -21,7 +22,10 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
 ) -> None:
     marked: list[int] = []
     published: list[tuple[Any, ...]] = []
-    replay = Replay(cast("Store", SimpleNamespace(mark_replayed=marked.append)), Path("unused"))
+    replay = Replay(
+        cast("Store", SimpleNamespace(letters=SimpleNamespace(mark_replayed=marked.append))),
+        Path("unused"),
+    )
     sink = {"type": "nats", "source": "shop", "url": "nats://localhost", "subject": "s"}
     source = {"type": "postgres", "url": "postgresql://u@localhost/shop", "tables": ["public.t"]}
     config = SimpleNamespace(

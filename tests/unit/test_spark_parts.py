@@ -29,7 +29,10 @@ def wire(rows: int) -> pa.RecordBatch:
             {
                 "record": json.dumps({"id": i}), "changes": None, "action": "insert",
                 "table_schema": "public", "table_name": "t", "commit_lsn": 9, "commit_idx": i,
-                "metadata": json.dumps({**metadata, "commit_idx": i, "idempotency_key": f"x-9-{i}"}),
+                "metadata": json.dumps(
+                    {**metadata, "commit_idx": i, "idempotency_key": f"x-9-{i}"},
+                    separators=(",", ":"),
+                ),
                 "idempotency_key": f"x-9-{i}", "group_hash": i, "old_group_hash": None,
                 "part": 0,
             }

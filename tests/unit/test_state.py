@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.backfill.requests import Backfill
+from penstock.backfill.request import Backfill
 from penstock.core.health import Failure, Health, Level, Part, run_part
-from penstock.runtime.state import Rate, State, States
+from penstock.runtime.process_state import ProcessState
+from penstock.runtime.sink_state import Rate
+from penstock.runtime.state import RunState
 
 DELIVERED = {"sink": "jetstream", "delivered": 5, "duplicates": 1, "bytes": 100, "dead": []}
 ERROR = {"sink": "jetstream", "error": "Nothing listens.", "code": "connection_refused"}
 
 
 @pytest.fixture
-def state() -> State:
-    return State(["shop"], {"jetstream": ("nats", "shop"), "events": ("stream", "shop")})
+def state() -> RunState:
+    return RunState(["shop"], {"jetstream": ("nats", "shop"), "events": ("stream", "shop")})
 
 
 def behind(state: str, messages: int) -> dict[str, Any]:
@@ -30,13 +32,13 @@ def behind(state: str, messages: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def metric(state: State, name: str, /, **labels: str) -> float | None:
+def metric(state: RunState, name: str, /, **labels: str) -> float | None:
     registry = CollectorRegistry()
     registry.register(state)
     return registry.get_sample_value(f"penstock_{name}", labels)
 
 
-def test_a_sink_that_falls_behind_and_comes_back(state: State) -> None:
+def test_a_sink_that_falls_behind_and_comes_back(state: RunState) -> None:
     state.update(DELIVERED)
     state.update({**ERROR, "behind": True})
     state.update(behind("behind", 7))
@@ -59,7 +61,7 @@ def test_a_sink_that_falls_behind_and_comes_back(state: State) -> None:
     assert metric(state, "sink_up", sink="jetstream") == 1
 
 
-def test_a_stream_has_a_head_and_no_backlog(state: State) -> None:
+def test_a_stream_has_a_head_and_no_backlog(state: RunState) -> None:
     assert state.as_json()["sinks"]["events"]["head"] is None
     state.update({"capture": "shop", "done": [0x16B3748, 3]})
     found = state.as_json()["sinks"]["events"]
@@ -68,7 +70,7 @@ def test_a_stream_has_a_head_and_no_backlog(state: State) -> None:
     assert metric(state, "backlog_messages", sink="events") is None
 
 
-def test_the_store(state: State) -> None:
+def test_the_store(state: RunState) -> None:
     assert metric(state, "store_up") == 1
     state.update({"store": "The store is gone.", "code": "connection_lost"})
     assert state.as_json()["store"] == {"error": "The store is gone."}
@@ -77,7 +79,7 @@ def test_the_store(state: State) -> None:
     assert metric(state, "store_up") == 1
 
 
-def test_backfills(state: State) -> None:
+def test_backfills(state: RunState) -> None:
     now = datetime.now(UTC)
     backfill = Backfill(
         7, "shop", "events", "public", "Odd One", None, None, None, False, "running", ["5"], 5, 10,
@@ -141,7 +143,7 @@ class Clock:
         return self
 
 
-def test_a_source_is_starting_until_it_has_run_a_batch(state: State) -> None:
+def test_a_source_is_starting_until_it_has_run_a_batch(state: RunState) -> None:
     assert state.health().level is Level.STARTING
     state.update({**CAPTURE, "warm": False})
     assert state.health().level is Level.STARTING
@@ -150,7 +152,7 @@ def test_a_source_is_starting_until_it_has_run_a_batch(state: State) -> None:
     assert metric(state, "health", part="source shop") == 3
 
 
-def test_a_capture_that_reconnects(state: State, clock: Clock) -> None:
+def test_a_capture_that_reconnects(state: RunState, clock: Clock) -> None:
     state.update(CAPTURE)
     state.update(LOST)
     assert state.health().level is Level.DEGRADED
@@ -166,7 +168,7 @@ def test_a_capture_that_reconnects(state: State, clock: Clock) -> None:
 
 
 def test_the_reason_of_a_query_that_ends_stands_until_there_is_progress(
-    state: State, clock: Clock
+    state: RunState, clock: Clock
 ) -> None:
     state.update({**CAPTURE, "captured": 3, "confirmed": 3})
     for _ in range(3):
@@ -186,7 +188,7 @@ def test_the_reason_of_a_query_that_ends_stands_until_there_is_progress(
 
 
 def test_a_query_that_had_failed_and_has_nothing_to_do_is_well_after_a_while(
-    state: State, clock: Clock
+    state: RunState, clock: Clock
 ) -> None:
     state.update(CAPTURE)
     state.query_failed("shop", ENDED)
@@ -200,14 +202,14 @@ def test_a_query_that_had_failed_and_has_nothing_to_do_is_well_after_a_while(
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_error_is_never_without_its_text(state: State) -> None:
+def test_an_error_is_never_without_its_text(state: RunState) -> None:
     state.query_failed("shop", Failure("query", "", ""))
     (problem,) = state.as_json()["problems"]
     assert problem["cause"]
     assert problem["remedy"]
 
 
-def test_messages_that_wait(state: State, clock: Clock) -> None:
+def test_messages_that_wait(state: RunState, clock: Clock) -> None:
     state.update({**CAPTURE, "waiting": 3, "waited": 2.0})
     assert metric(state, "waiting_messages", source="shop") == 3
     assert metric(state, "oldest_waiting_seconds", source="shop") == 2
@@ -220,13 +222,13 @@ def test_messages_that_wait(state: State, clock: Clock) -> None:
     assert state.health().level is Level.READY
 
 
-def test_a_capture_that_reports_no_more(state: State, clock: Clock) -> None:
+def test_a_capture_that_reports_no_more(state: RunState, clock: Clock) -> None:
     state.update(CAPTURE)
     clock += 60
     assert state.health().problems[0].code == "silent"
 
 
-def test_a_sink_that_tries_again_is_not_called_attached(state: State, clock: Clock) -> None:
+def test_a_sink_that_tries_again_is_not_called_attached(state: RunState, clock: Clock) -> None:
     state.update(CAPTURE)
     state.update(ERROR)
     found = state.as_json()["sinks"]["jetstream"]
@@ -239,12 +241,12 @@ def test_a_sink_that_tries_again_is_not_called_attached(state: State, clock: Clo
     assert state.as_json()["sinks"]["jetstream"]["state"] == "attached"
 
 
-def test_a_process_is_what_its_runs_and_its_other_parts_are(state: State) -> None:
-    other = State(["stock"], {})
+def test_a_process_is_what_its_runs_and_its_other_parts_are(state: RunState) -> None:
+    other = RunState(["stock"], {})
     other.update({**CAPTURE, "capture": "stock"})
     state.update(CAPTURE)
     extra: list[Part] = []
-    states = States(lambda: [state, other], dict, lambda: extra)
+    states = ProcessState(lambda: [state, other], dict, lambda: extra)
     assert states.health().level is Level.READY
     other.update({"store": "It is gone.", "code": "connection_lost"})
     assert states.health().level is Level.DEGRADED
@@ -278,7 +280,7 @@ def part(query: str, start: int, end: int, **counts: list[int]) -> dict[str, Any
     }  # fmt: skip
 
 
-def test_what_is_done_again_counts_once(state: State) -> None:
+def test_what_is_done_again_counts_once(state: RunState) -> None:
     assert state.begin_query({"source": "shop", "query": "one"}) == {"floors": {}}
     state.update(part("one", 0, 10, jetstream=[7, 70, 1, 2]))
     sink = state.as_json()["sinks"]["jetstream"]
@@ -295,19 +297,19 @@ def test_what_is_done_again_counts_once(state: State) -> None:
     assert state.as_json()["sinks"]["jetstream"]["delivered"] == 10
 
 
-def test_a_capture_that_counts_anew_is_added(state: State) -> None:
+def test_a_capture_that_counts_anew_is_added(state: RunState) -> None:
     for life, captured in ("a", 5), ("a", 7), ("b", 9), ("c", 2), ("c", 3):
         state.update({"capture": "shop", "life": life, "captured": captured})
     assert metric(state, "captured_messages_total", source="shop") == 7 + 9 + 3
 
 
-def test_another_run_counts_on(state: State) -> None:
+def test_another_run_counts_on(state: RunState) -> None:
     state.begin_query({"source": "shop", "query": "one"})
     state.update(part("one", 0, 10, jetstream=[7, 70, 1, 2], events=[4, 40, 0, 0]))
     state.update({"capture": "shop", "life": "a", "captured": 9})
     sinks = {"jetstream": ("nats", "shop"), "late": ("nats", "shop"), "events": ("nats", "shop")}
-    after = State(["shop"], sinks)
-    after.go_on_from(state)
+    after = RunState(["shop"], sinks)
+    after.continue_from(state)
     after.update({"capture": "shop", "life": "b", "captured": 2})
     # A sink of another type is another; one that is new gets what the others have.
     floors = after.begin_query({"source": "shop", "query": "two"})["floors"]

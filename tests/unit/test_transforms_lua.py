@@ -171,7 +171,7 @@ def test_the_failing_message_alone() -> None:
         ("return {message, {record = {a = pairs}}}",
          "[2].record.a is a function: expected text, a number, true or false, null or a table"),
         ("message.record.a = {b = {1, 0 / 0}} return message",
-         "record.a.b[2] is nan, which JSON has not: make it text, or null"),
+         "record.a.b[2] is nan, which JSON lacks: make it text, or null"),
         ("message.record.a = '\\xff' return message", "record.a is not valid UTF-8"),
         ("message.record.a = {1, nil, 3} return message",
          "record.a[2] is missing: write null for an element without a value"),

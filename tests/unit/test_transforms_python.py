@@ -316,7 +316,7 @@ def nested(levels: int) -> Any:
         (lambda m: {"record": {"a": [1, {"b": b"x"}]}},
          "record.a[1].b is a bytes: expected text, a number, true or false, None, a dict or list"),
         (lambda m: {"record": {"a": float("nan")}},
-         "record.a is nan, which JSON has not: make it text, or None"),
+         "record.a is nan, which JSON lacks: make it text, or None"),
         (lambda m: {"record": {"a": {1: 2}}}, "record.a has the key 1: expected text"),
         (lambda m: {"record": {"a": {"b": "\ud800"}}},
          "record.a.b is text with half a surrogate pair"),

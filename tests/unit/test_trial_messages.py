@@ -91,7 +91,7 @@ def test_what_is_refused(text: str, said: str) -> None:
 
 
 def test_the_table_must_be_known() -> None:
-    with pytest.raises(MessageError, match="message 1: it says of no table"):
+    with pytest.raises(MessageError, match="message 1: it names no table"):
         batch('{"record": {}}', ("public.*",))
     row = batch('{"record": {}, "metadata": {"table_name": "t"}}', ("public.*",)).to_pylist()[0]
     assert (row["table_schema"], row["table_name"]) == ("public", "t")

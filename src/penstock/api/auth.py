@@ -1,7 +1,7 @@
 """Bearer tokens, and the gate that every request of the API comes through.
 
-All tokens of the store are kept here by their hash, and read again as soon as one changes, and
-every few seconds in any case, so that no request asks the store about its token.
+All tokens of the store are held here by their hash, and read again as soon as one changes, and
+every few seconds in any case, so that no request reads the store for its token.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.problems import Problem
+from penstock.core.connect import AsyncConnection, connect_async
 from penstock.core.errors import StoreError
 from penstock.core.queries import load
-from penstock.streams.connect import CONNECT
 from penstock.streams.errors import store_error
 from penstock.streams.names import CHANNEL
 
-_SECONDS: Final = 5.0  # between two looks at the tokens
+_SECONDS: Final = 5.0  # between two readings of the tokens
 _RETRY_SECONDS: Final = 1.0
-_STALE: Final = 15.0  # older ones say nothing
+_STALE: Final = 15.0  # tokens that were read longer ago grant nothing
 
 log = structlog.get_logger("penstock.api")
 
@@ -53,7 +53,7 @@ class Tokens:
         self._url = url
         self._grants: dict[bytes, Grant] = {}
         self._read_at = float("-inf")
-        self._looked = asyncio.Event()
+        self._answered = asyncio.Event()
         self.error: StoreError | None = None
         """Why they can't be read now."""
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Tokens:
     async def open(self) -> None:
         """Read them, and go on reading in the background; a store that is away is tried again."""
         self._task = asyncio.create_task(self._follow())
-        await self._looked.wait()
+        await self._answered.wait()
 
     async def close(self) -> None:
         """Stop reading."""
@@ -91,9 +91,8 @@ class Tokens:
     async def _follow(self) -> None:
         while True:
             try:
-                options = {**CONNECT, "application_name": "penstock tokens"}
-                async with await psycopg.AsyncConnection.connect(
-                    self._url, autocommit=True, **options
+                async with await connect_async(
+                    self._url, application_name="penstock tokens"
                 ) as connection:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                     while True:
@@ -103,7 +102,7 @@ class Tokens:
                                 break
             except psycopg.Error as error:
                 self._fail(store_error(error, self._url))
-            self._looked.set()
+            self._answered.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _fail(self, error: StoreError) -> None:
@@ -113,14 +112,14 @@ class Tokens:
                         error=str(error))  # fmt: skip
         self.error = error
 
-    async def _read(self, connection: psycopg.AsyncConnection) -> None:
+    async def _read(self, connection: AsyncConnection) -> None:
         cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
         self._grants = {
             hashed: Grant(name, role, None if consumers is None else frozenset(consumers))
             async for hashed, name, role, consumers in cursor
         }
         self._read_at = time.monotonic()
-        self._looked.set()
+        self._answered.set()
         if self.error is not None:
             self.error = None
             log.info("the API's tokens are read again")

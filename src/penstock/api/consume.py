@@ -59,7 +59,7 @@ class Receives:
     ) -> Received:
         """Receive for `client`, an ASGI channel whose request has been read.
 
-        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` tells it some turns
+        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` is set some turns
         of the event loop earlier than the channel: what is written from then on is lost. Write what
         this returns at once.
         """
@@ -225,7 +225,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             model=form.model, extra=_receive_schema(method), codes=(429,),
         )  # fmt: skip
     for endpoint, summary, description, more in (
-        (ack, "Ack messages", "They are done, for ever.", {}),
+        (ack, "Ack messages", "They are never delivered again.", {}),
         (nack, "Nack messages", "They are available again, after `delay_ms`. The consumer's status "
          "and dead letters show the `reason`.",
          {"delay_ms": _number(0, _MAX_MS, 0), "reason": _REASON}),

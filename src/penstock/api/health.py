@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api.server import Uvicorn, address, bind
-from penstock.runtime.state import State, States
+from penstock.runtime.process_state import ProcessState
+from penstock.runtime.state import RunState
 
 
-def application(state: State | States, app: FastAPI | None = None) -> FastAPI:
+def application(state: RunState | ProcessState, app: FastAPI | None = None) -> FastAPI:
     """Return `app`, or a new one, with the endpoints; all but the counts derive from its health."""
     app = app or FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     registry = CollectorRegistry()

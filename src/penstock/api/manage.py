@@ -17,9 +17,9 @@ from penstock.api.schemas import (
     BEARER,
     NEW_CONSUMER,
     ConsumerBody,
+    ConsumerMessages,
     ConsumersBody,
     Letters,
-    LookedMessages,
     NewPull,
     NewWebhook,
     Rewind,
@@ -38,8 +38,8 @@ from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
     ConsumerLetter,
+    ConsumerMessage,
     ConsumerSpec,
-    Looked,
     UnknownStream,
 )
 
@@ -68,7 +68,9 @@ class _Page(_Limit):
 def _admin(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
     grant: Grant = request.scope["grant"]
     if grant.role != "admin":
-        raise Problem(403, f"The token {grant.name!r} may only consume: this takes an admin's.")
+        raise Problem(
+            403, f"The token {grant.name!r} may only consume: this request needs an admin's."
+        )
 
 
 def _json(body: Any, status: int = 200) -> Response:
@@ -107,7 +109,7 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         _CONSUMERS,
         status_code=201,
         response_model=ConsumerBody,
-        summary="Make a consumer",
+        summary="Create a consumer",
         responses=documented(409, 413),
         openapi_extra=body_of({"anyOf": [inline(NewPull), inline(NewWebhook)]}),
     )
@@ -126,7 +128,7 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         _CONSUMER,
         response_model=ConsumerBody,
         summary="Change settings of a consumer",
-        description="Those that are given alone; null sets one back to its default.",
+        description="Changes the given settings alone; null resets one to its default.",
         responses=documented(409, 413),
         openapi_extra=body_of(_changes_schema()),
     )
@@ -137,7 +139,7 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.delete(
         _CONSUMER,
         response_model=Success,
-        summary="Drop a consumer",
+        summary="Delete a consumer",
         responses=documented(409),
     )
     async def delete_consumer(consumer: str) -> Response:
@@ -149,8 +151,8 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
     @api.post(
         f"{_CONSUMER}/rewind",
         response_model=Success,
-        summary="Go on from another place",
-        description="What is out is forgotten: its tokens are refused from now on.",
+        summary="Continue from another position",
+        description="Deliveries in flight are forgotten: their tokens are refused from now on.",
         responses=documented(413),
         openapi_extra=body_of(Rewind),
     )
@@ -166,18 +168,24 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
     @api.post(
         f"{_CONSUMER}/enable",
         response_model=Success,
-        summary="Deliver again to a webhook that was disabled",
+        summary="Enable a disabled webhook",
     )
     async def enable(consumer: str) -> Response:
         await (await consumers.get(consumer)).enable()
         return Json(SUCCESS)
 
-    @api.get(f"{_CONSUMER}/messages", response_model=LookedMessages, summary="Look without taking")
+    @api.get(
+        f"{_CONSUMER}/messages",
+        response_model=ConsumerMessages,
+        summary="Show messages without receiving them",
+    )
     async def messages(consumer: str, look: Annotated[_Look, Query()]) -> Response:
         found = await consumers.get(consumer)
-        looked = await found.messages(look.state, look.limit)
+        listed = await found.messages(look.state, look.limit)
         base = await consumers.base(found)
-        return Json(b'{"data":[%b]}' % b",".join([_looked(message, base) for message in looked]))
+        return Json(
+            b'{"data":[%b]}' % b",".join([_message_body(message, base) for message in listed])
+        )
 
     @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")
     async def dead_letters(consumer: str, page: Annotated[_Page, Query()]) -> Response:
@@ -236,7 +244,7 @@ def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
     return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
 
 
-def _looked(message: Looked, base: int) -> bytes:
+def _message_body(message: ConsumerMessage, base: int) -> bytes:
     head = {
         "position": position_body(message.position, base),
         "deliver_count": message.deliver_count,

@@ -1,4 +1,4 @@
-"""What the API answers where it can't do what was asked: `application/problem+json` (RFC 9457)."""
+"""The API's errors: `application/problem+json` (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -156,11 +156,11 @@ def _problem(request: Request, error: Exception) -> Problem:
             return Problem(error.status_code, str(error.detail), headers=error.headers)
     log.error("a request failed", method=method, path=path,
               error=f"{type(error).__name__}: {error}")  # fmt: skip
-    return Problem(500, "The server failed: its log says why.")
+    return Problem(500, "The server failed. Its log has the cause.")
 
 
 def _methods(request: Request) -> str:
-    """Return what a path takes; each of its routes knows its own alone."""
+    """Return the methods of a path; each of its routes has its own alone."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     matching = (route for route in routes if route.path_regex.match(request.url.path))
     return ", ".join(sorted({method for route in matching for method in route.methods or ()}))

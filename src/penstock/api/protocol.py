@@ -4,13 +4,13 @@ uvicorn's protocol bounds neither a request's head nor its body nor their time, 
 pipelined requests at once. What this one promises:
 
 * An endpoint is called once the whole head is valid and within its limits, and never for two requests
-  of a connection at a time. What comes behind a request is kept unparsed until that is answered.
+  of a connection at a time. What comes behind a request stays unparsed until that is answered.
 * What breaks a limit is answered with a `Problem`, unless its answer has begun; then the connection is
   closed, and what the client still sends is dropped.
 * `Protocol.check`, which the server calls each second, ends the connections whose time is over.
 
-So the parser is fed one piece at a time: a head ends at its empty line, a body where its length or its
-last chunk says. uvicorn's part is the parser's callbacks, the scope, and the cycle that runs the
+So the parser is fed one piece at a time: a head ends at its empty line, a body by its length or at its
+last chunk. uvicorn's part is the parser's callbacks, the scope, and the cycle that runs the
 endpoint; its own timer and its queue of pipelined requests are not used.
 """
 
@@ -141,7 +141,7 @@ class Protocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            # The parser takes a body for the other protocol's: it can't be told from a request.
+            # The parser takes a body for the other protocol's: it looks like a request.
             if self._left or self._chunked:
                 raise Problem(400, "A request with a body can't ask for an upgrade.") from None
             self.cycle.keep_alive = False
@@ -186,7 +186,7 @@ class Protocol(HttpToolsProtocol):
         return len(data)
 
     def _hold(self, data: bytes, at: int) -> None:
-        """Keep what came after a request; a client that hangs up is noticed while that is little."""
+        """Buffer what came after a request; while that is little, a client's hang-up is still seen."""
         self._rest, self._at = data, at
         if len(data) - at > MAX_HEAD:
             self.flow.pause_reading()

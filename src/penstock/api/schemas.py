@@ -91,16 +91,16 @@ class Success(BaseModel):
     success: Literal[True]
 
 
-class _Looked(_Message):
+class _ConsumerMessage(_Message):
     position: PositionBody
     deliver_count: int
     held_until: datetime | None = Field(description="When it is available again, if it is out.")
 
 
-class LookedMessages(BaseModel):
-    """Messages looked at."""
+class ConsumerMessages(BaseModel):
+    """Messages as they are, none taken."""
 
-    data: list[_Looked]
+    data: list[_ConsumerMessage]
 
 
 class _Letter(BaseModel):
@@ -154,9 +154,9 @@ class ConsumerBody(BaseModel):
     stream: str
     type: Literal["pull", "webhook"]
     own: bool = Field(description="Whether it is its stream's own consumer group.")
-    disabled: str | None = Field(description="Why the webhook is delivered to no more.")
+    disabled: str | None = Field(description="Why the webhook gets no more deliveries.")
     created_at: datetime
-    status: ConsumerStatus | None = Field(description="Null where the store gave no answer to it.")
+    status: ConsumerStatus | None = Field(description="Null where the store did not answer.")
 
 
 class ConsumersBody(BaseModel):
@@ -171,7 +171,7 @@ class StreamBody(BaseModel):
     name: str
     kind: Literal["changes", "rows"]
     source: str
-    retention_ms: int | None = Field(description="None where each row's newest version is kept.")
+    retention_ms: int | None = Field(description="None where each row's newest version stays.")
     segments: int
     head: PositionBody | None = Field(description="The newest message that can be received.")
     created_at: datetime

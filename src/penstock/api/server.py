@@ -55,7 +55,7 @@ def bind(listen: str) -> socket.socket:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise ListenError(f"--listen {listen!r} is not host:port (as in 127.0.0.1:7380).")
-    host = host.strip("[]") or "0.0.0.0"  # noqa: S104 - `:7380` asks for every address
+    host = host.strip("[]") or "0.0.0.0"  # noqa: S104 - `:7380` is every address
     try:
         family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)

@@ -41,7 +41,7 @@ FROM (SELECT pg_catalog.to_jsonb(p) AS j FROM pg_catalog.pg_publication_tables A
 
 -- name: columns
 -- The columns that the WAL has of a table, in its order. %(oid)s: the table. %(names)s: those that
--- are published, null for all. Before Postgres 18 no generated column is, whatever the list says.
+-- are published, null for all. Before Postgres 18 no generated column is, even if the list names it.
 -- Last: whether it belongs to the replica identity.
 SELECT a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8, a.atttypmod,
        c.relreplident = 'f' OR EXISTS (
@@ -60,7 +60,7 @@ WHERE c.oid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 
 -- name: fingerprint
--- All that `look` depends on and that may change while a backfill runs, to be compared with what it was:
+-- All that `inspect` depends on and that may change while a backfill runs, to be compared with what it was:
 -- the table, its columns, its keys, its partitions' replica identities, what the publication has of it,
 -- and the fields of composite types. %(schema)s, %(table)s, %(publication)s. No row: there is no table.
 SELECT c.oid::pg_catalog.int8, c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text,
@@ -216,14 +216,14 @@ FROM (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order} LIMIT 16)
 -- there may be more rows behind.
 SELECT s.matched, s.places >= {scanned}, {names}
 FROM (
-    SELECT {names}, wanted,
+    SELECT {names}, passed,
            pg_catalog.row_number() OVER w AS place,
            pg_catalog.count(*) OVER () AS places,
-           pg_catalog.count(*) FILTER (WHERE wanted) OVER w AS matched
-    FROM (SELECT {named}, ({filter}) IS TRUE AS wanted FROM {table} WHERE {condition}
+           pg_catalog.count(*) FILTER (WHERE passed) OVER w AS matched
+    FROM (SELECT {named}, ({filter}) IS TRUE AS passed FROM {table} WHERE {condition}
           ORDER BY {order} LIMIT {scanned}) AS looked
     WINDOW w AS (ORDER BY {names} ROWS UNBOUNDED PRECEDING)) AS s
-WHERE (s.wanted AND s.matched % {step} = 0 AND s.matched <= {rows}) OR s.place = s.places
+WHERE (s.passed AND s.matched % {step} = 0 AND s.matched <= {rows}) OR s.place = s.places
 ORDER BY s.place
 
 -- name: copy

@@ -1,58 +1,58 @@
-"""What a run knows of a source's backfills: the one that it reads now, and what its reader was told."""
+"""The backfill that a source reads now, as the run knows it."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Final
 
-from penstock.backfill.initial import InitialBackfills
-from penstock.backfill.progress import Progress
-from penstock.backfill.requests import Backfill, Cursor
+from penstock.backfill.progress import BackfillProgress
+from penstock.backfill.request import Backfill
 from penstock.config.file import Config
-from penstock.core.monitor import Report
+from penstock.core.backoff import Backoff
 from penstock.core.tables import matches_any
-from penstock.postgres.reads import BackfillSpec
+from penstock.postgres.reads import BackfillSpec, SavedCursor, cursor_from_json
 
 _BACKOFF_SECONDS: Final = (1.0, 60.0)
 
 
-class Current:
+class CurrentBackfill:
     """The backfill that a source reads; each start of it has a token."""
 
     def __init__(self, backfill: Backfill) -> None:
         self.backfill = backfill
         self.paused = self.held = False
-        cursor = None if backfill.cursor is None else tuple(backfill.cursor)
-        self.saved: tuple[Cursor, int] = cursor, backfill.rows_done
-        self.saved_note = backfill.error
+        cursor = cursor_from_json(backfill.cursor)
+        self.saved: tuple[SavedCursor, int] = cursor, backfill.rows_done
+        self.saved_error = backfill.error
         self.interrupted: str | None = None
         self.token = 0
         self.cursor = cursor
-        self.progress = Progress(*self.saved)
-        self.delay = _BACKOFF_SECONDS[0]
+        self.progress = BackfillProgress(*self.saved)
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self.retry_at: float | None = None
 
     def start(self, token: int) -> None:
-        """Begin anew where it stands."""
+        """Begin again at its cursor."""
         self.token = token
         self.cursor = self.progress.cursor
-        self.progress = Progress(self.cursor, self.progress.rows)
+        self.progress = BackfillProgress(self.cursor, self.progress.rows)
         self.retry_at = None
 
     def put_off(self, why: str) -> float:
-        """Note that it can't go on for now; return after how many seconds it is tried again."""
-        delay, self.delay = self.delay, min(2 * self.delay, _BACKOFF_SECONDS[1])
+        """Take that it can't go on for now; return after how many seconds it is tried again."""
+        delay = self._backoff.after_failure()
         self.retry_at = time.monotonic() + delay
         self.interrupted = why
         return delay
 
-    def went_on(self) -> None:
-        """Note that it got on: the next trouble is a new one."""
-        self.delay, self.interrupted = _BACKOFF_SECONDS[0], None
+    def progressed(self) -> None:
+        """Take that a chunk counted: the next failure is a new one."""
+        self._backoff.reset()
+        self.interrupted = None
 
     @property
-    def wanted(self) -> dict[str, Any] | None:
-        """What the reader is to read; nothing until it is to be tried again."""
+    def desired(self) -> dict[str, Any] | None:
+        """The reader's desired state; None while a retry is not due."""
         if self.retry_at is not None:
             return None
         b = self.backfill
@@ -65,22 +65,8 @@ class Current:
         }  # fmt: skip
 
 
-class Source:
-    """A source, and what its reader was told."""
-
-    def __init__(self, name: str, initial: InitialBackfills) -> None:
-        self.name = name
-        self.initial = initial
-        self.current: Current | None = None
-        self.reader: str | None = None
-        """The reader that reported; each has a name of its own."""
-        self.restarted = False
-        self.told: Report | None = None
-        self.told_at = 0.0
-
-
 def unfit(config: Config, backfill: Backfill) -> str | None:
-    """Return why the configuration has no place for a backfill any more."""
+    """Return why a backfill does not fit the configuration any more."""
     sink = config.sinks.get(backfill.sink)
     if sink is None:
         return f"The configuration has no sink {backfill.sink} any more."

@@ -1,7 +1,7 @@
-"""The initial backfills of a source: asked for once for each table of a sink that wants them.
+"""The initial backfills of a source: requested once for each table of each sink that asks for them.
 
-Looking at the source's tables may take long, where its server does not answer or a table is locked:
-that is done in a thread of its own, and again later, while all else goes on.
+A look at the source's tables may take long: its server does not answer, or a table is locked. So a
+thread of its own looks, and tries again later.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Final
 import structlog
 
 from penstock.backfill import tables
-from penstock.backfill.requests import Backfills, Request
+from penstock.backfill.request import Backfills, Request
 from penstock.config.file import Config
 from penstock.config.settings import Sink
+from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, StoreError
 
 _BACKOFF_SECONDS: Final = (3.0, 60.0)
@@ -26,7 +27,7 @@ log = structlog.get_logger("penstock")
 
 
 class InitialBackfills:
-    """Asks for a source's initial backfills that there were not yet; what can't be had now, later.
+    """Requests a source's initial backfills that it lacks; those that fail now, later.
 
     `on_made` is called, in another thread, when some were made.
     """
@@ -41,12 +42,12 @@ class InitialBackfills:
         self._on_made = on_made
         self._done = not self._sinks
         self._not_before = 0.0
-        self._delay = _BACKOFF_SECONDS[0]
-        self._told: set[str] = set()
+        self._backoff = Backoff(*_BACKOFF_SECONDS)
+        self._logged: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def tend(self) -> None:
-        """Have them asked for, if that is due; does not wait."""
+        """Request them, if that is due; does not wait."""
         if self._done or time.monotonic() < self._not_before:
             return
         if self._thread is None or not self._thread.is_alive():
@@ -54,35 +55,34 @@ class InitialBackfills:
             self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Request no more."""
         self._done = True
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
     def missing(self) -> list[str]:
-        """Return the sinks that want initial backfills and had none yet; raises `StoreError`."""
+        """Return the sinks that lack their initial backfills; raises `StoreError`."""
         had = {sink for sink, _, _ in self._backfills.with_initial(self._source)}
         return [name for name in self._sinks if name not in had]
 
     def _ask(self) -> None:
         try:
             is_whole = self._ask_each()
-        except StoreError:  # whoever tends the backfills tells of it
+        except StoreError:  # the supervisor of backfills reports it
             is_whole = False
         except Exception:
-            log.exception("initial backfills could not be asked for")
+            log.exception("initial backfills could not be requested")
             is_whole = False
-        self._not_before = time.monotonic() + self._delay
-        self._delay = min(2 * self._delay, _BACKOFF_SECONDS[1])
+        self._not_before = time.monotonic() + self._backoff.after_failure()
         self._done = self._done or is_whole
 
     def _ask_each(self) -> bool:
-        """Return whether nothing is left to ask for."""
+        """Return whether nothing is left to request."""
         is_whole = True
         had = self._backfills.with_initial(self._source)
         for name, sink in self._sinks.items():
             try:
-                requests, is_partial = self._look(name, sink, had)
+                requests, is_partial = self._requests(name, sink, had)
             except CaptureError as error:
                 if self._is_new(f"{name} {error}"):
                     log.warning("initial backfill not started", source=self._source, sink=name,
@@ -96,14 +96,14 @@ class InitialBackfills:
                 self._on_made()
         return is_whole
 
-    def _look(
+    def _requests(
         self, name: str, sink: Sink, had: set[tuple[str, str, str]]
     ) -> tuple[list[Request], bool]:
-        wish = tables.Wish(
+        selection = tables.Selection(
             self._settings, name, sink,
             skip=frozenset((schema, table) for of, schema, table in had if of == name),
         )  # fmt: skip
-        reads, warnings, is_partial = tables.look(wish)
+        reads, warnings, is_partial = tables.select(selection)
         for warning in warnings:
             if self._is_new(f"{name} {warning}"):
                 log.warning("initial backfill", source=self._source, sink=name, note=warning)
@@ -115,6 +115,6 @@ class InitialBackfills:
         return requests, is_partial
 
     def _is_new(self, text: str) -> bool:
-        is_new = text not in self._told
-        self._told.add(text)
+        is_new = text not in self._logged
+        self._logged.add(text)
         return is_new

@@ -12,7 +12,7 @@ from typing import Final
 from psycopg import sql
 
 from penstock.backfill.session import SQL
-from penstock.postgres.reads import BackfillSpec, Cursor, Ordered, Range, Source
+from penstock.postgres.reads import BackfillSpec, Cursor, OrderColumn, Range, SourceTable
 
 _AND: Final = sql.SQL(" AND ")
 _COMMA: Final = sql.SQL(", ")
@@ -20,18 +20,18 @@ _TRUE: Final = sql.SQL("true")
 _BUILT_IN: Final = "pg_catalog"
 
 
-def table(source: Source) -> sql.Composable:
+def table(source: SourceTable) -> sql.Composable:
     """Return the table as SQL names it: a parent in an inheritance without its children's rows."""
     name = sql.Identifier(source.relation.schema, source.relation.name)
     return name if source.partitioned else sql.SQL("ONLY ") + name
 
 
-def columns(source: Source) -> sql.Composable:
+def columns(source: SourceTable) -> sql.Composable:
     """Return the columns of the publication, in the order of the WAL."""
     return _COMMA.join(sql.Identifier(c.name) for c in source.relation.columns)
 
 
-def weight(source: Source) -> sql.Composable:
+def weight(source: SourceTable) -> sql.Composable:
     """Return how many bytes a row's columns have as text."""
     # `concat` prints a value as COPY does, whatever casts its type has.
     one = sql.SQL("pg_catalog.octet_length(pg_catalog.concat({}))")
@@ -39,18 +39,18 @@ def weight(source: Source) -> sql.Composable:
     return sql.SQL(" + ").join(one.format(name) for name in names)
 
 
-def ordering(source: Source, *, nulls: bool) -> list[Ordered]:
+def ordering(source: SourceTable, *, nulls: bool) -> list[OrderColumn]:
     """Return the columns that rows are ordered by; among `nulls` it is the key alone."""
     return [*([source.sort] if source.sort is not None and not nulls else ()), *source.key]
 
 
-def key(source: Source, *, nulls: bool) -> sql.Composable:
+def key(source: SourceTable, *, nulls: bool) -> sql.Composable:
     """Return those columns, as a SELECT or ORDER BY list."""
     return _COMMA.join(sql.Identifier(c.name) for c in ordering(source, nulls=nulls))
 
 
-def condition(source: Source, spec: BackfillSpec, rows: Range) -> sql.Composable:
-    """Return the condition that holds for the rows of a range, whatever the filters say."""
+def condition(source: SourceTable, spec: BackfillSpec, rows: Range) -> sql.Composable:
+    """Return the condition that holds for the rows of a range, before the filters."""
     if rows.keys:
         return sql.SQL("({})").format(_any_of(source.key, rows.keys))
     order = ordering(source, nulls=rows.nulls)
@@ -69,35 +69,35 @@ def condition(source: Source, spec: BackfillSpec, rows: Range) -> sql.Composable
     return _AND.join(parts) if parts else _TRUE
 
 
-def filters(source: Source, spec: BackfillSpec) -> sql.Composable | None:
-    """Return which rows are wanted at all: by the publication and by the backfill; None for all."""
+def filters(source: SourceTable, spec: BackfillSpec) -> sql.Composable | None:
+    """Return the publication's and the backfill's filter as one condition; None for all rows."""
     parts = [trusted(text) for text in (source.row_filter, spec.where) if text is not None]
     return _AND.join(sql.SQL("({})").format(part) for part in parts) if parts else None
 
 
-def copy(source: Source, spec: BackfillSpec, rows: Range) -> sql.Composed:
+def copy(source: SourceTable, spec: BackfillSpec, rows: Range) -> sql.Composed:
     """Return the statement that reads a range."""
-    wanted = filters(source, spec)
+    passed = filters(source, spec)
     where = condition(source, spec, rows)
     return sql.SQL(SQL["copy"]).format(
         columns=columns(source), table=table(source),
-        condition=where if wanted is None else where + _AND + wanted,
+        condition=where if passed is None else where + _AND + passed,
         order=key(source, nulls=rows.nulls or bool(rows.keys)),
     )  # fmt: skip
 
 
-def _values(order: Sequence[Ordered], cursor: Cursor) -> Sequence[str | None]:
+def _values(order: Sequence[OrderColumn], cursor: Cursor) -> Sequence[str | None]:
     # A cursor of a sorted backfill has the value to sort by first, null where there is none.
     return (cursor or ())[-len(order) :]
 
 
-def _any_of(order: Sequence[Ordered], keys: Sequence[Sequence[str]]) -> sql.Composable:
+def _any_of(order: Sequence[OrderColumn], keys: Sequence[Sequence[str]]) -> sql.Composable:
     rows = [_AND.join(_one(c, "=", v) for c, v in zip(order, k, strict=True)) for k in keys]
     return sql.SQL(" OR ").join(sql.SQL("({})").format(row) for row in rows)
 
 
 def _compared(
-    order: Sequence[Ordered], operator: str, values: Sequence[str | None]
+    order: Sequence[OrderColumn], operator: str, values: Sequence[str | None]
 ) -> sql.Composable:
     """Compare columns with values, as rows are compared: by the first that differs."""
     if len(order) == 1:
@@ -118,7 +118,7 @@ def _compared(
     )
 
 
-def _one(column: Ordered, operator: str, value: str | None) -> sql.Composable:
+def _one(column: OrderColumn, operator: str, value: str | None) -> sql.Composable:
     return sql.SQL("{} {} {}").format(
         _value(column),
         _operator(column.operators, operator),
@@ -126,7 +126,7 @@ def _one(column: Ordered, operator: str, value: str | None) -> sql.Composable:
     )
 
 
-def _value(column: Ordered) -> sql.Composable:
+def _value(column: OrderColumn) -> sql.Composable:
     # A domain over an enum is no enum to the operators.
     name = sql.Identifier(column.name)
     return sql.SQL("CAST({} AS {})").format(name, trusted(column.type)) if column.domain else name
@@ -136,7 +136,7 @@ def _operator(schema: str, operator: str) -> sql.Composable:
     return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), trusted(operator))
 
 
-def _literal(column: Ordered, value: str | None) -> sql.Composable:
+def _literal(column: OrderColumn, value: str | None) -> sql.Composable:
     return sql.SQL("CAST({} AS {})").format(sql.Literal(value), trusted(column.type))
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
+from penstock.core import connect as postgres
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.core.queries import load
-from penstock.postgres.replication import capture_error, connect
+from penstock.postgres.connect import capture_error, connect_source
+
+Connection = postgres.Connection
 
 SQL: Final = load("penstock.backfill", "backfill.sql")
 _SETTINGS: Final = load("penstock.postgres", "catalog.sql")["settings"]
-_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # By SQLSTATE: code, whether trying again may help, remedy.
 _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
@@ -34,7 +34,7 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
 }  # fmt: skip
 
 FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
-"""Codes of errors that end a backfill only when it has tried again that many times."""
+"""By code: how often a backfill tries again before such an error ends it."""
 
 
 def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
@@ -44,7 +44,7 @@ def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0")
     and how long the session may do nothing (`120s`; 0 for ever). Raises `BackfillError`.
     """
     try:
-        connection = connect(url, application_name="penstock backfill", **_TCP)
+        connection = connect_source(url, "penstock backfill")
     except CaptureError as error:
         raise known(error) from None
     try:
@@ -68,12 +68,13 @@ def backfill_error(error: psycopg.Error) -> BackfillError:
     if special is None:
         return known(found)
     code, transient, remedy = special
-    said = error.diag.message_primary or str(error)
-    return BackfillError(code, f"Postgres said: {said}.", remedy=remedy, transient=transient)
+    return BackfillError(
+        code, f"Postgres reported: {postgres.reason_of(error)}.", remedy=remedy, transient=transient
+    )
 
 
 def internal_error(error: Exception) -> BackfillError:
-    """Return what nobody has thought of as an error to be told."""
+    """Return a defect of Penstock as a `BackfillError`."""
     return BackfillError(
         "internal",
         f"The backfill failed: {type(error).__name__}: {error}.",
@@ -82,13 +83,13 @@ def internal_error(error: Exception) -> BackfillError:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[None]:
+def reading() -> Iterator[None]:
     """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
     try:
         yield
     except psycopg.Error as error:
         found = backfill_error(error)
-        # The planner was asked the same, with the table locked: what it can't do either it tells.
+        # The planner was asked the same, with the table locked: what it can't do either it reports.
         found.transient = found.transient or found.code in FEW_TIMES
         raise found from None
     except CaptureError as error:

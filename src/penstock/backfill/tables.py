@@ -1,4 +1,4 @@
-"""Looks at the tables that a backfill is asked of, and refuses what can't be done before it starts."""
+"""Selects the tables that a backfill is asked for, and refuses before it starts what can't be done."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _EVERYTHING: Final = sql.SQL("true")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked for: a sink's tables but those of `skip`, or the one named; which of its rows."""
+class Selection:
+    """What is asked for: a sink's tables except those of `skip`, or one `table`; which of its rows."""
 
     source: PostgresSource
     sink_name: str
@@ -48,59 +48,61 @@ class TableRead:
 
 
 Translate = Callable[[psycopg.Connection[Any], str, Relation], str]
-"""Gives the SQL of a condition on a table as it was given; raises `SetupError`."""
+"""Returns the SQL of a condition on a table; raises `SetupError`."""
 
 
-def _as_it_is(_: psycopg.Connection[Any], where: str, __: Relation) -> str:
+def _unchanged(_: psycopg.Connection[Any], where: str, __: Relation) -> str:
     return where
 
 
-class Looked(NamedTuple):
-    """The tables to read, what to warn of, and whether a table that is left out may do later."""
+class SelectedTables(NamedTuple):
+    """The tables to read, warnings, and whether a table that is left out may be read later."""
 
     reads: list[TableRead]
     warnings: list[str]
     is_partial: bool
 
 
-def look(wish: Wish, translate: Translate = _as_it_is) -> Looked:
-    """Return the tables to read and what to warn of; a table that is locked is left out.
+def select(selection: Selection, translate: Translate = _unchanged) -> SelectedTables:
+    """Return the tables to read and warnings; a table that is locked is left out.
 
-    Raises `SetupError` where the table that was named can't be backfilled, where none can, or where
-    Postgres does not take the condition or the value.
+    Raises `SetupError` where the one named table can't be backfilled, where none can, or where Postgres
+    refuses the condition or the value.
     """
-    with open_catalog(wish.source) as catalog:
+    with open_catalog(selection.source) as catalog:
         catalog.connection.execute(_SQL["session"])
-        tables = _of_sink(wish, catalog)
-        named = tables if wish.table is None else [_named(wish, catalog, tables)]
-        named = [table for table in named if (table.schema, table.name) not in wish.skip]
+        tables = _of_sink(selection, catalog)
+        named = tables if selection.table is None else [_named(selection, catalog, tables)]
+        named = [table for table in named if (table.schema, table.name) not in selection.skip]
         filters = catalog.published_tables()
         reads: list[TableRead] = []
-        warnings = [*_partial(wish)]
+        warnings = [*_partial(selection)]
         is_partial = False
         for relation in named:
             try:
-                read, warned = _read(wish, catalog, relation, translate, filters)
+                read, warned = _read(selection, catalog, relation, translate, filters)
                 reads.append(read)
                 warnings += warned
             except _TableError as error:
-                if wish.table is not None:
+                if selection.table is not None:
                     raise
                 is_partial |= error.transient
                 warnings.append(f"{relation} is left out: {error.message} {error.remedy}".strip())
-        if not reads and not wish.skip:
+        if not reads and not selection.skip:
             raise SetupError(
-                "no_table", f"Sink {wish.sink_name} has no table that can be backfilled.",
+                "no_table", f"Sink {selection.sink_name} has no table that can be backfilled.",
                 remedy=" ".join(warnings) or "Make one, or correct the sink's `tables`.",
                 transient=is_partial,
             )  # fmt: skip
-        return Looked(reads, warnings, is_partial)
+        return SelectedTables(reads, warnings, is_partial)
 
 
-def _partial(wish: Wish) -> Iterator[str]:
-    if missed := [action for action in ("insert", "update") if action not in wish.sink.actions]:
+def _partial(selection: Selection) -> Iterator[str]:
+    if missed := [
+        action for action in ("insert", "update") if action not in selection.sink.actions
+    ]:
         yield (
-            f"sink {wish.sink_name} takes no {' and no '.join(missed)}: a row that changes while it"
+            f"sink {selection.sink_name} takes no {' and no '.join(missed)}: a row that changes while it"
             " is read comes as that change alone, and so not at all"
         )
 
@@ -109,18 +111,18 @@ class _TableError(SetupError):
     """One table can't be backfilled, and others may."""
 
 
-def _of_sink(wish: Wish, catalog: Catalog) -> list[Relation]:
-    patterns = wish.sink.patterns
+def _of_sink(selection: Selection, catalog: Catalog) -> list[Relation]:
+    patterns = selection.sink.patterns
     return [
         table
-        for table in catalog.wanted(catalog.relations())
+        for table in catalog.selected(catalog.relations())
         if patterns is None or matches_any(patterns, table.schema, table.name)
     ]
 
 
-def _named(wish: Wish, catalog: Catalog, tables: Iterable[Relation]) -> Relation:
+def _named(selection: Selection, catalog: Catalog, tables: Iterable[Relation]) -> Relation:
     """Return the table of a name, `schema.table` or the table's alone where that is enough."""
-    text = wish.table or ""
+    text = selection.table or ""
     tables = list(tables)
     found = [table for table in tables if text in (str(table), table.name)]
     with contextlib.suppress(ValueError):
@@ -132,7 +134,7 @@ def _named(wish: Wish, catalog: Catalog, tables: Iterable[Relation]) -> Relation
     names = [str(table) for table in tables]
     if unique:
         message = f"Table {text!r} may be {' or '.join(map(str, unique.values()))}."
-        raise SetupError("unknown_table", message, remedy="Say which, with its schema.")
+        raise SetupError("unknown_table", message, remedy="Name one, with its schema.")
     others = [t for t in catalog.relations() if text in (str(t), t.name)]
     if others and not others[0].can_be_published:
         message = f"{others[0]} is no table whose changes Postgres publishes."
@@ -141,13 +143,13 @@ def _named(wish: Wish, catalog: Catalog, tables: Iterable[Relation]) -> Relation
     bare = [n for table in tables for n in (str(table), table.name)]
     raise SetupError(
         "unknown_table",
-        f"Sink {wish.sink_name} has no table {text!r}: {known}{nearest(text, bare) or '.'}",
+        f"Sink {selection.sink_name} has no table {text!r}: {known}{nearest(text, bare) or '.'}",
         remedy="A backfill goes to a sink that takes the table's changes.",
     )
 
 
 def _read(
-    wish: Wish,
+    selection: Selection,
     catalog: Catalog,
     relation: Relation,
     translate: Translate,
@@ -156,8 +158,8 @@ def _read(
     if not relation.has_key:
         raise _TableError(
             "no_primary_key",
-            f"{relation} has no primary key: where a backfill was, and which row a change is of,"
-            " could not be told.",
+            f"{relation} has no primary key: a backfill needs one to know where it is, and"
+            " which row a change is of.",
             remedy=f"Give it one: ALTER TABLE {relation} ADD PRIMARY KEY (…);",
         )
     name = sql.Identifier(relation.schema, relation.name)
@@ -168,33 +170,33 @@ def _read(
         raise _TableError("permission_denied", message, remedy=catalog.text(grant))
     conditions: list[sql.Composable] = []
     where, warnings = None, []
-    if wish.where is not None:
-        where = translate(catalog.connection, wish.where, relation)
+    if selection.where is not None:
+        where = translate(catalog.connection, selection.where, relation)
         conditions.append(sql.SQL("({})").format(trusted(where)))
-    sort_by = getattr(wish.sink, "sort_by", None)
+    sort_by = getattr(selection.sink, "sort_by", None)
     start = None
     if sort_by is not None:
         kind, warned = _sorted_by(catalog, relation, sort_by)
         warnings += warned
         if kind is None:
             sort_by = None
-        elif wish.start is not None:
-            start = _start(catalog, relation, sort_by, kind, wish.start)
+        elif selection.start is not None:
+            start = _start(catalog, relation, sort_by, kind, selection.start)
             conditions.append(
                 sql.SQL("{} >= CAST({} AS {})").format(
                     sql.Identifier(sort_by), sql.Literal(start), trusted(kind)
                 )
             )
-    if wish.start is not None and start is None:
+    if selection.start is not None and start is None:
         raise _TableError(
             "no_sort_by",
-            f"--from {wish.start}: sink {wish.sink_name} has no `sort_by` for {relation}, so there"
-            " is no column to start at.",
+            f"--from {selection.start}: sink {selection.sink_name} has no `sort_by` for {relation},"
+            " so there is no column to start at.",
             remedy="Add `sort_by: <column>` to the sink (of kind rows), or use --where.",
         )
     if filtered := filters.get((relation.schema, relation.name)):
         conditions.append(sql.SQL("({})").format(trusted(filtered)))
-    rows = _estimate(catalog, relation, conditions, wish.where)
+    rows = _estimate(catalog, relation, conditions, selection.where)
     return TableRead(relation.schema, relation.name, where, sort_by, start, rows), warnings
 
 
@@ -210,7 +212,7 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
     order = sql.SQL(_SQL["order"]).format(
         table=sql.Identifier(relation.schema, relation.name), column=sql.Identifier(column)
     )
-    with _taken(
+    with _refusals(
         relation, f"{relation} can't be read in the order of {column} ({kind})", _TableError
     ):
         catalog.connection.execute(order)
@@ -225,7 +227,7 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
 
 def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: str) -> str:
     query = sql.SQL(_SQL["value"]).format(type=trusted(kind))
-    with _taken(relation, f"--from {value}: Postgres does not take it for {column} ({kind})"):
+    with _refusals(relation, f"--from {value}: Postgres refuses it for {column} ({kind})"):
         row = catalog.connection.execute(query, [value]).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
     return str(row[0])
@@ -234,7 +236,7 @@ def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: 
 def _estimate(
     catalog: Catalog, relation: Relation, conditions: list[sql.Composable], where: str | None
 ) -> int:
-    """Return about how many rows there are; Postgres looks at the condition as it plans."""
+    """Return about how many rows there are; Postgres checks the condition as it plans."""
     query = sql.SQL(_SQL["estimate"]).format(
         table=sql.Identifier(relation.schema, relation.name),
         condition=sql.SQL(" AND ").join(conditions) if conditions else _EVERYTHING,
@@ -243,16 +245,16 @@ def _estimate(
     if where is None:
         what, kind = f"{relation} can't be read", _TableError
     else:
-        what = f"--where {where}: Postgres does not take it for {relation}"
-    with _taken(relation, what, kind):
+        what = f"--where {where}: Postgres refuses it for {relation}"
+    with _refusals(relation, what, kind):
         row = catalog.connection.execute(query).fetchone()
     assert row is not None  # noqa: S101 - a plan is always given
     return int(row[0][0]["Plan"]["Plan Rows"])
 
 
 @contextlib.contextmanager
-def _taken(relation: Relation, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
-    """Raise what Postgres refuses as `kind`, and a lock of the table as what passes."""
+def _refusals(relation: Relation, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
+    """Raise what Postgres refuses as `kind`, and a lock of the table as a transient error."""
     try:
         yield
     except psycopg.errors.LockNotAvailable:
@@ -264,5 +266,5 @@ def _taken(relation: Relation, what: str, kind: type[SetupError] = SetupError) -
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:
-        said = error.diag.message_primary or type(error).__name__
-        raise kind("refused", f"{what}: {said}.") from None
+        message = error.diag.message_primary or type(error).__name__
+        raise kind("refused", f"{what}: {message}.") from None

@@ -1,8 +1,8 @@
--- What there is to know of a table before it is backfilled. Parameters are psycopg's.
+-- What a backfill needs to know of a table before it starts. Parameters are psycopg's.
 
 -- name: session
--- Values are understood as the backfill itself will. A table that is locked keeps the others waiting
--- for a moment only.
+-- Values are read as the backfill itself reads them. A table that is locked delays the others only for
+-- a moment.
 SELECT pg_catalog.set_config('timezone', 'UTC', false),
        pg_catalog.set_config('search_path', '', false),
        pg_catalog.set_config('datestyle', 'ISO', false),

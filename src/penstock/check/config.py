@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.check import expressions, postgres, streams
+from penstock.check import outbox as outboxes
+from penstock.check.nats import inspect_nats
 from penstock.config.file import Config, NatsSinkSettings, load
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EmbeddedError
 from penstock.core.finding import Finding
-from penstock.core.tables import matches_any
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.embedded.store import FOLDER
 from penstock.sinks.nats.shared import shared_streams
 from penstock.spark.java import inspect_java
-
-_TableName = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class Report:
 
 
 def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
-    """Look at everything that `path` configures."""
+    """Check everything that `path` configures."""
     report = Report([inspect_java(environ)])
     try:
         config = load(path, environ)
@@ -38,25 +40,23 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
         report.findings += [Finding("error", "configuration", line) for line in error.problems]
         return report
     report.config = config
-    report.findings.append(Finding("ok", "configuration", f"{path} is understood"))
+    report.findings.append(Finding("ok", "configuration", f"{path} is valid"))
     report.findings += inspect_config(config, environ)
     return report
 
 
 def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Look at each source and its sinks, then at the store."""
-    from penstock.check import postgres as inspection  # noqa: PLC0415 - its imports take a while
-
+    """Check each source and its sinks, then at the store."""
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
-        yield from inspection.inspect(
+        yield from postgres.inspect(
             name, source, sinks,
             recover=config.recover_command(name), has_run=config.checkpoint_folder(name).is_dir(),
         )  # fmt: skip
         if not sinks:
             message = "no sink takes from it, so `penstock run` leaves it alone"
             yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")
-        tables = inspection.table_names(source)
+        tables = postgres.table_names(source)
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
@@ -65,77 +65,20 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
                 yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, sinks)
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
-            from penstock.check import expressions as check_expressions  # noqa: PLC0415 - with Spark's modules
-
-            yield from check_expressions.inspect(source, sinks)
+            yield from expressions.inspect(source, sinks)
     for name, outbox in config.outboxes.items():
-        from penstock.check import outbox as check_outbox  # noqa: PLC0415 - with Spark's modules
-
-        yield from check_outbox.inspect(name, outbox, config, environ)
+        yield from outboxes.inspect(name, outbox, config, environ)
     if config.sources or config.store is not None:
         yield from inspect_store(config)
 
 
-def inspect_nats(
-    source: str, sink: NatsSinkSettings, tables: list[_TableName]
-) -> Iterator[Finding]:
-    """Look at a cluster, and at the subjects that a sink's template and the rules of its route give."""
-    from penstock.sinks.nats import check as nats_check  # noqa: PLC0415
-
-    rules = [] if sink.route is None or isinstance(sink.route, str) else list(sink.route)
-    always = any(rule.when is None for rule in rules)
-    templates = [rule.to for rule in rules] + ([] if always else [sink.subject])
-    for number, template in enumerate(dict.fromkeys(templates)):
-        target = sink.model_copy(update={"subject": template})
-        samples = subjects(source, target, tables)
-        for finding in nats_check.inspect(target, samples, source=source):
-            of_subject = finding.subject.startswith("subject ")
-            if number and not of_subject:
-                continue  # told already
-            if of_subject and finding.level == "error" and isinstance(sink.route, str):
-                message = f"{finding.message} (it is used where `route` gives nothing)"
-                yield Finding("warning", finding.subject, message, finding.fix)
-            else:
-                yield finding
-
-
 def inspect_store(config: Config) -> list[Finding]:
-    """Look at the store; the embedded one is not started for that."""
+    """Check the store; the embedded one is not started for that."""
     if config.store is not None:
-        from penstock.check import streams as inspection  # noqa: PLC0415
-
-        return inspection.inspect(config.store.get_secret_value(), config)
-    from penstock.core.errors import EmbeddedError  # noqa: PLC0415
-    from penstock.embedded.postgres import EmbeddedPostgres  # noqa: PLC0415
-    from penstock.embedded.store import FOLDER  # noqa: PLC0415
-
+        return streams.inspect(config.store.get_secret_value(), config)
     data = FOLDER / "store"
     try:
         EmbeddedPostgres(data).bin_dir  # noqa: B018 - raises where there is none
     except EmbeddedError as error:
         return [Finding("error", "store", str(error))]
     return [Finding("ok", "store", f"the embedded Postgres, in {data}")]
-
-
-def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
-    """Return the subjects of a sink for the tables that are there now.
-
-    Empty if the template needs a message's values, which nobody knows yet.
-    """
-    from penstock.core.subject import escape  # noqa: PLC0415
-
-    template = sink.template
-    if any(v == "database" or v.startswith("record.") for v in template.variables):
-        return []
-    found = []
-    for schema, table in tables:
-        if sink.patterns is None or matches_any(sink.patterns, schema, table):
-            for action in sink.actions:
-                values = {"source": source, "schema": schema, "table": table, "action": action}
-                text = template.literals[0]
-                for variable, literal in zip(
-                    template.variables, template.literals[1:], strict=True
-                ):
-                    text += escape(values[variable]) + literal
-                found.append(text)
-    return list(dict.fromkeys(found))

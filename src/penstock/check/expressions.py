@@ -1,4 +1,4 @@
-"""Looks at the filters, transforms and routes of a source's sinks, against its tables."""
+"""Checks the filters, transforms and routes of a source's sinks, against its tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.expressions import Columns, Reference
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
 from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import is_planned, source_columns
-from penstock.spark.routes import wanted_actions
+from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
 from penstock.transforms.base import TransformError
 
 
 def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
-    """Look at what a source's sinks do with messages; nothing is said of what can't be asked."""
+    """Check what a source's sinks do with messages; return nothing of a source that can't be reached."""
     planned = {name: sink for name, sink in sinks.items() if is_planned(sink)}
     if not planned:
         return []
@@ -35,7 +35,7 @@ def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
                 for finding in _of_sink(name, sink, catalog, columns)
             ]
     except CaptureError:
-        return []  # the look at the source has told
+        return []  # the check of the source reports it
 
 
 def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Iterator[Finding]:
@@ -55,22 +55,22 @@ def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Itera
     else:
         assert made is not None  # noqa: S101 - the sink is one that is planned
         findings += _lacking(what, made)
-        findings += _untold(what, sink, made, catalog)
+        findings += _missing(what, sink, made, catalog)
         findings += _templates(what, sink, made.sinks[name].items)
     yield from findings
     if not findings:
         keys = [k for k in ("filter", "transform", "route") if getattr(sink, k) is not None]
-        yield Finding("ok", what, f"{', '.join(keys)}: understood, every column is there")
+        yield Finding("ok", what, f"{', '.join(keys)}: valid, every column exists")
 
 
 def _lacking(what: str, made: Plan) -> Iterator[Finding]:
-    told: set[tuple[str, Reference]] = set()
+    reported: set[tuple[str, Reference]] = set()
     for each in made.expressions:
         for reference, tables in each.typed.lacking:
             key = _key(each)
-            if (key, reference) in told:
+            if (key, reference) in reported:
                 continue
-            told.add((key, reference))
+            reported.add((key, reference))
             names = ", ".join(f"{schema}.{table}" for schema, table in tables)
             yield Finding(
                 "warning",
@@ -94,19 +94,19 @@ def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[
                 yield Finding("error", what, message + nearest(column, names), fix)
 
 
-def _untold(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Finding]:
-    """Find columns whose values the WAL does not tell of deletes, or of what updates changed."""
+def _missing(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Finding]:
+    """Find columns whose values the WAL lacks for deletes, or for what updates changed."""
     tables = [
         table
-        for table in catalog.wanted(catalog.relations())
+        for table in catalog.selected(catalog.relations())
         if sink.patterns is None or matches_any(sink.patterns, table.schema, table.name)
     ]
     identities = catalog.identities(tables)
     by_key = {key: _references(expressions) for key, expressions in _by_key(made.expressions)}
     filtered = "action" in by_key.get("filter", {})
     for key, references in by_key.items():
-        # One that looks at the action says itself what becomes of deletes, as does the filter before it.
-        deletes = DELETE in wanted_actions(sink) and not filtered and "action" not in references
+        # An expression that names the action decides about deletes itself, as does the filter before it.
+        deletes = DELETE in actions_of(sink) and not filtered and "action" not in references
         for table in tables:
             of_table = identities[table.oid]
             if deletes:
@@ -136,12 +136,12 @@ def _blind(
         message = f"the WAL has no old values of {names}: `changes` never holds them"
         yield Finding("warning", what, f"{key}, {table}: {message}", statement)
         return
-    message = f"a DELETE does not tell {names}: where that decides, it becomes a dead letter"
+    message = f"a DELETE lacks {names}: where that decides, it becomes a dead letter"
     yield Finding(
         "warning",
         what,
         f"{key}, {table}: {message}",
-        f"{statement}\nor say what becomes of deletes: action = 'delete' or …",
+        f"{statement}\nor decide about deletes in the expression: action = 'delete' or …",
     )
 
 

@@ -1,4 +1,4 @@
-"""Looks at a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
+"""Checks a database's outboxes: the schema tide, the role's rights, and each pipeline's settings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterator, Mapping
 
 from psycopg import sql
 
-from penstock.check.config import inspect_nats
+from penstock.check import streams
+from penstock.check.nats import inspect_nats
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core import queries
+from penstock.core.connect import address
 from penstock.core.errors import CaptureError, PipelineError, SinkError
 from penstock.core.finding import Finding
 from penstock.core.health import Failure
-from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
-from penstock.outbox.inbox.nats import durable_name, read_settings
-from penstock.outbox.relay.wanted import Planner, find, source_name
+from penstock.outbox.inbox.settings import durable_name, read_settings
+from penstock.outbox.pipelines import InboxPipeline, find, find_inboxes, source_name
+from penstock.outbox.relay.desired_state import Planner
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
-from penstock.postgres.admin import Catalog, address, open_catalog
+from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.setup import server_fault
 from penstock.sinks.nats import check as nats_check
 from penstock.sinks.nats.shared import shared_streams_of_outboxes
@@ -31,7 +33,7 @@ _SQL = queries.load("penstock.check", "outbox.sql")
 def inspect(
     name: str, source: OutboxSource, config: Config, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
-    """Look at all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
+    """Check all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
     what = f"source {name}"
     url = source.url.get_secret_value()
     try:
@@ -45,9 +47,7 @@ def inspect(
         yield Finding("error", what, error.message, error.remedy)
         return
     if config.store is None:
-        from penstock.check import streams as inspection  # noqa: PLC0415
-
-        for finding in inspection.inspect(url, config):
+        for finding in streams.inspect(url, config):
             yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
 
 
@@ -108,7 +108,7 @@ def _pipelines(
     sinks: dict[str, OutboxSinkSettings] = {}
     for row in rows:
         group = planned[row.relay_group]
-        failure = (group.held | group.left_out).get(row.pipeline)
+        failure = (group.paused | group.left_out).get(row.pipeline)
         title = f"{what}: pipeline {row.pipeline}"
         yield _settings(title, row.pipeline, row.enabled, failure)
         sink = group.sinks.get(row.pipeline)
@@ -123,7 +123,7 @@ def _pipelines(
 
 
 def _settings(title: str, name: str, enabled: bool, failure: Failure | None) -> Finding:
-    """Return what is to be said of a pipeline's config, and of whether it is enabled."""
+    """Return the finding of a pipeline's config, enabled or not."""
     if failure is not None:
         message = f"{failure.cause} ({failure.code})"
         return Finding("error" if enabled else "warning", title, message, failure.remedy)

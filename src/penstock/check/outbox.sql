@@ -1,11 +1,11 @@
--- What `penstock check` asks about outboxes.
+-- The queries of `penstock check` about outboxes.
 
 -- name: may_relay
 -- Whether the role may do in the schema tide what a relay does.
 SELECT pg_catalog.has_table_privilege('tide.relays', 'SELECT')
-   AND pg_catalog.has_table_privilege('tide.places', 'SELECT')
-   AND pg_catalog.has_table_privilege('tide.places', 'INSERT')
-   AND pg_catalog.has_table_privilege('tide.places', 'UPDATE')
+   AND pg_catalog.has_table_privilege('tide.checkpoints', 'SELECT')
+   AND pg_catalog.has_table_privilege('tide.checkpoints', 'INSERT')
+   AND pg_catalog.has_table_privilege('tide.checkpoints', 'UPDATE')
    AND pg_catalog.has_table_privilege('tide.leases', 'SELECT')
    AND pg_catalog.has_table_privilege('tide.leases', 'INSERT')
    AND pg_catalog.has_table_privilege('tide.leases', 'UPDATE')

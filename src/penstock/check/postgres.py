@@ -1,4 +1,4 @@
-"""Looks at all that a source needs, changes nothing, and says how each fault is mended."""
+"""Checks all that a source needs: changes nothing, and names the remedy of each fault."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from psycopg import sql
 
 from penstock.check.tables import inspect_table
 from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.core.connect import address
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Publication, Relation, address, open_catalog
+from penstock.postgres.admin import Catalog, Publication, Relation, open_catalog
 from penstock.postgres.publication import (
     add_to_publication,
     coverage,
@@ -56,10 +57,10 @@ def inspect(
 
 
 def table_names(source: PostgresSource) -> list[tuple[str, str]]:
-    """Return schema and name of each table that a source has now; none if it cannot be asked."""
+    """Return schema and name of each table that a source has now; none if it can't be reached."""
     try:
         with open_catalog(source) as catalog:
-            return [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
+            return [(table.schema, table.name) for table in catalog.selected(catalog.relations())]
     except CaptureError:
         return []
 
@@ -86,15 +87,15 @@ def _findings(
             "point the url at the primary",
         )
     relations = catalog.relations()
-    wanted = catalog.wanted(relations)
+    selected = catalog.selected(relations)
     publication = catalog.publication()
-    yield from _publication(what, catalog, publication, wanted, recover)
+    yield from _publication(what, catalog, publication, selected, recover)
     yield from _actions(what, catalog, publication, sinks)
     yield from _slot(what, catalog, recover, lost)
-    yield from _tables(what, catalog, relations, wanted)
-    yield from _tables_of_sinks(catalog, relations, wanted, sinks)
-    identities = catalog.identities(wanted)
-    for table in wanted:
+    yield from _tables(what, catalog, relations, selected)
+    yield from _tables_of_sinks(catalog, relations, selected, sinks)
+    identities = catalog.identities(selected)
+    for table in selected:
         subject = f"{what}: table {table}"
         of_table = identities[table.oid]
         yield from inspect_table(
@@ -110,22 +111,22 @@ def _publication(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    wanted: Sequence[Relation],
+    selected: Sequence[Relation],
     recover: str | None,
 ) -> Iterator[Finding]:
     server, source = catalog.server, catalog.source
     what = f"{what}: publication {source.publication}"
     if publication is None:
-        yield _missing_publication(what, catalog, wanted, recover)
+        yield _missing_publication(what, catalog, selected, recover)
         return
-    if fault := partition_fault(catalog, publication, wanted):
+    if fault := partition_fault(catalog, publication, selected):
         yield _error(what, fault)
         return
-    lacking = coverage(catalog, publication, wanted)
+    lacking = coverage(catalog, publication, selected)
     if lacking.tables:
         names = ", ".join(map(str, lacking.tables))
         fix = catalog.text(add_to_publication(catalog, lacking.addable or lacking.tables))
-        mine = all(t.owned for t in wanted if TablePattern(t.schema, t.name) in lacking.tables)
+        mine = all(t.owned for t in selected if TablePattern(t.schema, t.name) in lacking.tables)
         if server.is_superuser or (mine and server.may_create):
             message = f"lacks {names}; `penstock run` adds them"
             if lacking.limited:
@@ -142,7 +143,7 @@ def _publication(
         yield Finding("warning", what, lacking.open_end(), fix)
     else:
         yield Finding("ok", what, f"covers {', '.join(source.tables)}")
-    if not publication.via_root and (roots := [str(t) for t in wanted if t.kind == "p"]):
+    if not publication.via_root and (roots := [str(t) for t in selected if t.kind == "p"]):
         yield Finding(
             "error",
             what,
@@ -150,14 +151,14 @@ def _publication(
             catalog.text(set_via_root(catalog)),
         )
     published = catalog.published_tables()
-    for table in wanted:
+    for table in selected:
         if filtered := published.get((table.schema, table.name)):
             message = f"leaves out rows of {table}: only those {filtered} are captured"
             yield Finding("warning", what, message)
 
 
 def _missing_publication(
-    what: str, catalog: Catalog, wanted: Sequence[Relation], recover: str | None
+    what: str, catalog: Catalog, selected: Sequence[Relation], recover: str | None
 ) -> Finding:
     server, source = catalog.server, catalog.source
     if catalog.slot() is not None:
@@ -169,7 +170,7 @@ def _missing_publication(
         reason = f"needs a superuser for a whole schema, which role {server.role} is not"
     elif not server.may_create:
         reason = f"needs the right to CREATE in database {server.database}"
-    elif others := [str(table) for table in wanted if not table.owned]:
+    elif others := [str(table) for table in selected if not table.owned]:
         reason = f"needs the owner of {', '.join(others)}, which role {server.role} is not"
     else:
         return Finding("ok", what, "not there yet; `penstock run` makes it")
@@ -197,7 +198,7 @@ def _actions(
             statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
                 sql.Identifier(name), sql.Literal(actions)
             )
-            message = f"does not publish {', '.join(missed)}, which sink {sink_name} asks for"
+            message = f"does not publish {', '.join(missed)}, which sink {sink_name} needs"
             yield Finding("error", f"{what}: publication {name}", message, catalog.text(statement))
 
 
@@ -233,7 +234,7 @@ def _slot(
 
 
 def _tables(
-    what: str, catalog: Catalog, relations: Sequence[Relation], wanted: Sequence[Relation]
+    what: str, catalog: Catalog, relations: Sequence[Relation], selected: Sequence[Relation]
 ) -> Iterator[Finding]:
     for message, hint in missing_tables(catalog, relations):
         yield Finding("error", what, message + hint, "correct `tables` of the source")
@@ -244,9 +245,9 @@ def _tables(
         if pattern.schema not in schemas:
             message = f"there is no schema {pattern.schema}{nearest(pattern.schema, schemas)}"
             yield Finding("error", what, message, "correct `tables` of the source")
-        elif not any(pattern.matches(table.schema, table.name) for table in wanted):
+        elif not any(pattern.matches(table.schema, table.name) for table in selected):
             yield Finding("warning", what, f"{pattern} matches no table yet")
-    for table in wanted:
+    for table in selected:
         if table.is_partition:
             message = f"{table} is a partition, whose changes come under the name {table.root}"
             yield Finding("warning", what, message, f"put {table.root} into `tables` instead")
@@ -255,7 +256,7 @@ def _tables(
 def _tables_of_sinks(
     catalog: Catalog,
     relations: Sequence[Relation],
-    wanted: Sequence[Relation],
+    selected: Sequence[Relation],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Look for tables that a sink names itself and that are not there: it would get nothing of them."""
@@ -267,7 +268,7 @@ def _tables_of_sinks(
         for message, hint in missing_tables(catalog, relations, own):
             yield Finding("error", what, message + hint, fix)
         for pattern in own:
-            if any(pattern.matches(table.schema, table.name) for table in wanted):
+            if any(pattern.matches(table.schema, table.name) for table in selected):
                 continue
             if pattern.table is None:
                 yield Finding("warning", what, f"{pattern} matches no table yet")

@@ -1,10 +1,10 @@
-"""Looks at the store as `penstock check` does: changes nothing, and says how each fault is mended."""
+"""Checks the store: changes nothing, and names the remedy of each fault."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
@@ -12,16 +12,14 @@ from psycopg.rows import class_row
 
 from penstock.config.settings import Config
 from penstock.core import queries
+from penstock.core.connect import Connection, address, connect
 from penstock.core.finding import Finding
-from penstock.postgres.admin import address
-from penstock.streams.errors import OLD_STREAMS
+from penstock.streams.errors import OLD_STREAMS, store_error
 from penstock.streams.migrate import OLDEST_VERSION, VERSION
-from penstock.streams.store import CONNECT, store_error
 
 _SQL: Final = queries.load("penstock.check", "streams.sql")
 _PLACES_VERSION: Final = 3
 """Of the schema from which on messages are where they are now; streams of before are refused."""
-_Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,16 @@ class _Server:
 
 
 def inspect(url: str, config: Config) -> list[Finding]:
-    """Look at the store at `url`, and at what `config` wants of it."""
+    """Return the findings of the store at `url`, and of the streams and consumers of `config`."""
     try:
-        with psycopg.connect(url, autocommit=True, **CONNECT) as connection:
+        with connect(url, application_name="penstock") as connection:
             return list(_findings(connection, url, config))
     except psycopg.Error as error:
         known = store_error(error, url)
         return [Finding("error", "store", known.message, known.remedy)]
 
 
-def _findings(connection: _Connection, url: str, config: Config) -> Iterator[Finding]:
+def _findings(connection: Connection, url: str, config: Config) -> Iterator[Finding]:
     with connection.cursor(row_factory=class_row(_Server)) as cursor:
         server = cursor.execute(_SQL["server"]).fetchone()
     assert server is not None  # noqa: S101 - this statement always returns one
@@ -63,7 +61,7 @@ def _findings(connection: _Connection, url: str, config: Config) -> Iterator[Fin
             yield from _contents(connection, config)
 
 
-def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
+def _faults(connection: Connection, server: _Server) -> Iterator[Finding]:
     role, database = sql.Identifier(server.role), sql.Identifier(server.database)
     if server.version_num // 10_000 < OLDEST_VERSION:
         message = f"Postgres {server.version}: Penstock needs {OLDEST_VERSION} or newer"
@@ -85,7 +83,7 @@ def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
         message = f"role {server.role} may not change the schema penstock, which is {owner}'s"
         yield Finding("error", "store", message, f"{grant.as_string(connection)};")
     elif server.has_tables and (version := _version(connection)) > VERSION:
-        message = f"its schema has version {version}, and this Penstock knows {VERSION}"
+        message = f"its schema has version {version}, and this Penstock supports {VERSION}"
         yield Finding("error", "store", message, "run the newer Penstock that made it")
     elif (
         server.has_tables
@@ -95,14 +93,14 @@ def _faults(connection: _Connection, server: _Server) -> Iterator[Finding]:
         yield Finding("error", "store", *OLD_STREAMS)
 
 
-def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:
+def _contents(connection: Connection, config: Config) -> Iterator[Finding]:
     """Compare streams and consumers of the same names."""
     streams = {row[0]: row[1:] for row in connection.execute(_SQL["streams"])}
     for name, stream in config.streams.items():
         source, kind = streams.get(name, (stream.source, stream.kind))
-        for what, there, wanted in (("source", source, stream.source), ("kind", kind, stream.kind)):
-            if there != wanted:
-                message = f"the stream is there already, with {what} {there}, not {wanted}"
+        for what, old, new in (("source", source, stream.source), ("kind", kind, stream.kind)):
+            if old != new:
+                message = f"the stream exists, with {what} {old}, not {new}"
                 yield Finding("error", f"sink {name}", message, "give the sink another name")
     consumers = {row[0]: row[1:] for row in connection.execute(_SQL["consumers"])}
     for name, consumer in config.consumers.items():
@@ -117,7 +115,7 @@ def _contents(connection: _Connection, config: Config) -> Iterator[Finding]:
             yield Finding("error", f"sink {name}", message, "give the sink another name")
 
 
-def _version(connection: _Connection) -> int:
+def _version(connection: Connection) -> int:
     row = connection.execute(_SQL["version"]).fetchone()
     assert row is not None  # noqa: S101 - this statement always returns one
     return int(row[0])

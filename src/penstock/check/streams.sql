@@ -1,7 +1,7 @@
--- What `penstock check` asks a store, changing nothing.
+-- The queries of `penstock check` about a store; they change nothing.
 
 -- name: server
--- The server, the role's rights, and the schema `penstock` if it is there: `owned` tells whether it and
+-- The server, the role's rights, and the schema `penstock` if it is there: `owned` is whether it and
 -- all in it are the role's to change, `owner` whose it is.
 SELECT pg_catalog.current_setting('server_version_num')::int AS version_num,
        pg_catalog.current_setting('server_version') AS version,

@@ -1,4 +1,4 @@
-"""Looks at one captured table: what its replica identity and its columns mean for the sinks."""
+"""Checks one captured table: what its replica identity and its columns mean for the sinks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inspect_table(
     identities: Sequence[Identity],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
-    """Say what a table's replica identity, columns and rights mean for the sinks."""
+    """Return what a table's replica identity, columns and rights mean for the sinks."""
     yield from _identity(what, catalog, table, identities)
     yield from _generated(what, catalog, publication, table, identities)
     if not table.readable:

@@ -1,4 +1,4 @@
-"""`penstock backfill`: rows of a table into a sink, asked for, looked at, stopped."""
+"""`penstock backfill`: asks for the rows of a table in a sink, lists, watches and stops that."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import typer
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
 
 if TYPE_CHECKING:
-    from penstock.backfill.requests import Backfill, Backfills, Command, Request
+    from penstock.backfill.request import Backfill, Backfills, Command, Request
     from penstock.config.settings import PostgresSource, Sink
-    from penstock.postgres.admin import Connection, Relation
+    from penstock.core.connect import Connection
+    from penstock.postgres.admin import Relation
 
 backfills = typer.Typer(
     help="Read the rows of a table into a sink, beside its live changes.", no_args_is_help=True
 )
 
-SinkName = Annotated[str | None, typer.Option("--sink", help="Those of this sink alone.")]
+SinkName = Annotated[str | None, typer.Option("--sink", help="Only those of this sink.")]
 Numbers = Annotated[
     list[int] | None,
     typer.Argument(help="Their numbers, from the list.", show_default=False),
@@ -30,7 +31,7 @@ Numbers = Annotated[
 
 @contextlib.contextmanager
 def _store(config: Path) -> Iterator[Backfills]:
-    from penstock.backfill.requests import Backfills  # noqa: PLC0415
+    from penstock.backfill.request import Backfills  # noqa: PLC0415
     from penstock.cli.store import opened  # noqa: PLC0415
     from penstock.streams.store import Store  # noqa: PLC0415
 
@@ -55,7 +56,7 @@ def start_backfill(
     config: ConfigFile = CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Ask for a backfill. `penstock run` reads the rows; nothing waits for them meanwhile."""
+    """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
     from penstock.config.file import load  # noqa: PLC0415
     from penstock.core.text import nearest  # noqa: PLC0415
 
@@ -76,7 +77,7 @@ def start_backfill(
     for found in made:
         rows = f"about {found.rows_total:,} rows" if found.rows_total is not None else "its rows"
         typer.echo(f"Started {found}: {rows}.", err=as_json)
-    _say_whether_one_runs(made)
+    _note_idle_sources(made)
 
 
 def _requests(
@@ -88,10 +89,10 @@ def _requests(
     start: str | None,
 ) -> list[Request]:
     from penstock.backfill import tables  # noqa: PLC0415
-    from penstock.backfill.requests import Request  # noqa: PLC0415
+    from penstock.backfill.request import Request  # noqa: PLC0415
 
-    wish = tables.Wish(source, name, sink, table, where, start)
-    reads, warnings, _ = tables.look(wish, _translate)
+    selection = tables.Selection(source, name, sink, table, where, start)
+    reads, warnings, _ = tables.select(selection, _translate)
     for warning in warnings:
         typer.echo(f"Note: {warning}", err=True)
     return [
@@ -136,7 +137,7 @@ def list_backfills(
             for x in found
         ],
     )  # fmt: skip
-    _say_whether_one_runs(found)
+    _note_idle_sources(found)
 
 
 @backfills.command("pause")
@@ -172,7 +173,7 @@ def watch_backfills(
         if not found:
             typer.echo("No backfill is under way: `penstock backfill start` makes one.")
             return
-        _say_whether_one_runs(found)
+        _note_idle_sources(found)
         ids = [each.id for each in found]
         with contextlib.suppress(KeyboardInterrupt):
             ended = watch.follow(lambda: store.find(ids=ids))
@@ -195,7 +196,7 @@ def _the_only_one(store: Backfills, command: Command) -> int:
     if len(found) == 1:
         return found[0].id
     if not found:
-        raise fail(f"there is no backfill to {command}; `penstock backfill list` has them all")
+        raise fail(f"there is no backfill to {command}; `penstock backfill list` lists them all")
     numbers = ", ".join(f"{each.id} ({each.table} to {each.sink})" for each in found)
     raise fail(f"which one? {command} takes the numbers of: {numbers}")
 
@@ -203,10 +204,10 @@ def _the_only_one(store: Backfills, command: Command) -> int:
 def _check_numbers(numbers: list[int] | None, found: list[Backfill]) -> None:
     missing = set(numbers or ()) - {each.id for each in found}
     if missing:
-        raise fail(f"there is no backfill {min(missing)}; `penstock backfill list` has them")
+        raise fail(f"there is no backfill {min(missing)}; `penstock backfill list` lists them")
 
 
-def _say_whether_one_runs(found: list[Backfill]) -> None:
+def _note_idle_sources(found: list[Backfill]) -> None:
     idle = sorted({x.source for x in found if x.state in ("waiting", "running") and not x.is_run})
     if idle:
         sources = ", ".join(idle)

@@ -1,4 +1,4 @@
-"""Follows backfills: bars on a terminal, and elsewhere a line whenever something has changed."""
+"""Follows backfills: bars on a terminal, elsewhere a line for each change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.backfill.requests import Backfill
+from penstock.backfill.request import Backfill
 
 _POLL_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 5.0
@@ -23,20 +23,20 @@ _RATE_SECONDS: Final = 10.0
 
 
 class Pace:
-    """How fast a backfill goes, from what it had done at some times."""
+    """How fast a backfill goes, from how far it was at some times."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()
 
-    def note(self, now: float, rows: int) -> None:
-        """Take what was done at a time, in seconds."""
+    def add(self, now: float, rows: int) -> None:
+        """Add how many rows were done at a time, in seconds."""
         self._marks.append((now, rows))
         while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_SECONDS:
             self._marks.popleft()
 
     @property
     def rate(self) -> float:
-        """Rows a second of late, 0 where that is not known."""
+        """Rows a second of the last seconds, 0 where that is not known."""
         if len(self._marks) < 2:
             return 0.0
         (then, before), (now, rows) = self._marks[0], self._marks[-1]
@@ -50,13 +50,13 @@ class Pace:
         return max(found.rows_total - found.rows_done, 0) / rate
 
 
-def follow(look: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
-    """Show the backfills that `look` gives until all of them have ended, and return them."""
-    return _on_terminal(look) if sys.stdout.isatty() else _as_lines(look)
+def follow(find: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
+    """Show the backfills that `find` returns until all of them have ended, and return them."""
+    return _on_terminal(find) if sys.stdout.isatty() else _as_lines(find)
 
 
 def line(found: Backfill, pace: Pace) -> str:
-    """Return how a backfill stands, in a line."""
+    """Return how far a backfill is, in a line."""
     parts = [f"{found.id} {found.table} to {found.sink}: {found.state}", _rows(found)]
     if found.state == "running":
         parts.append(f"{pace.rate:,.0f} rows/s")
@@ -87,34 +87,34 @@ def _done(found: Backfill) -> bool:
     return found.state == "done"
 
 
-def _as_lines(look: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
+def _as_lines(find: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
     paces: dict[int, Pace] = {}
-    told: dict[int, tuple[object, ...]] = {}
-    told_at: dict[int, float] = {}
+    shown: dict[int, tuple[object, ...]] = {}
+    shown_at: dict[int, float] = {}
     while True:
-        found, now = look(), time.monotonic()
+        found, now = find(), time.monotonic()
         for each in found:
             pace = paces.setdefault(each.id, Pace())
-            pace.note(now, each.rows_done)
+            pace.add(now, each.rows_done)
             news = (each.state, each.error)
-            old = told.get(each.id)
+            old = shown.get(each.id)
             moved = old is not None and each.rows_done != old[2]
-            due = now - told_at.get(each.id, 0.0) >= _LINE_SECONDS
+            due = now - shown_at.get(each.id, 0.0) >= _LINE_SECONDS
             if old is None or news != old[:2] or (moved and due):
                 typer.echo(line(each, pace))
-                told[each.id], told_at[each.id] = (*news, each.rows_done), now
+                shown[each.id], shown_at[each.id] = (*news, each.rows_done), now
         if not any(each.is_open for each in found):
             return found
         time.sleep(_POLL_SECONDS)
 
 
-def _on_terminal(look: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
+def _on_terminal(find: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
     paces: dict[int, Pace] = {}
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
-            found, now = look(), time.monotonic()
+            found, now = find(), time.monotonic()
             for each in found:
-                paces.setdefault(each.id, Pace()).note(now, each.rows_done)
+                paces.setdefault(each.id, Pace()).add(now, each.rows_done)
             live.update(_bars(found, paces), refresh=True)
             if not any(each.is_open for each in found):
                 return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock import __version__
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """End with a message and an exit code, not a traceback, where the error says what to do."""
+    """End with a message and an exit code, not a traceback, where the error has a remedy."""
     try:
         yield
     except PenstockError as error:
@@ -40,8 +41,7 @@ def errors() -> Iterator[None]:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Log the context, a process's imports, as the first step of its start."""
-    from penstock import __version__  # noqa: PLC0415
-    from penstock.core import log, startup  # noqa: PLC0415
+    from penstock.core import log, startup
 
     log.configure()
     with startup.step("program", version=__version__):
@@ -61,7 +61,7 @@ def json_text(value: Any) -> str:
 
 def table_console() -> Console:
     """Return what tables are printed to: a pipe gets whole lines, however long."""
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -71,8 +71,8 @@ def table_console() -> Console:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table for people; None is an empty cell, times are local."""
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table()
     for heading in headings:

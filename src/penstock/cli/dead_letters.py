@@ -14,10 +14,12 @@ import typer
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
 from penstock.cli.relay import URL_VARIABLE, configuration
 from penstock.cli.store import store_of
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.config.settings import OutboxSource
-    from penstock.streams.store import Store, StoredLetter
+    from penstock.streams.records import StoredLetter
+    from penstock.streams.store import Store
     from penstock.trial.replay import Replay
 
 dead_letters = typer.Typer(
@@ -53,7 +55,7 @@ class _Settings:
     source: OutboxSource | None
 
     def replay(self, store: Store) -> Replay:
-        from penstock.trial.replay import Replay  # noqa: PLC0415
+        from penstock.trial.replay import Replay
 
         if self.source is None:
             return Replay(store, self.config)
@@ -64,11 +66,11 @@ class _Settings:
 
     def sinks(self) -> list[str]:
         """Return the names of the sinks that there are."""
-        from penstock.config.file import sink_names  # noqa: PLC0415
+        from penstock.config.file import sink_names
 
         if self.source is None:
             return sink_names(self.config)
-        from penstock.outbox.configured import pipelines  # noqa: PLC0415
+        from penstock.outbox.configured import pipelines
 
         return list(pipelines(self.source))
 
@@ -78,7 +80,7 @@ def _letters(
     config: Path, url: str | None, relay_store: str | None
 ) -> Iterator[tuple[Store, _Settings]]:
     """Give the store that dead letters are in: the file's, or a relay's."""
-    from penstock.streams.store import Store  # noqa: PLC0415
+    from penstock.streams.store import Store
 
     if not config.exists():
         url = url or os.environ.get(URL_VARIABLE)
@@ -107,7 +109,7 @@ def list_letters(
     """List dead letters, without their messages."""
     with errors(), _letters(config, url, relay_store) as (store, settings):
         _check_names(store, settings, sink, consumer)
-        found = store.dead_letters(sink, consumer, limit + 1)
+        found = store.letters.page(sink, consumer, limit + 1)
     more = len(found) > limit
     del found[limit:]
     if as_json:
@@ -155,7 +157,7 @@ def replay_letters(
 ) -> None:
     """Publish a sink's again, with their Nats-Msg-Id; put a consumer's back into it."""
     if bool(numbers) == everything:
-        raise fail("name dead letters by their numbers, or say --all (of a --sink, a --consumer)")
+        raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, relay_store) as (store, settings):
         _check_names(store, settings, sink, consumer)
         letters: Iterable[StoredLetter] = (
@@ -180,7 +182,7 @@ def purge_letters(
     sink: SinkName = None,
     consumer: ConsumerName = None,
     replayed: Annotated[bool, typer.Option("--replayed", help="Replayed ones alone.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do delete them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm that they are deleted.")] = False,
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
     relay_store: RelayStore = None,
@@ -194,7 +196,8 @@ def purge_letters(
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
         count = sum(
-            store.purge(sink, consumer, number, replayed=replayed) for number in numbers or (None,)
+            store.letters.purge(sink, consumer, number, replayed=replayed)
+            for number in numbers or (None,)
         )
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
 
@@ -202,13 +205,13 @@ def purge_letters(
 def _all_letters(store: Store, sink: str | None, consumer: str | None) -> Iterator[StoredLetter]:
     """Give the letters that were not replayed, page by page."""
     offset = 0
-    while page := store.dead_letters(sink, consumer, 500, offset):
+    while page := store.letters.page(sink, consumer, 500, offset):
         offset += len(page)
         yield from (letter for letter in page if letter.replayed_at is None)
 
 
 def _letter(store: Store, number: int) -> StoredLetter:
-    letter = store.dead_letter(number)
+    letter = store.letters.get(number)
     if letter is None:
         raise fail(f"there is no dead letter {number}; `penstock dead-letters list` has them")
     return letter
@@ -220,16 +223,14 @@ def _owner(letter: StoredLetter) -> str:
 
 def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -> None:
     if sink not in (None, letter.sink) or consumer not in (None, letter.consumer):
-        raise fail(f"dead letter {letter.id} is of {_owner(letter)}")
+        raise fail(f"dead letter {letter.id} belongs to {_owner(letter)}")
 
 
 def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:
     """End the command where there is no sink or consumer of a name, rather than find nothing."""
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
-    if sink is not None and not store.dead_letters(sink=sink, limit=1):
+    if sink is not None and not store.letters.page(sink=sink, limit=1):
         names = settings.sinks()
         if sink not in names:
             expected = f"expected one of {', '.join(names)}" if names else f"{settings} has none"

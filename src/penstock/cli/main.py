@@ -36,8 +36,8 @@ app.command()(cli_recover.recover)
 Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(given: bool) -> None:
+    if given:
         typer.echo(f"penstock {__version__}")
         raise typer.Exit
 
@@ -58,14 +58,14 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented configuration to start from."""
-    from importlib.resources import files  # noqa: PLC0415
+    from importlib.resources import files
 
     text = files("penstock.config").joinpath("template.yaml").read_text(encoding="utf-8")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        message = f"{path} is there already: choose another name, or overwrite with --force"
+        message = f"{path} exists: choose another name, or overwrite it with --force"
         typer.echo(message, err=True)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -77,7 +77,7 @@ def init(
 @app.command()
 def check(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
     """Inspect everything before anything starts: Java, Postgres, NATS, the store."""
-    from penstock.check import config as checks  # noqa: PLC0415
+    from penstock.check import config as checks
 
     with errors():
         report = checks.inspect(config)
@@ -98,8 +98,8 @@ def check(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
 
 
 def _print_findings(findings: list[Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console
+    from rich.text import Text
 
     # Statements are there to be pasted, so lines are not folded to the terminal's width.
     console = Console(soft_wrap=True, highlight=False)
@@ -114,8 +114,8 @@ def _print_findings(findings: list[Any]) -> None:
 @app.command()
 def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson = False) -> None:
     """Show each source's slot and lag, and what a running pipeline delivered."""
-    from penstock.cli import status as statuses  # noqa: PLC0415
-    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.cli import status as statuses
+    from penstock.config.file import load
 
     with errors():
         report = statuses.collect(load(config), listen)
@@ -135,12 +135,12 @@ def run(
     ] = LISTEN,
 ) -> None:
     """Capture, deliver and serve the API in the foreground, until SIGTERM or Ctrl-C."""
-    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.config.file import load
 
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
         with starting():
-            from penstock.cli import service  # noqa: PLC0415
+            from penstock.cli import service
 
         raise typer.Exit(service.run(loaded, once=once, listen=listen))
 
@@ -151,7 +151,7 @@ def api(
     listen: Annotated[str, typer.Option(help="Serve the API here.")] = LISTEN,
 ) -> None:
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
-    from penstock.api.serve import serve  # noqa: PLC0415
+    from penstock.api.serve import serve
 
     with errors(), cli_store.opened(config) as url:
         raise typer.Exit(serve(url, listen))
@@ -160,7 +160,7 @@ def api(
 @app.command()
 def push(config: ConfigFile = CONFIG) -> None:
     """Deliver to webhooks alone, over the same store; needs the file's `store` alone too."""
-    from penstock.push.serve import serve  # noqa: PLC0415
+    from penstock.push.serve import serve
 
     with errors(), cli_store.opened(config) as url:
         raise typer.Exit(serve(url))
@@ -175,7 +175,7 @@ def demo(
     ] = False,
 ) -> None:
     """Run a small shop through an embedded Postgres, the real pipeline and NATS."""
-    from penstock import demo as demos  # noqa: PLC0415
+    from penstock import demo as demos
 
     with errors():
         raise typer.Exit(demos.run(duration, rate, as_json))

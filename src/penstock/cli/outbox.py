@@ -1,4 +1,4 @@
-"""`penstock outbox`: the schema `tide` in an application's database, made and looked at."""
+"""`penstock outbox`: the schema `tide` in an application's database, installed and checked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import AsJson, errors, fail, json_text, local_time, print_table
+from penstock.core.errors import ConfigError
 
 outboxes = typer.Typer(
     help="Set up the transactional outbox in a database, and look at what it holds.",
@@ -33,22 +34,22 @@ def install(
 ) -> None:
     """Make the schema `tide`, or bring it up to date; nothing happens if it is."""
     with errors():
-        from penstock.outbox import look  # noqa: PLC0415
-        from penstock.outbox.sql import install as installation  # noqa: PLC0415
+        from penstock.outbox.sql import install as installation
+        from penstock.outbox.status import connect
 
         if print_:
             typer.echo(installation.script(after), nl=False)
             return
         if url is None:
-            raise fail("Where? Give --url postgresql://…, or --print for the SQL.")
-        with look.connect(_checked(url)) as connection:
+            raise fail("No database is named: give --url postgresql://…, or --print for the SQL.")
+        with connect(_checked(url)) as connection:
             done = installation.install(connection)
         for warning in done.warnings:
             typer.echo(f"Warning: {warning}", err=True)
         if not done.changed:
             typer.echo(f"The schema tide is up to date (version {installation.VERSION}).")
         elif done.before is None:
-            typer.echo(f"Made the schema tide, version {installation.VERSION}.")
+            typer.echo(f"Created the schema tide, version {installation.VERSION}.")
         else:
             typer.echo(
                 f"Brought the schema tide from version {done.before} to {installation.VERSION}."
@@ -59,20 +60,19 @@ def install(
 def status(url: Url, as_json: AsJson = False) -> None:
     """Show what the outboxes and inboxes hold, and how far the pipelines are."""
     with errors():
-        from penstock.cli.status import trouble  # noqa: PLC0415
-        from penstock.outbox import look  # noqa: PLC0415
+        from penstock.cli.status import failure_text
+        from penstock.outbox.status import status as outbox_status
 
-        found = look.status(_checked(url))
+        found = outbox_status(_checked(url))
     if as_json:
         typer.echo(json_text(found))
     else:
         _show(found)
-    raise typer.Exit(int(any(map(trouble, found["pipelines"]))))
+    raise typer.Exit(int(any(map(failure_text, found["pipelines"]))))
 
 
 def _checked(url: str) -> str:
-    from penstock.config.settings import check_postgres_url  # noqa: PLC0415
-    from penstock.core.errors import ConfigError  # noqa: PLC0415
+    from penstock.config.settings import check_postgres_url
 
     try:
         check_postgres_url(url)
@@ -82,7 +82,7 @@ def _checked(url: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from penstock.cli.status import dead_letters, pipeline_state, trouble  # noqa: PLC0415
+    from penstock.cli.status import dead_letters, failure_text, pipeline_state
 
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),
@@ -144,8 +144,8 @@ def _show(found: dict[str, Any]) -> None:
     for pipeline in found["pipelines"]:
         if counted := dead_letters(pipeline):
             typer.echo(f"! pipeline {pipeline['pipeline']}: {counted}")
-        if told := trouble(pipeline):
-            typer.echo(f"✗ pipeline {pipeline['pipeline']}: {told}")
+        if text := failure_text(pipeline):
+            typer.echo(f"✗ pipeline {pipeline['pipeline']}: {text}")
 
 
 def relay_state(relay: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`penstock recover`: a source whose slot or publication is lost, made anew, with what was missed."""
+"""`penstock recover`: creates a lost slot or publication again, and reports what was missed."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.common import CONFIG, ConfigFile, errors, fail
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
-    from penstock.backfill.requests import Request
+    from penstock.backfill.request import Request
     from penstock.config.file import Config
     from penstock.runtime.recovery import Recovery
 
 
 def recover(
     source: Annotated[str, typer.Argument(help="The source, by its name in the file.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it is done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.")] = False,
     backfill: Annotated[
         bool,
-        typer.Option("--backfill", help="Ask for a backfill of every table to every sink, too."),
+        typer.Option("--backfill", help="Also request a backfill of every table to every sink."),
     ] = False,
     config: ConfigFile = CONFIG,
 ) -> None:
-    """Make a source's lost slot and publication anew, and report what was missed."""
-    from penstock.cli.store import opened  # noqa: PLC0415
-    from penstock.config.file import load  # noqa: PLC0415
+    """Create a source's lost slot and publication again, and report what was missed."""
+    from penstock.cli.store import opened
+    from penstock.config.file import load
 
     with errors():
         loaded = load(config)
         _check_name(loaded, source)
-        from penstock.runtime.recovery import Recovery  # noqa: PLC0415 - psycopg takes a while
-        from penstock.streams.store import Store  # noqa: PLC0415
+        from penstock.runtime.recovery import Recovery
+        from penstock.streams.store import Store
 
         with (
             opened(config) as url,
@@ -42,11 +43,9 @@ def recover(
 
 
 def _check_name(config: Config, source: str) -> None:
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     if source in config.outboxes:
         raise fail(
-            f"source {source} is an outbox: its relay makes a lost slot anew by itself, and its"
+            f"source {source} is an outbox: its relay creates a lost slot again, and its"
             " messages are in the outbox's table"
         )
     if source not in config.sources:
@@ -58,12 +57,12 @@ def _check_name(config: Config, source: str) -> None:
 
 
 def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:
-    from penstock.runtime.recovery import describe  # noqa: PLC0415
+    from penstock.runtime.recovery import describe
 
     name, gap = recovery.name, recovery.gap
     if gap is None:
         typer.echo(
-            f"Source {name} needs no recovery: its slot and its publication are there."
+            f"Source {name} needs no recovery: its slot and its publication exist."
             " Nothing was changed."
         )
         return
@@ -74,15 +73,15 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
     for note in notes:
         typer.echo(f"Note: {note}", err=True)
     typer.echo(
-        f"This drops slot {settings.slot}, makes publication {settings.publication} where it is"
-        f" missing, makes the slot anew, and removes the checkpoints in {recovery.folder}."
+        f"This drops slot {settings.slot}, creates publication {settings.publication} where it is"
+        f" missing, creates the slot again, and removes the checkpoints in {recovery.folder}."
     )
     if backfill:
         typer.echo(
-            f"It asks for {sum(map(len, requests.values()))} backfills, one a table and sink;"
-            " those that are under way there are cancelled."
+            f"It requests {sum(map(len, requests.values()))} backfills, one a table and sink;"
+            " it cancels those under way there."
         )
-    if not yes and not typer.confirm("Go on?"):
+    if not yes and not typer.confirm("Continue?"):
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)
     begins, numbers = recovery.run(requests if backfill else {})
@@ -93,7 +92,7 @@ def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -
 
 
 def _offer(config: Config, requests: dict[str, list[Request]]) -> None:
-    """Print the command of each backfill that was not asked for, and what none of them brings."""
+    """Print the command of each backfill that was not requested, and what none of them brings."""
     if any(requests.values()):
         typer.echo("To send what was missed, the rows of each table as they are now:")
     for sink, of_sink in requests.items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli.common import LISTEN, errors, starting
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.config.file import Config
@@ -22,7 +23,7 @@ def relay(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Keep backlogs in this Postgres, not in the application's."),
+        typer.Option(help="Store backlogs in this Postgres, not in the application's."),
     ] = None,
     listen: Annotated[
         str, typer.Option(help="Serve /healthz, /readyz, /status and /metrics here.")
@@ -32,17 +33,16 @@ def relay(
     with errors():
         config = configuration(url, group, store)
         with starting():
-            from penstock.cli import service  # noqa: PLC0415
+            from penstock.cli import service
 
         raise typer.Exit(service.run(config, once=False, listen=listen))
 
 
 def configuration(url: str, groups: list[str] | None, store: str | None) -> Config:
     """Return the configuration that a relay's options stand for; raises `ConfigError`."""
-    from pydantic import ValidationError  # noqa: PLC0415
+    from pydantic import ValidationError
 
-    from penstock.config.file import Config, OutboxSource  # noqa: PLC0415
-    from penstock.core.errors import ConfigError  # noqa: PLC0415
+    from penstock.config.file import Config, OutboxSource
 
     names: list[str | None] = [*dict.fromkeys(groups)] if groups else [None]
     try:

@@ -33,15 +33,15 @@ from penstock.embedded.store import FOLDER, open_store
 from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run
-from penstock.runtime.state import States
 from penstock.spark import session
 from penstock.spark.session import jvm_exit_code
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
 _TICK_SECONDS: Final = 0.5
-_RESTARTED: Final = f"It is started again by itself; {FOLDER}/store.log has why it ended."
+_RESTARTED: Final = f"Penstock starts it again; {FOLDER}/store.log has why it ended."
 
 log = structlog.get_logger("penstock")
 
@@ -61,7 +61,7 @@ class Service:
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
         self._consumers = ConsumerWatch()
-        self._states = States(
+        self._states = ProcessState(
             lambda: [
                 *([] if self._run is None else [self._run.state]),
                 *(state for relay in self._relays for state in relay.states()),
@@ -94,7 +94,7 @@ class Service:
             self._run.store_outage(error)
 
     def stop(self, *_: object) -> None:
-        """Ask for an orderly end (a signal handler)."""
+        """Request an orderly end (a signal handler)."""
         self._stopping.set()
         for part in (self._run, *self._relays):
             if part is not None:
@@ -130,8 +130,8 @@ class Service:
         sinks = self._states.sinks
         delivered = {name: sink.delivered for name, sink in sinks.items()}
         behind = {name: sink.backlog for name, sink in sinks.items() if sink.behind}
-        told = {"delivered": delivered} if self._run is not None else {}
-        log.info("stopped", **told, **({"backlog": behind} if behind else {}))
+        counts = {"delivered": delivered} if self._run is not None else {}
+        log.info("stopped", **counts, **({"backlog": behind} if behind else {}))
 
     def _app(self) -> FastAPI:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
@@ -149,8 +149,8 @@ class Service:
             signal.signal(signum, self.stop)
 
     def _spark(self) -> SparkSession | None:
-        """Return the session, or None where it can't start or the end was asked for meanwhile."""
-        # When the JVM dies, a thread of pyspark's would print a trace that says nothing.
+        """Return the session, or None where it can't start or the end was requested meanwhile."""
+        # When the JVM dies, a thread of pyspark's would print a trace without a cause.
         socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
         try:
             master = session.local_master(
@@ -174,37 +174,41 @@ class Service:
         """Run everything until the end; the session is for the caller to stop."""
         where = {} if server is None else {"listen": server.address}
 
-        def say_ready() -> None:
+        def log_ready() -> None:
             sources = [*self._config.sources, *self._config.outboxes]
             log.info("ready", seconds=startup.seconds(), sources=sources, **where)
 
         for relay in self._relays:
             relay.start(spark)
         if self._run is not None:
-            self._run.stream(spark, say_ready)
+            self._run.stream(spark, log_ready, _say_stopping)
             if not self._once or not self._run.healthy:
                 self.stop()
         else:
-            self._attend(say_ready)
+            self._attend(log_ready)
         for relay in self._relays:
             relay.join()
 
-    def _attend(self, say_ready: Callable[[], None]) -> None:
+    def _attend(self, log_ready: Callable[[], None]) -> None:
         """Wait for the end of what has no thread of its own here: relays alone."""
-        said = False
+        logged = False
         while any(relay.alive for relay in self._relays) and not self._stopping.wait(_TICK_SECONDS):
-            if all(relay.ready for relay in self._relays) and not said:
-                said = True
-                say_ready()
+            if all(relay.ready for relay in self._relays) and not logged:
+                logged = True
+                log_ready()
             if (code := jvm_exit_code()) is not None:
                 self._fail(
                     Failure(
                         "spark",
-                        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
-                        " memory). What was not delivered is still in the slot.",
+                        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps because"
+                        " memory ran out). What was not delivered is still in the slot.",
                         "Start penstock again.",
                     )
                 )
+
+
+def _say_stopping() -> None:
+    log.info("stopping: finishing the batch under way")
 
 
 def _say_nothing(*_: object) -> None:

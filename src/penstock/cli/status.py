@@ -1,4 +1,4 @@
-"""`penstock status`: where slots and outboxes stand, and what a running pipeline says of itself."""
+"""`penstock status`: where slots and outboxes stand, and what a running pipeline reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.common import local_time, table_console
 from penstock.config.file import Config, OutboxSource
+from penstock.core.errors import CaptureError
 from penstock.core.health import Failure, Health, Level, run_part, seen_part
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from penstock.outbox.status import pipelines
+from penstock.postgres.setup import slot_status
+from penstock.runtime import recovery
 
 Status = dict[str, Any]
 
@@ -25,10 +30,6 @@ def collect(config: Config, listen: str) -> Status:
     `running` is None where nothing answers; a slot, or an outbox's source, that cannot be read has an
     `error` in its place.
     """
-    from penstock.core.errors import CaptureError  # noqa: PLC0415 - psycopg takes a while
-    from penstock.postgres.setup import slot_status  # noqa: PLC0415
-    from penstock.runtime import recovery  # noqa: PLC0415
-
     slots: dict[str, Any] = {}
     for name, source in config.sources.items():
         try:
@@ -157,9 +158,6 @@ def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
 
 def _outbox(source: OutboxSource) -> Status:
     """Return the pipelines of an outbox's source, each with how far it is, or the error."""
-    from penstock.core.errors import CaptureError  # noqa: PLC0415
-    from penstock.outbox.look import pipelines  # noqa: PLC0415
-
     try:
         found = pipelines(source.url.get_secret_value(), source.relay_group)
     except CaptureError as error:
@@ -175,9 +173,6 @@ def is_ready(status: Status) -> bool:
 
 def show(status: Status) -> None:
     """Print a status for people."""
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     console = table_console()
     running = status["running"] or {}
     slots = Table()
@@ -224,9 +219,6 @@ def show(status: Status) -> None:
 
 
 def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     table = Table(
         "source", "pipeline", "for", "group", "state", "delivered", "waiting", "since", "seen",
         "dead letters",
@@ -252,9 +244,6 @@ def pipeline_state(pipeline: Status) -> str:
 
 
 def _show_consumers(console: Console, consumers: dict[str, Status]) -> None:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     if not consumers:
         return
     numbers = ("lag_messages", "in_flight", "waiting_for_retry", "redeliveries", "failures")
@@ -270,9 +259,6 @@ def _show_consumers(console: Console, consumers: dict[str, Status]) -> None:
 
 
 def _show_backfills(console: Console, backfills: list[Status]) -> None:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     if not backfills:
         return
     table = Table("backfill", "table", "sink", "rows", "of about", "state")
@@ -297,7 +283,7 @@ def _warnings(status: Status) -> Iterator[tuple[str, str]]:
                     yield f"pipeline {name}", pipeline["warning"]
 
 
-def trouble(pipeline: Status) -> str | None:
+def failure_text(pipeline: Status) -> str | None:
     """Return what keeps an enabled pipeline from moving, with the remedy."""
     found = _pipeline_failure(pipeline)
     return None if found is None else found[1].text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.streams.store import Store
@@ -21,8 +22,8 @@ tokens = typer.Typer(help="Make, list and revoke the API's tokens.", no_args_is_
 @contextlib.contextmanager
 def opened(config: Path) -> Iterator[str]:
     """Give the URL of the store that a file names, or of the embedded one, which then runs."""
-    from penstock.config.file import load_store  # noqa: PLC0415
-    from penstock.embedded.store import open_store  # noqa: PLC0415
+    from penstock.config.file import load_store
+    from penstock.embedded.store import open_store
 
     with open_store(load_store(config)) as url:
         yield url
@@ -31,7 +32,7 @@ def opened(config: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def store_of(config: Path) -> Iterator[Store]:
     """Give the store that a file names."""
-    from penstock.streams.store import Store  # noqa: PLC0415
+    from penstock.streams.store import Store
 
     with opened(config) as url, Store.open(url) as store:
         yield store
@@ -50,8 +51,7 @@ def create_token(
     config: ConfigFile = CONFIG,
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
-    from penstock.config.strict import NAME_RULE, is_name  # noqa: PLC0415
-    from penstock.core.text import nearest  # noqa: PLC0415
+    from penstock.config.strict import NAME_RULE, is_name
 
     if not is_name(name):
         raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
@@ -61,7 +61,7 @@ def create_token(
         raise fail("an admin may use every consumer: leave --consumer out, or --role admin")
     with errors(), store_of(config) as store:
         known = [found.name for found in store.consumers()]
-        token = store.create_token(name, role, consumer or None)
+        token = store.tokens.create(name, role, consumer or None)
     typer.echo(token)
     allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
     typer.echo(
@@ -76,9 +76,9 @@ def create_token(
 
 @tokens.command("list")
 def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
-    """List all tokens, revoked ones too; not what they are, which nobody can tell any more."""
+    """List all tokens, revoked ones too; not their secrets, which are not stored."""
     with errors(), store_of(config) as store:
-        found = store.tokens()
+        found = store.tokens.all()
     if as_json:
         typer.echo(json_text([dataclasses.asdict(token) for token in found]))
         return
@@ -96,11 +96,9 @@ def revoke_token(
     name: Annotated[str, typer.Argument(help="The token's name.")], config: ConfigFile = CONFIG
 ) -> None:
     """Make a token worthless, at once and for ever."""
-    from penstock.core.text import nearest  # noqa: PLC0415
-
     with errors(), store_of(config) as store:
-        if not store.revoke_token(name):
-            live = {token.name: token.revoked_at is None for token in store.tokens()}
+        if not store.tokens.revoke(name):
+            live = {token.name: token.revoked_at is None for token in store.tokens.all()}
             if name in live:
                 raise fail(f"token {name!r} is revoked already")
             hint = nearest(name, [token for token, is_live in live.items() if is_live])

@@ -11,6 +11,7 @@ import typer
 from msgspec import Raw
 
 from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,8 +60,7 @@ def try_sink(
 def _run(
     path: Path, sink: str, message: str | None, live: int | None, timeout: float, *, as_json: bool
 ) -> int:
-    from penstock.config.file import load  # noqa: PLC0415
-    from penstock.core.text import nearest  # noqa: PLC0415
+    from penstock.config.file import load
 
     config = load(path)
     if sink not in config.sinks:
@@ -91,7 +91,7 @@ def _run(
 
 
 def _given(config: Config, sink: str, file: str) -> pa.RecordBatch:
-    from penstock.trial import messages  # noqa: PLC0415
+    from penstock.trial import messages
 
     try:
         text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -105,9 +105,9 @@ def _given(config: Config, sink: str, file: str) -> pa.RecordBatch:
 
 
 def _made(config: Config, sink: str) -> Trial:
-    from penstock.expressions import ExpressionError  # noqa: PLC0415
-    from penstock.transforms.base import TransformError  # noqa: PLC0415
-    from penstock.trial.trial import Trial  # noqa: PLC0415
+    from penstock.expressions import ExpressionError
+    from penstock.transforms.base import TransformError
+    from penstock.trial.trial import Trial
 
     try:
         return Trial(config, sink, lambda text: typer.echo(text, err=True))
@@ -120,18 +120,18 @@ def _made(config: Config, sink: str) -> Trial:
 def _captured(
     config: Config, sink: str, trial: Trial, count: int, timeout: float
 ) -> pa.RecordBatch | None:
-    from penstock.trial import live  # noqa: PLC0415
+    from penstock.trial import live
 
     def ready() -> None:
         changes = "the next change" if count == 1 else f"the next {count} changes"
         typer.echo(f"Waiting for {changes}, {timeout:g} s at most …", err=True)
 
     source = config.sources[config.sinks[sink].source]
-    return live.read(source, trial.wanted, count, timeout, ready)
+    return live.read(source, trial.select, count, timeout, ready)
 
 
 def _show(outcome: Outcome, number: int) -> None:
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     console = _console()
     mark, style = _MARKS[outcome.result]
@@ -144,13 +144,13 @@ def _show(outcome: Outcome, number: int) -> None:
         took = ""
     if outcome.result != "sent":
         code = f" ({outcome.code})" if outcome.code else ""
-        said = f"{outcome.result}{code}: {outcome.why}"
-        console.print(Text.assemble((f"   {mark} ", style), (said, style), (took, "dim")))
+        text = f"{outcome.result}{code}: {outcome.why}"
+        console.print(Text.assemble((f"   {mark} ", style), (text, style), (took, "dim")))
 
 
 def _brief(message: str, before: str | None = None) -> str:
-    """Return a message without what everyone knows: of its metadata what differs from `before`."""
-    from penstock.transforms.json_values import decode_raw, encode  # noqa: PLC0415
+    """Return a message in short: of its metadata only what differs from `before`."""
+    from penstock.transforms.json_values import decode_raw, encode
 
     fields = decode_raw(message)
     metadata = decode_raw(fields.pop("metadata"))
@@ -191,7 +191,7 @@ def _described(outcome: Outcome) -> dict[str, Any]:
 
 
 def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     # Messages are there to be copied, so lines are not folded to the terminal's width.
     return Console(soft_wrap=True, highlight=False)

@@ -106,7 +106,7 @@ class ConsumerSettings(BaseModel):
         return {name: _revealed(v) for name, v in self.model_dump(exclude_defaults=True).items()}
 
     def shown(self) -> dict[str, Any]:
-        """Return what anybody may see: all but secrets and the values of headers."""
+        """Return what may be shown: all but secrets and the values of headers."""
         return self.model_dump(mode="json", exclude={"secrets"})
 
 
@@ -164,7 +164,7 @@ class WebhookSettings(ConsumerSettings):
         return secrets
 
     def shown(self) -> dict[str, Any]:
-        """Return what anybody may see: the URL without credentials and query, no secrets."""
+        """Return what may be shown: the URL without credentials and query, no secrets."""
         parts = urlsplit(self.url.get_secret_value())
         host = parts.netloc.rpartition("@")[2]
         return {**super().shown(), "url": f"{parts.scheme}://{host}{parts.path}"}

@@ -226,7 +226,7 @@ class _Reader:
     def typed(
         self, models: Mapping[str, type[_M]], value: dict[str, Any], path: yaml_lines.Path
     ) -> _M | None:
-        """Validate a part whose `type` tells its model."""
+        """Validate a part whose `type` selects its model."""
         if model := models.get(_type(value)):
             return self.model(model, value, path)
         types = " or ".join(map(repr, models))
@@ -271,7 +271,7 @@ class _Reader:
             return _unknown(str(path[-1]), _model_at(model, error["loc"]).model_fields)
         if kind == "value_error":
             shown = self.shown(path, given)
-            # A message that tells the position in an expression has shown what is there.
+            # A message with the position in an expression has shown what is there.
             if shown in message or given is None or "position " in message:
                 return message
             return message if isinstance(given, dict | list) else f"{message} (got {shown})"
@@ -306,7 +306,7 @@ class _Reader:
             return MASK
         if raw is None and keys and keys[-1] in ("url", "store"):
             text = str(value)
-            # Where a webhook's secret stands in its URL, only its owner can tell.
+            # Where a webhook's secret stands in its URL, only its owner knows.
             if keys[0] == "consumers":
                 return MASK
             return redact_url(text) if "://" in text or not text else MASK

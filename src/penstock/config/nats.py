@@ -36,7 +36,7 @@ KeyScope = Literal["outbox", "stream"]
 class OutboxForm:
     """How messages are made of the rows of the outbox `name`.
 
-    `group_by` says what messages keep their order by: None the whole outbox, `none` nothing,
+    `group_by` is what messages keep their order by: None the whole outbox, `none` nothing,
     `payload.<field>` and `header.<name>` a value. `tag` differs from that of all others of its name;
     with the `key_scope` `stream` a dedup key is sent as it was given, so that outboxes can share it.
     """
@@ -82,7 +82,7 @@ class NatsSinkConfig(BaseModel):
     """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
     kind: Literal["changes", "rows"] = "changes"
     """Every change with its old values, or the newest version of each row alone: deletes are not
-    told, and messages have neither `changes` nor `action`."""
+    sent, and messages have neither `changes` nor `action`."""
     subject: str = DEFAULT_SUBJECT
     """Subject template, see `penstock.core.subject`; without `{action}` in kind rows if unset."""
     stream: str | None = None
@@ -96,7 +96,7 @@ class NatsSinkConfig(BaseModel):
     nkey_seed: SecretStr | None = None
     """The seed itself (`SU…`), or the path of a file that holds it."""
     tls: Flag | None = None
-    """Require TLS; if unset it is used where the server, the URL or a certificate asks for it."""
+    """Require TLS; if unset it is used where the server, the URL or a certificate requires it."""
     tls_ca_cert: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -179,7 +179,7 @@ class NatsSinkConfig(BaseModel):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether TLS is demanded for every server, whatever its URL says."""
+        """Whether TLS is demanded for every server, whatever its URL."""
         return bool(self.tls or self.tls_ca_cert or self.tls_cert)
 
     def seed(self) -> bytes | None:
@@ -289,7 +289,7 @@ def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
 def hello(
     config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
 ) -> dict[str, Any]:
-    """Return what `CONNECT` says to a server that greeted with `info`; raises `SinkError`."""
+    """Return the `CONNECT` for a server that sent `info`; raises `SinkError`."""
     if not info.get("headers"):
         raise SinkError(
             "headers_unsupported",

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -170,7 +172,9 @@ class SinkSettings(_Model):
     @classmethod
     def _check_kind(cls, kind: str, info: ValidationInfo) -> str:
         if kind == "rows" and "truncate" in info.data.get("actions", ()):
-            raise ValueError("a truncate is of no row: take it out of `actions`, or keep changes")
+            raise ValueError(
+                "a truncate has no row: remove it from `actions`, or set `kind: changes`"
+            )
         return kind
 
     @field_validator("sort_by")
@@ -214,7 +218,7 @@ class StreamSinkSettings(SinkSettings):
                 raise ValueError("kind rows keeps the newest of each row for ever: remove it")
             return None
         if value is None:
-            raise ValueError("nothing is kept for ever: expected a number and its unit, as in 7d")
+            raise ValueError("retention has an end: expected a number and its unit, as in 7d")
         return value
 
 
@@ -252,7 +256,7 @@ class SparkSettings(_Model):
     @field_validator("conf", mode="before")
     @classmethod
     def _as_strings(cls, conf: Any) -> Any:
-        # Spark takes strings alone, and nobody quotes `true` or `4` in YAML.
+        # Spark takes strings alone, and users do not quote `true` or `4` in YAML.
         if not isinstance(conf, dict):
             return {} if conf is None else conf
         return {key: _spark_value(value) for key, value in conf.items()}
@@ -305,7 +309,7 @@ class Config(StoreSettings):
         return pathlib.Path(self.spark.checkpoint).absolute() / source
 
     def read_from(self, file: str) -> Self:
-        """Note which file has this configuration, for the commands that errors print."""
+        """Record which file has this configuration, for the commands that errors print."""
         self._file = file
         return self
 
@@ -330,9 +334,6 @@ def slot_name(source: str) -> str:
 
 def check_postgres_url(url: str) -> None:
     """Raise `ValueError`, without the URL in it, if libpq would not understand the URL."""
-    import psycopg  # noqa: PLC0415 - takes a while to import, and `penstock --help` needs none of it
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
-
     expected = "expected postgresql://user:password@host:port/database"
     if not url.strip():
         raise ValueError(f"empty: {expected}")
@@ -367,10 +368,10 @@ def contradictions(
             message = f"there is no source {sink.source!r}: expected one of {', '.join(names)}"
             yield ("sinks", name, "source"), message + nearest(sink.source, names)
         elif sink.source in sources:
-            wanted = sources[sink.source].patterns
+            patterns = sources[sink.source].patterns
             for i, pattern in enumerate(sink.patterns or ()):
-                if not any(w.covers(pattern) for w in wanted):
-                    captured = ", ".join(map(str, wanted))
+                if not any(own.covers(pattern) for own in patterns):
+                    captured = ", ".join(map(str, patterns))
                     yield (
                         ("sinks", name, "tables", i),
                         f"source {sink.source!r} does not capture {pattern}: it has {captured}; "

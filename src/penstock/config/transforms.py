@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from penstock.config.strict import Whole
+from penstock.core.subject import named
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _CODE_BYTES: Final = 1 << 20
@@ -89,7 +90,7 @@ class TransformSettings(_Model):
         given = [key for key in ("sql", "lua", "python") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"{' and '.join(given)} stand side by side: keep one"
+                f"{' and '.join(given)} are both set: keep one"
                 if given
                 else "expected one of sql, lua and python"
             )
@@ -149,8 +150,7 @@ def check_route(route: Any, parse: Callable[[str], object], unsafe: re.Pattern[s
     """
     if isinstance(route, str):
         from penstock import expressions  # noqa: PLC0415 - its parser takes a while to import
-        from penstock.core.subject import named  # noqa: PLC0415 - pyarrow takes a while to import
-        from penstock.expressions.route import literals  # noqa: PLC0415
+        from penstock.expressions.route import literals  # noqa: PLC0415 - as above
 
         for position, text in literals(expressions.parse_value(route)):
             if (found := unsafe.search(text)) is not None:

@@ -54,8 +54,8 @@ def parse(text: str, environ: Mapping[str, str]) -> Document:
             document.value = _Builder(document, environ).build(node, ())
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        said = _QUOTED.sub("'…'", " ".join(filter(None, (e.problem, e.context))))
-        document.problems.append((mark.line + 1 if mark else 1, (), f"not valid YAML: {said}"))
+        problem = _QUOTED.sub("'…'", " ".join(filter(None, (e.problem, e.context))))
+        document.problems.append((mark.line + 1 if mark else 1, (), f"not valid YAML: {problem}"))
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         document.problems.append((line, (), "not valid YAML: a character that YAML does not allow"))

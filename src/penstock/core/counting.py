@@ -3,8 +3,8 @@
 A micro-batch is done in parts, by tasks that may die before they report, report twice, or report when
 another query does their work anew, in other batches of other parts. So what the parts of a batch report
 counts when all parts of one plan have. No message up to where a sink has been counted counts again: a
-query's workers ask where that is, with `begin`, before their first part, and leave out what lies before.
-From then on reports of earlier queries are ignored.
+query's workers request where that is, with `begin`, before their first part, and leave out what lies
+before. From then on reports of earlier queries are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.blocks import Block
 from penstock.core.message import BatchPart, Position
 
 _OPEN: Final = 64
-"""Batches whose reports are kept; all but the last few lost one on the way."""
+"""Batches whose reports are remembered; all but the last few lost one on the way."""
 
 Floors = Mapping[str, Position]
 """Up to where the messages of each sink are counted."""
@@ -109,7 +109,7 @@ def split(block: Block, floors: Iterable[Position]) -> Iterator[Block]:
 
 
 def is_counted(block: Block, floor: Position | None) -> bool:
-    """Tell whether a piece that `split` gave lies up to a floor."""
+    """Return whether a piece that `split` gave lies up to a floor."""
     if floor is None or not block.messages.num_rows:
         return False
     lsn, idx = block.messages.column("commit_lsn"), block.messages.column("commit_idx")

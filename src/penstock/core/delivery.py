@@ -1,6 +1,6 @@
-"""The protocol that every sink follows, and what a sink says about a batch.
+"""The protocol that every sink follows, and what a sink reports about a batch.
 
-A sink lives in a Spark executor's Python worker, is built once from its configuration and is kept
+A sink lives in a Spark executor's Python worker, is built once from its configuration and lasts
 for the worker's life. `write` is called with one batch at a time.
 """
 
@@ -31,7 +31,7 @@ class DeadLetter:
 
 
 def as_captured(messages: pa.RecordBatch, row: int, code: str, reason: str) -> DeadLetter:
-    """Return the dead letter of a message that is kept as it was captured."""
+    """Return the dead letter of a message that is stored as it was captured."""
     names = ("record", "changes", "action", "metadata", "idempotency_key")
     record, changes, action, metadata, key = (messages.column(n)[row].as_py() for n in names)
     body = (

@@ -7,7 +7,7 @@
         BackfillError       a backfill, or one of its ranges, cannot go on
       PipelineError         an outbox's pipeline has a configuration that can't be used
       SinkError             a sink cannot go on
-      StoreError            the store cannot do what was asked
+      StoreError            the store cannot do its work
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
       EmbeddedError         an embedded server cannot start
       ListenError           the address can't be listened on
@@ -15,7 +15,7 @@
 
 `code` is a stable word for logs, metrics and tests (`connection_refused`, `slot_invalidated`, …);
 `remedy` is a command, a statement or a setting; `transient` is whether trying again can help by itself.
-No secret stands in any of them. `core.health.Failure` is what is kept of one: it has a time.
+No secret stands in any of them. `core.health.Failure` is what is stored of one: it has a time.
 
 Errors of one message or one expression are values on their way to a dead letter or into one of the
 errors above, and stay in their rooms: `ExpressionError`, `TransformError`, `MessageError`,
@@ -97,8 +97,8 @@ class CaptureError(PenstockError):
 def recovery_remedy(command: str) -> str:
     """Return what to do about a gap; the command stands at the end, ready to paste."""
     return (
-        "Stop `penstock run` if it still runs, and recover the source: slot and publication are "
-        f"made anew, what was missed is reported, a backfill is offered. Run: {command}"
+        "Stop `penstock run` if it still runs, and recover the source: that creates slot and "
+        f"publication again, reports what was missed and offers a backfill. Run: {command}"
     )
 
 
@@ -137,7 +137,7 @@ class SinkError(PenstockError):
 
 
 class StoreError(PenstockError):
-    """The store cannot do what was asked."""
+    """The store cannot do its work."""
 
 
 class EmbeddedError(PenstockError):

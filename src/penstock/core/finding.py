@@ -1,4 +1,4 @@
-"""What `penstock check` finds: one fact, how bad it is, and the command that mends it."""
+"""What `penstock check` finds: one fact, how bad it is, and the command that repairs it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One checked thing.
 
-    `subject` is what was looked at (`source shop: slot penstock_shop`), `message` what was seen,
+    `subject` is what was checked (`source shop: slot penstock_shop`), `message` what was seen,
     `fix` the statement or command to run, ready to paste, or empty.
     """
 

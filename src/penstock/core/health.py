@@ -1,6 +1,6 @@
 """Ready, starting, degraded or failed: the one definition, for all that reports how a run is.
 
-Pure functions over plain facts and `now`; every time is Unix time in seconds. `State` and the relays
+Pure functions over plain facts and `now`; every time is Unix time in seconds. `RunState` and the relays
 know the facts of a process, `penstock status` those that it sees itself. `/healthz`, `/readyz`,
 `/status`, `/metrics` and `penstock status` with its exit code are all derived from a `Health`.
 
@@ -71,7 +71,7 @@ class Failure:
 
     @classmethod
     def by(cls, error: PenstockError) -> Failure:
-        """Return what is kept of an error."""
+        """Return what is stored of an error."""
         return cls(error.code, error.message, error.remedy)
 
     def lasting(self, before: Failure | None, now: float) -> Failure:
@@ -105,13 +105,13 @@ class Problem:
         object.__setattr__(self, "remedy", self.remedy.strip() or _SEE_LOG)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Problem:
+    def from_json(cls, body: dict[str, Any]) -> Problem:
         """Return what `as_json` made a dictionary of."""
-        since = told.get("since")
+        since = body.get("since")
         at = None if since is None else datetime.fromisoformat(since).timestamp()
-        level = Level[str(told["level"]).upper()]
-        code, cause, remedy = (str(told[key]) for key in ("code", "cause", "remedy"))
-        return cls(str(told["subject"]), level, code, cause, remedy, at)
+        level = Level[str(body["level"]).upper()]
+        code, cause, remedy = (str(body[key]) for key in ("code", "cause", "remedy"))
+        return cls(str(body["subject"]), level, code, cause, remedy, at)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `/status` has it."""
@@ -196,9 +196,9 @@ class Health:
 class SinkFacts:
     """A sink: `failure` is its newest outcome if that is one, None once it has taken messages again.
 
-    `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `held` (they shall
-    wait there). `reason` is why it fell behind. `refused` is why its expressions do not go with the
-    columns that its tables have by now: messages that need those become dead letters.
+    `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `paused` (they
+    wait there on purpose). `reason` is why it fell behind. `refused` is why its expressions do not go
+    with the columns that its tables have by now: messages that need those become dead letters.
     """
 
     name: str
@@ -241,11 +241,11 @@ def sink_part(sink: SinkFacts) -> Part:
         return Part.of(subject, [_of(subject, refused, Level.DEGRADED)] if refused else [])
     problem = _of(subject, why, Level.DEGRADED)
     if sink.state != "attached":
-        kept = f"{sink.backlog} messages wait in the store."
+        waiting = f"{sink.backlog} messages wait in the store."
         # What is being delivered is a matter of the past.
         past = "" if sink.failure is not None or why.code == "behind" else "It fell behind: "
         problem = replace(
-            problem, code=why.code, cause=f"{past}{problem.cause} {kept}",
+            problem, code=why.code, cause=f"{past}{problem.cause} {waiting}",
             since=sink.since or why.since,
             remedy=problem.remedy if sink.failure is not None else "It catches up by itself.",
         )  # fmt: skip
@@ -278,7 +278,7 @@ def source_part(source: SourceFacts, now: float, store: Part | None = None) -> P
 def backfill_part(number: int, failure: Failure) -> Part:
     """Return how a backfill is that failed."""
     subject = f"backfill {number}"
-    remedy = failure.remedy or f"Mend that, then: penstock backfill resume {number}"
+    remedy = failure.remedy or f"Repair that, then: penstock backfill resume {number}"
     return Part.of(subject, [_of(subject, replace(failure, remedy=remedy), Level.DEGRADED)])
 
 
@@ -314,12 +314,12 @@ def consumer_part(name: str, failure: Failure | None) -> Part:
 
 
 def seen_part(subject: str, level: Level, failure: Failure) -> Part:
-    """Return the part of what was looked at from outside, once, and is not as it should be."""
+    """Return the part of what was checked from outside, once, and is not as it should be."""
     return Part.of(subject, [_of(subject, failure, level)])
 
 
 def run_part(failure: Failure) -> Part:
-    """Return the part of a process that can't go on by itself."""
+    """Return the part of a process that can't go on without a repair."""
     return Part.of("run", [_of("run", failure, Level.FAILED)])
 
 
@@ -339,7 +339,7 @@ def _graced(since: float | None, now: float) -> Level:
 def _held_up(source: SourceFacts, now: float) -> Failure | None:
     """Return why none of a source's sinks takes messages, if that is so and not but for a moment."""
     # A sink that is held without a failure is disabled, or only starts: it is not to take any.
-    live = [sink for sink in source.sinks if sink.state != "held" or sink.failure is not None]
+    live = [sink for sink in source.sinks if sink.state != "paused" or sink.failure is not None]
     failures = [sink.failure for sink in live if sink.failure is not None]
     if not live or len(failures) < len(live):
         return None

@@ -39,7 +39,7 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if "py4j" in record.pathname:
-            return  # a connection to the JVM that broke is told by whoever needed it
+            return  # a connection to the JVM that broke is reported where it was needed
         error = record.exc_info[1] if record.exc_info else None
         fields = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
         log = structlog.get_logger(record.name)

@@ -1,7 +1,7 @@
 """The words that every part shares: the position, the message's columns, the idempotency key.
 
 Between the source and the sinks messages travel as Arrow record batches of `WIRE_SCHEMA`, one row a
-message. JSON is built once, in the capture, and never parsed again on the way unless a sink asks for
+message. JSON is built once, in the capture, and never parsed again on the way unless a sink needs
 a field of it; the envelope that a consumer sees is put together from these columns by the sinks, with
 Arrow kernels and no Python object a row.
 """
@@ -73,7 +73,7 @@ def parse_lsn(text: str) -> int:
 
 
 def source_tag(system_identifier: str, database: str, slot: str) -> str:
-    """Return the part of an idempotency key that tells sources apart: 16 hexadecimal digits.
+    """Return the part of an idempotency key that identifies the source: 16 hexadecimal digits.
 
     LSNs repeat between clusters, and commit indexes between publications, so the key of a message
     needs both: what Postgres calls the cluster (`IDENTIFY_SYSTEM`), and the slot.
@@ -102,7 +102,7 @@ WIRE_SCHEMA: Final = pa.schema(
         pa.field("idempotency_key", pa.string()),  # <source tag>-<commit_lsn>-<commit_idx>
         pa.field("commit_lsn", pa.int64()),
         pa.field("commit_idx", pa.int64()),
-        pa.field("group_hash", pa.int64()),  # 64-bit hash of table and group key
+        pa.field("group_hash", pa.int64()),  # see `penstock.core.group_hash`
         pa.field("old_group_hash", pa.int64()),  # the group left behind where an update moved it
         pa.field("old_key", OLD_KEY),  # the delete of the primary key left behind, likewise
         pa.field("part", pa.int32()),  # n-th of the messages that a transform made of one, else 0

@@ -1,9 +1,9 @@
-"""How the processes of one run talk: captures and sinks report, and captures take commands.
+"""How the processes of one run communicate: captures and sinks report, and captures take commands.
 
 The run's own process listens; the capture (a process that Spark starts beside the driver) and the
 sinks (in Spark's executors, perhaps on other machines) connect to it. Messages are JSON objects over
-`multiprocessing.connection`, whose challenge keeps out whoever has not the run's secret. A source or
-sink that is used without `penstock run` has no monitor, and says nothing.
+`multiprocessing.connection`, whose challenge keeps out clients without the run's secret. A source or
+sink that is used without `penstock run` has no monitor, and reports nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Handler = Callable[[Report], Report | None]
 
 
 class Monitor:
-    """The run's end: hands each report to `handler`, and its answer back to who asked for one."""
+    """The run's end: hands each report to `handler`, and returns its answer where one is requested."""
 
     def __init__(self, handler: Handler, host: str = "127.0.0.1") -> None:
         self._handler = handler
         self._key = secrets.token_hex(16)
-        # The challenge is made in each connection's own thread: a stranger that says nothing must
+        # The challenge is made in each connection's own thread: a stranger that sends nothing must
         # not keep the others waiting.
         self._listener = Listener((host, 0), backlog=128)
         self._captures: dict[Connection[Any, Any], str] = {}
@@ -60,17 +60,17 @@ class Monitor:
         return f"{host}:{port}:{self._key}"
 
     def drain(self) -> None:
-        """Ask every capture to hand out nothing more and to confirm what was delivered."""
+        """Command every capture to hand out nothing more and to confirm what was delivered."""
         for connection in list(self._captures):
-            self._tell(connection, {"command": "drain"})
+            self._send(connection, {"command": "drain"})
 
     def command(self, source: str, command: Report) -> None:
-        """Send a command to a source's capture; nobody says whether it got there."""
+        """Send a command to a source's capture; there is no answer."""
         for connection, name in list(self._captures.items()):
             if name == source:
-                self._tell(connection, command)
+                self._send(connection, command)
 
-    def _tell(self, connection: Connection[Any, Any], command: Report) -> None:
+    def _send(self, connection: Connection[Any, Any], command: Report) -> None:
         # TypeError: closed in the middle of it.
         with self._commanding, contextlib.suppress(OSError, TypeError):
             connection.send_bytes(orjson.dumps(command))
@@ -173,7 +173,7 @@ class Reporter:
         data = orjson.dumps(report)
         with self._lock:
             connection = self._connection
-            assert connection is not None  # noqa: S101 - the callers have looked
+            assert connection is not None  # noqa: S101 - the callers have checked
             try:
                 return _exchange(connection, data, answered)
             except _BROKEN:
@@ -186,7 +186,7 @@ class Reporter:
             if time.monotonic() < self._not_before:
                 raise EOFError("the run does not answer")
             self._not_before = time.monotonic() + _RETRY_SECONDS
-            # The old one is closed when nobody reads from it any more.
+            # The old one is closed when no thread reads from it any more.
             self._connection = _connect(self._address)
         assert self._connection is not None  # noqa: S101 - it is never taken away
         return self._connection

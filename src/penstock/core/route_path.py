@@ -45,7 +45,7 @@ def _hex(found: re.Match[str]) -> str:
 
 
 def is_path(column: pa.Array) -> pa.Array:
-    """Tell of each text whether it is a path that can be appended to a URL."""
+    """Return of each text whether it is a path that can be appended to a URL."""
     dots = pc.match_substring_regex(column, _DOTS)
     return pc.and_not(pc.match_substring_regex(column, _PATH), dots)
 
@@ -60,7 +60,7 @@ class PathTemplate:
 
     @classmethod
     def parse(cls, text: str) -> PathTemplate:
-        """Read a template; raises `ValueError` that says what is wrong."""
+        """Read a template; raises `ValueError` that names what is wrong."""
         plain = re.sub(r"\{[^}]*\}", lambda found: "v" * len(found.group()), text)
         if (found := _UNSAFE_LITERAL.search(plain)) is not None:
             raise _wrong(text, f"position {found.start()}: {named(found.group())} is not allowed")
@@ -71,8 +71,8 @@ class PathTemplate:
             parts = SubjectTemplate.parse(_braces_only(text))
         except ValueError as error:
             raise _wrong(text, str(error).partition(": ")[2]) from None
-        if kept := [v for v in parts.variables if v.endswith("|dots")]:
-            raise _wrong(text, f"{{{kept[0]}}}: dots stay as they are in a path: leave |dots out")
+        if dotted := [v for v in parts.variables if v.endswith("|dots")]:
+            raise _wrong(text, f"{{{dotted[0]}}}: dots stay as they are in a path: leave |dots out")
         literals = re.split(r"\{[^}]*\}", text)
         return cls(text, tuple(literals), parts.variables)
 

@@ -52,7 +52,7 @@ _VARIABLES: Final = ("source", "database", "schema", "table", "action")
 _OUTBOX_NAME: Final = "stream_table"
 _OF_OUTBOX: Final = ("outbox_id", "op")
 _DOTS: Final = "|dots"
-_OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
+OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
 _MEMBERS: Final = {"payload": "payload", "header": "headers"}
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
@@ -81,19 +81,19 @@ def escape_parts(value: Any) -> str:
 
 
 def is_subject(column: pa.Array) -> pa.Array:
-    """Tell of each text (UTF-8, as binary) whether it is a subject to publish to, whatever its size."""
+    """Return of each text (UTF-8 as binary) whether it is a subject to publish to, whatever its size."""
     return pc.match_substring_regex(column, _SUBJECT)
 
 
 def covers(pattern: str, subject: str) -> bool:
     """Return whether a pattern takes all that `subject` (wildcards allowed) stands for."""
-    have, want = pattern.split("."), subject.split(".")
+    have, other = pattern.split("."), subject.split(".")
     for i, part in enumerate(have):
         if part == ">":
-            return len(want) > i
-        if i >= len(want) or want[i] == ">" or part not in ("*", want[i]):
+            return len(other) > i
+        if i >= len(other) or other[i] == ">" or part not in ("*", other[i]):
             return False
-    return len(have) == len(want)
+    return len(have) == len(other)
 
 
 def overlaps(one: str, other: str) -> bool:
@@ -276,7 +276,7 @@ def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
             return name
         raise _wrong(text, at, f"{{{plain}}} is one token: leave {_DOTS} out")
     if of_outbox:
-        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {_OUTBOX_VARIABLES}")
+        raise _wrong(text, at, f"unknown variable {{{name}}}; known are {OUTBOX_VARIABLES}")
     known = " ".join(f"{{{v}}}" for v in _VARIABLES)
     raise _wrong(text, at, f"unknown variable {{{name}}}; known are {known} {{record.<column>}}")
 

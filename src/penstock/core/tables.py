@@ -58,16 +58,16 @@ class TablePattern:
         return f"{quote_name(self.schema)}.{table}"
 
     def matches(self, schema: str, table: str) -> bool:
-        """Tell whether the table is one of the pattern's."""
+        """Return whether the table is one of the pattern's."""
         return self.schema == schema and self.table in (None, table)
 
     def covers(self, other: TablePattern) -> bool:
-        """Tell whether every table that `other` can match is one of this pattern's."""
+        """Return whether every table that `other` can match is one of this pattern's."""
         return self.schema == other.schema and self.table in (None, other.table)
 
 
 def matches_any(patterns: Iterable[TablePattern], schema: str, table: str) -> bool:
-    """Tell whether one of `patterns` has the table."""
+    """Return whether one of `patterns` has the table."""
     return any(pattern.matches(schema, table) for pattern in patterns)
 
 

@@ -43,7 +43,7 @@ class Consumer:
 
 
 def read_change(subject: str, data: bytes) -> Change:
-    """Return the change that a message tells of; raises `ValueError` or `KeyError` if it cannot."""
+    """Return the change of a message; raises `ValueError` or `KeyError` if it cannot."""
     change = change_of(orjson.loads(data))
     if subject != f"shop.public.{change.table}.{change.action}":
         raise ValueError(f"a message of {change.table}, {change.action}, on the wrong subject")
@@ -51,7 +51,7 @@ def read_change(subject: str, data: bytes) -> Change:
 
 
 def change_of(message: dict[str, Any]) -> Change:
-    """Return the change that a message tells of; raises `ValueError` or `KeyError` if it cannot."""
+    """Return the change of a message; raises `ValueError` or `KeyError` if it cannot."""
     table, action = message["metadata"]["table_name"], message["action"]
     record = message["record"]
     # An old tuple holds the key alone unless the replica identity is full.

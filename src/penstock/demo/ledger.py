@@ -1,7 +1,7 @@
 """The demo's ledger: what was committed, what arrived, and what follows from comparing the two.
 
 The writer's own log is the truth. What arrived is judged by the content of the messages alone (the
-row's key, its version, the action), never by anything that the pipeline says of itself. No I/O, no
+row's key, its version, the action), never by anything that the pipeline reports. No I/O, no
 clock: both sides come with their times.
 """
 
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether the pipeline kept its word. Duplicates are allowed: delivery is at least once."""
+        """Whether all arrived in order. Duplicates are allowed: delivery is at least once."""
         return not (self.lost or self.out_of_order or self.unexpected)
 
     def as_dict(self) -> dict[str, Any]:

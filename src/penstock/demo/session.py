@@ -68,7 +68,7 @@ spark:
 
 
 class DemoError(Exception):
-    """The demo cannot go on: what happened, and what the failing part said last."""
+    """The demo cannot go on: what happened, and the last log lines of the failing part."""
 
 
 def penstock_command(config: Path, listen: str) -> list[str]:
@@ -149,7 +149,7 @@ class _Demo:
         return self.ledger.outstanding() + self.stream_ledger.outstanding()
 
     def start(self, command: PipelineCommand) -> bool:
-        """Start everything but the writers; False if the user wants out."""
+        """Start everything but the writers; False if the user ends the demo."""
         self._view.step("starting Postgres…")
         postgres = self._stack.enter_context(EmbeddedPostgres(self._folder / "postgres"))
         self._servers["Postgres"] = postgres
@@ -157,7 +157,7 @@ class _Demo:
         create_tables(self._url)
         store = postgres.create_database("store")
         with Store.open(store) as opened:
-            token = opened.create_token("demo", "worker", None)
+            token = opened.tokens.create("demo", "worker", None)
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
         self._servers["nats-server"] = nats
@@ -233,7 +233,7 @@ class _Demo:
         for name, server in self._servers.items():
             if server.pid is None:
                 tail = server.log_path.read_text(errors="replace")[-_LOG_TAIL:].strip()
-                raise DemoError(f"{name} has ended by itself; its log ends with:\n{tail}")
+                raise DemoError(f"{name} ended unexpectedly; its log ends with:\n{tail}")
         for worker in self._workers:
             if worker.error is not None:
                 raise DemoError(f"{worker.name} could not go on: {worker.error}")
@@ -268,7 +268,7 @@ class _Demo:
 
     def finish(self, quiet: float) -> None:
         """Wait for what is on its way, end the pipeline, and read what it published at the end."""
-        self._settle(quiet, lambda: self._outstanding() == 0, "waiting for the last rows")
+        self._drain(quiet, lambda: self._outstanding() == 0, "waiting for the last rows")
         self._view.close()
         self._view.step("stopping the workers and the pipeline…")
         for worker in self._workers:
@@ -282,10 +282,10 @@ class _Demo:
                 f"with:\n{self._pipeline.log_tail()}"
             )
         # It may have published something twice, or too late; that is for the ledger too.
-        self._settle(quiet, self._consumer.caught_up, "reading the rest")
+        self._drain(quiet, self._consumer.caught_up, "reading the rest")
         self._view.close()
 
-    def _settle(self, quiet: float, done: Callable[[], bool], note: str) -> None:
+    def _drain(self, quiet: float, done: Callable[[], bool], note: str) -> None:
         last, since = self._arrived(), time.monotonic()
         while not done() and time.monotonic() - since < quiet:
             threading.Event().wait(0.1)
@@ -299,18 +299,18 @@ class _Demo:
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP ask for the end; a second SIGINT interrupts at once."""
+    """Let SIGINT, SIGTERM and SIGHUP request the end; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask(number: int, _frame: Any) -> None:
+    def request(number: int, _frame: Any) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, ask) for number in numbers}
+    before = {number: signal.signal(number, request) for number in numbers}
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """The demo's shop: writers that change customers, orders and payments at a steady rate.
 
-Each writer owns its rows, so it knows every version without asking; after COMMIT has returned it
-tells the ledger what the transaction did. Some transactions are rolled back: nothing of them may
+Each writer owns its rows, so it knows every version without a query; after COMMIT has returned it
+records in the ledger what the transaction did. Some transactions are rolled back: nothing of them may
 arrive.
 """
 
@@ -40,7 +40,7 @@ INSERT_PAYMENT = (
 ADD_POINTS = (
     "UPDATE customers SET points = points + %s, version = version + 1 WHERE id = ANY(%s::bigint[])"
 )
-SETTLE_PAYMENT = "UPDATE payments SET status = 'paid', version = version + 1 WHERE id = %s"
+PAY = "UPDATE payments SET status = 'paid', version = version + 1 WHERE id = %s"
 SHIP_ORDER = "UPDATE orders SET status = 'shipped', version = version + 1 WHERE id = %s"
 DELETE_PAYMENT = "DELETE FROM payments WHERE id = %s"
 DELETE_ORDER = "DELETE FROM orders WHERE id = %s"
@@ -54,7 +54,7 @@ def create_tables(url: str) -> None:
 
 
 class Cart(NamedTuple):
-    """An order that is not settled yet, with its payment."""
+    """An order that is not paid yet, with its payment."""
 
     order: int
     payment: int
@@ -99,71 +99,73 @@ class Shop:
             kinds.append((4, self._leave))
         if self._regulars:
             kinds.append((4, self._campaign))
-        weights, makers = zip(*kinds, strict=True)
-        maker: Callable[[], Transaction] = self._random.choices(makers, weights)[0]
-        return maker()
+        weights, kinds_of = zip(*kinds, strict=True)
+        make: Callable[[], Transaction] = self._random.choices(kinds_of, weights)[0]
+        return make()
 
     def _id(self) -> int:
         self._next += self._step
         return self._next - self._step
 
     def _sign_up(self) -> Transaction:
-        made = Transaction([], [])
+        transaction = Transaction([], [])
         for _ in range(self._size):
             key, name = self._id(), self._random.choice(_NAMES)
-            made.statements.append((INSERT_CUSTOMER, (key, name, f"{name.lower()}{key}@shop.test")))
-            made.changes.append(Change("customers", key, "insert", 1))
+            transaction.statements.append(
+                (INSERT_CUSTOMER, (key, name, f"{name.lower()}{key}@shop.test"))
+            )
+            transaction.changes.append(Change("customers", key, "insert", 1))
             self._customers[key] = 1
             self._newcomers.append(key)
-        return made
+        return transaction
 
     def _check_out(self) -> Transaction:
-        made = Transaction([], [])
+        transaction = Transaction([], [])
         for _ in range(self._size):
             if self._newcomers and (not self._regulars or self._random.random() < 0.3):
                 self._regulars.append(self._newcomers.pop(0))
             customer, cart = self._random.choice(self._regulars), Cart(self._id(), self._id())
-            self._place(made, cart, customer)
+            self._place(transaction, cart, customer)
             self._customers[customer] += 1
-            made.statements.append((ADD_POINTS, (1, [customer])))
-            made.changes.append(
+            transaction.statements.append((ADD_POINTS, (1, [customer])))
+            transaction.changes.append(
                 Change("customers", customer, "update", self._customers[customer]),
             )
             self._carts.append(cart)
-        return made
+        return transaction
 
-    def _place(self, made: Transaction, cart: Cart, customer: int) -> None:
+    def _place(self, transaction: Transaction, cart: Cart, customer: int) -> None:
         pick = self._random
         items = {pick.choice(_ITEMS): pick.randint(1, 4) for _ in range(pick.randint(1, 3))}
         total = f"{pick.randint(100, 99_999) / 100:.2f}"
-        made.statements.append((INSERT_ORDER, (cart.order, customer, Jsonb(items), total)))
-        made.changes.append(Change("orders", cart.order, "insert", 1))
+        transaction.statements.append((INSERT_ORDER, (cart.order, customer, Jsonb(items), total)))
+        transaction.changes.append(Change("orders", cart.order, "insert", 1))
         payment = (cart.payment, cart.order, pick.choice(_METHODS), total)
-        made.statements.append((INSERT_PAYMENT, payment))
-        made.changes.append(Change("payments", cart.payment, "insert", 1))
+        transaction.statements.append((INSERT_PAYMENT, payment))
+        transaction.changes.append(Change("payments", cart.payment, "insert", 1))
 
     def _decline(self) -> Transaction:
-        made = Transaction([], [])
-        self._place(made, Cart(self._id(), self._id()), self._id())
-        return Transaction(made.statements, [], rollback=True)
+        transaction = Transaction([], [])
+        self._place(transaction, Cart(self._id(), self._id()), self._id())
+        return Transaction(transaction.statements, [], rollback=True)
 
     def _settle(self) -> Transaction:
-        made = Transaction([], [])
+        transaction = Transaction([], [])
         for cart in self._take(self._size):
-            made.statements.append((SETTLE_PAYMENT, (cart.payment,)))
-            made.statements.append((SHIP_ORDER, (cart.order,)))
-            made.changes.append(Change("payments", cart.payment, "update", 2))
-            made.changes.append(Change("orders", cart.order, "update", 2))
-        return made
+            transaction.statements.append((PAY, (cart.payment,)))
+            transaction.statements.append((SHIP_ORDER, (cart.order,)))
+            transaction.changes.append(Change("payments", cart.payment, "update", 2))
+            transaction.changes.append(Change("orders", cart.order, "update", 2))
+        return transaction
 
     def _cancel(self) -> Transaction:
-        made = Transaction([], [])
+        transaction = Transaction([], [])
         for cart in self._take(self._size):
-            made.statements.append((DELETE_PAYMENT, (cart.payment,)))
-            made.statements.append((DELETE_ORDER, (cart.order,)))
-            made.changes.append(Change("payments", cart.payment, "delete", DELETED))
-            made.changes.append(Change("orders", cart.order, "delete", DELETED))
-        return made
+            transaction.statements.append((DELETE_PAYMENT, (cart.payment,)))
+            transaction.statements.append((DELETE_ORDER, (cart.order,)))
+            transaction.changes.append(Change("payments", cart.payment, "delete", DELETED))
+            transaction.changes.append(Change("orders", cart.order, "delete", DELETED))
+        return transaction
 
     def _take(self, count: int) -> list[Cart]:
         taken = []
@@ -183,11 +185,13 @@ class Shop:
     def _campaign(self) -> Transaction:
         count = min(_CAMPAIGN * self._size, len(self._regulars))
         chosen = self._random.sample(self._regulars, count)
-        made = Transaction([(ADD_POINTS, (10, chosen))], [])
+        transaction = Transaction([(ADD_POINTS, (10, chosen))], [])
         for customer in chosen:
             self._customers[customer] += 1
-            made.changes.append(Change("customers", customer, "update", self._customers[customer]))
-        return made
+            transaction.changes.append(
+                Change("customers", customer, "update", self._customers[customer])
+            )
+        return transaction
 
 
 Committed = Callable[[list[Change], float], None]
@@ -211,11 +215,11 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for the end, after the transaction under way."""
+        """Request the end, after the transaction under way."""
         self._stop.set()
 
     def join(self) -> None:
-        """Wait until every transaction has been told."""
+        """Wait until every transaction is recorded."""
         self._thread.join()
 
     def _run(self) -> None:

@@ -30,14 +30,14 @@ class View:
         self._history: deque[tuple[float, dict[str, int]]] = deque()
 
     def step(self, text: str) -> None:
-        """Say what the demo does now, with the seconds since its start."""
+        """Show what the demo does now, with the seconds since its start."""
         seconds = time.monotonic() - self._started
         self._console.print(
             f"[dim]{seconds:5.1f} s[/]  {escape(text)}", highlight=False, soft_wrap=True
         )
 
     def fail(self, text: str) -> None:
-        """Say why the demo cannot go on."""
+        """Show why the demo cannot go on."""
         self.close()
         self._console.print(Text(text, style="red"), soft_wrap=True)
 

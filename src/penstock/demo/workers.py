@@ -35,7 +35,7 @@ class Worker(threading.Thread):
         )
 
     def stop(self) -> None:
-        """Ask for the end, after the receive under way."""
+        """Request the end, after the receive under way."""
         self._stop_asked.set()
 
     def run(self) -> None:
@@ -49,8 +49,8 @@ class Worker(threading.Thread):
                 self.error = f"{type(error).__name__}: {error}"
 
     def _step(self) -> None:
-        asked = {"batch_size": _BATCH, "wait_for_ms": _WAIT_MS}
-        messages = self._data(self._http.get("/receive", params=asked))
+        parameters = {"batch_size": _BATCH, "wait_for_ms": _WAIT_MS}
+        messages = self._data(self._http.get("/receive", params=parameters))
         if not messages:
             return
         now = time.perf_counter()

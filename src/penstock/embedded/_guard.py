@@ -8,7 +8,7 @@ guard waits to hold it alone. (`PR_SET_PDEATHSIG`
 alone would not do: it is Linux's, and fires when the *thread* that started the server ends. Between
 guard and server it fits, and is set for the case that the guard itself is killed.)
 
-On standard output it says `pid <n>` once the server runs, and `exit <code>` once it ended.
+On standard output it prints `pid <n>` once the server runs, and `exit <code>` once it ended.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def main() -> int:
         return 1
 
     threading.Thread(target=_await_owner, args=(server, args), daemon=True).start()
-    _say(f"pid {server.pid}")
+    _print(f"pid {server.pid}")
     code = server.wait()
     _signal_group(server.pid, signal.SIGKILL)
     _reap()
-    _say(f"exit {code}")
+    _print(f"exit {code}")
     return 0
 
 
@@ -83,7 +83,7 @@ def _start(args: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 def _await_owner(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
     if args.while_locked is not None:
-        # Kept to this process's end, so that who comes now waits until the server is gone.
+        # Held to this process's end, so that a process that comes now waits until the server is gone.
         fcntl.flock(os.open(args.while_locked, os.O_RDWR), fcntl.LOCK_EX)
     else:
         while os.read(0, 4096):
@@ -126,7 +126,7 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the owner may be gone
         os.write(1, f"{text}\n".encode())
 

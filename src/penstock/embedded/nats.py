@@ -50,7 +50,7 @@ class EmbeddedNats:
         return self._process.pid if self._process is not None and running else None
 
     def start(self) -> Self:
-        """Start the server and wait until it greets its clients."""
+        """Start the server and wait until it answers."""
         if self.pid is not None:
             return self
         self.store_dir.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class EmbeddedNats:
         return False
 
     def server_info(self) -> dict[str, Any] | None:
-        """Return what the server says of itself (`INFO`), or None if it does not answer."""
+        """Return the server's `INFO`, or None if it does not answer."""
         if self.port is None:
             return None
         try:

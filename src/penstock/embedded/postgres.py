@@ -64,7 +64,7 @@ class EmbeddedPostgres:
     A context manager; `settings` are configuration parameters over `SETTINGS`. Under root the
     server runs as the user who owns `data_dir` or the folder around it, or where root does as the
     system user `pgserver`, which is made if missing. `password_file` holds the password that the
-    cluster is made with; without one, none is asked for. `while_locked` is `GuardedProcess`'s. With
+    cluster is made with; without one, logins need none. `while_locked` is `GuardedProcess`'s. With
     `port` it listens there or not at all.
     """
 
@@ -169,7 +169,7 @@ class EmbeddedPostgres:
             log=self.log_path,
             user=None if self._account is None else (self._account.uid, self._account.gid),
             cwd=self.data_dir,
-            # What several share ends in order, as there is nobody whose death would be its reason.
+            # A shared server ends in order, as no single process's death would be its reason.
             orphan_signal=signal.SIGINT if self._while_locked else signal.SIGQUIT,
             patience=_SHARED_PATIENCE if self._while_locked else _PATIENCE,
             while_locked=self._while_locked,
@@ -180,7 +180,7 @@ class EmbeddedPostgres:
         return False
 
     def _is_ready(self) -> bool:
-        """Tell from `postmaster.pid`: its first line is the process id, its eighth the state."""
+        """Read `postmaster.pid`: its first line is the process id, its eighth the state."""
         try:
             lines = (self.data_dir / "postmaster.pid").read_text().splitlines()
         except OSError:

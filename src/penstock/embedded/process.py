@@ -30,8 +30,8 @@ class GuardedProcess:
 
     `orphan_signal` is what the server gets if this process dies first; `patience` the seconds that
     it then has before SIGKILL goes to its whole process group. With `while_locked` it lives on until
-    nobody holds a shared lock (`flock`) on that file any more, whoever dies. `user` is a user's number
-    and its group's.
+    no process holds a shared lock (`flock`) on that file any more, whatever ended them. `user` is the
+    numbers of a user and its group.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """The embedded store: a Postgres that all Penstock processes of a folder share.
 
-The first one that needs it starts it, and the last one that is done with it stops it, whoever started
-it. Each holds a shared lock on `store.lock` meanwhile, and so does nobody after any kind of death; the
-server's guard waits for the lock and ends what was left running. While they hold it each of them
-supervises the server. The lock on `store.password` is that of the one process that starts it.
+The first one that needs it starts it, and the last one that is done with it stops it, whichever started
+it. Each holds a shared lock on `store.lock` meanwhile, which ends with the process; the server's guard
+waits for the lock and ends what was left running. While they hold it each of them supervises the
+server. The lock on `store.password` is that of the one process that starts it.
 """
 
 from __future__ import annotations
@@ -95,15 +95,16 @@ class _Share:
             if not password:
                 if (self._data / "PG_VERSION").exists():
                     raise EmbeddedError(
-                        f"{self._password} is gone or empty, and {self._data} opens to nobody "
-                        "without it: put it back, or remove that folder to start with an empty store"
+                        f"{self._password} is gone or empty, and no session opens in "
+                        f"{self._data} without it: put it back, or remove that folder to start with an "
+                        "empty store"
                     )
                 password = secrets.token_urlsafe(24)
                 file.write(password)
                 file.flush()
                 os.fsync(file.fileno())
             self._port = self._find() or self._start()
-        # What the errors of a session there have to say is not what they say of another Postgres.
+        # The remedies of a session's errors there differ from those of another Postgres.
         mark = quote(f"{EMBEDDED}{self._data}.log", safe="")
         return (
             f"postgresql://postgres:{password}@127.0.0.1:{self._port}/postgres"
@@ -117,17 +118,17 @@ class _Share:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
-    # What the supervisor asks for
+    # What the supervisor calls
 
     def runs(self) -> bool:
-        """Whether the server runs; one that was asked to end does not."""
+        """Whether the server runs; one that is stopping does not."""
         found = _running(self._data)
         return found is not None and found.state != _STOPPING
 
     def ending(self) -> str:
         """How the server ended; a server that another process started has no exit code here."""
         if _running(self._data) is not None:
-            return "asked to stop, not by Penstock"
+            return "stopped by a signal that Penstock did not send"
         return "its process is gone" if self._server is None else self._server.ending
 
     def restart(self) -> None:
@@ -149,7 +150,7 @@ class _Share:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Others use it, or one stops it now and is waited for.
+            # Others use it, or one stops it now: wait for that.
             fcntl.flock(self._lock, fcntl.LOCK_SH)
         else:
             self._stop()
@@ -158,14 +159,14 @@ class _Share:
 
     def _find(self) -> int | None:
         """Return the port of the server that runs, once it is ready, or None."""
-        deadline, asked = time.monotonic() + _TIMEOUT, False
+        deadline, signalled = time.monotonic() + _TIMEOUT, False
         while (found := _running(self._data)) is not None:
             if found.state == "ready":
                 return found.port
-            if found.state == _STOPPING and not asked:
-                # Asked for by no process of ours: this one uses it. A server that only waits for its
+            if found.state == _STOPPING and not signalled:
+                # No process of ours stops it: this one uses it. A server that only waits for its
                 # sessions to end would take no new ones for ever.
-                asked = True
+                signalled = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found.pid, signal.SIGINT)
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """Keeps the embedded store running: one thread in each process that uses it.
 
-Each of them notices that the server has ended, and the first to have the lock on its start starts it
+Each of them sees that the server has ended, and the first to have the lock on its start starts it
 again, on its port: the URL that sinks, drainers and consumers have stays valid.
 """
 

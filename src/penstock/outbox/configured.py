@@ -1,4 +1,4 @@
-"""A pipeline's configuration as it is set now, for what is done by hand beside the relay."""
+"""A pipeline's configuration as it is set now, for commands that run beside the relay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 from penstock.config.settings import Config, OutboxSource, PostgresSource
 from penstock.core.errors import PipelineError, SinkError
 from penstock.outbox.errors import install_error
-from penstock.outbox.relay.wanted import PUBLICATION, Pipeline, find, source_name
+from penstock.outbox.pipelines import PUBLICATION, Pipeline, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.settings import read
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
+from penstock.core.connect import address, reason_of
 from penstock.core.errors import SetupError
-from penstock.postgres.admin import address
 
 
 class InstallError(SetupError):
@@ -13,7 +13,7 @@ class InstallError(SetupError):
 
 
 def not_installed(database: str, url: str) -> InstallError:
-    """Return what is told of a database without the schema."""
+    """Return the error of a database without the schema."""
     return InstallError(
         "not_installed",
         f"Database {database} at {address(url)} has no schema tide, so there is no outbox in it.",
@@ -23,14 +23,13 @@ def not_installed(database: str, url: str) -> InstallError:
 
 
 def install_error(error: psycopg.Error) -> InstallError:
-    """Return what an error of psycopg in a session means; DETAIL, which may quote rows, is left out."""
-    diag = error.diag
-    said = diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return what an error of psycopg in a session means."""
+    said, hint = reason_of(error), error.diag.message_hint
     if error.sqlstate == "42501":
         return InstallError(
             "permission_denied",
             f"The role lacks a right: {said}.",
-            remedy=diag.message_hint or "Connect as the role that owns the schema tide.",
+            remedy=hint or "Connect as the role that owns the schema tide.",
         )
     if error.sqlstate in ("3F000", "42P01", "42883"):
         return InstallError(
@@ -39,4 +38,4 @@ def install_error(error: psycopg.Error) -> InstallError:
             remedy="penstock outbox install --url …",
         )
     transient = isinstance(error, psycopg.OperationalError)
-    return InstallError("postgres", f"{said}.", remedy=diag.message_hint or "", transient=transient)
+    return InstallError("postgres", f"{said}.", remedy=hint or "", transient=transient)

@@ -1,8 +1,8 @@
-"""The config of a relay pipeline: its keys, what is wrong with one, and the NATS sink that it makes.
+"""The config of a relay pipeline: what is wrong with one, and the NATS sink that it makes.
 
-`read` takes the config as `tide.relays` keeps it, resolves what it refers to, and gives a
-`RelayPipeline`; its `sink` is what the relay runs. What an error shows is the config as it was set,
-never what a reference gave and never a secret.
+`read` takes the config as `tide.relays` keeps it, resolves its references, and returns a
+`RelayPipeline`; its `sink` is what the relay runs. Errors show the config as it was set, never the
+value of a reference and never a secret. `config_keys` has the keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Self, get_args
 
 import orjson
 from pydantic import (
@@ -34,43 +34,32 @@ from penstock.core.errors import PipelineError
 from penstock.core.redact import MASK, redact_url
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import qualified_name
-from penstock.core.text import Path as Place
+from penstock.core.text import Path as KeyPath
 from penstock.core.text import dotted, nearest
+from penstock.outbox.config_keys import (
+    BATCH_SIZE,
+    CONTENT,
+    GROUP_BY,
+    SECRETS,
+    Backend,
+    Start,
+    keys,
+)
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
-_GROUP_BY: Final = re.compile(r"none\Z|(?:payload|header)\..+\Z", re.S)
 _NO_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
-_CONTENT: Final = re.compile(r"\n|-BEGIN")
-_SECRETS: Final = frozenset({"password", "token", "nkey_seed"})
+_CONTENT: Final = re.compile(CONTENT)
 _SHOWN: Final = 100
 _ANY_OUTBOX: Final = "outbox"
+_KEYS: Final = keys("out")
 
-_KEYS: Final = {"user": "username", "tls": "tls_enabled"}
-"""Keys of a NATS sink that a pipeline's config calls otherwise."""
-
-_EXPECTED: Final = {
-    "sink_type": "'nats'",
-    "url": "nats://host:port or tls://host:port, several separated by commas",
-    "subject": "a subject with {stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}",
-    "stream": "the name of a stream: letters, digits, '-' and '_'",
-    "credentials_file": "the path of a file that `nsc generate creds` wrote",
-    "nkey_seed": "a seed (SU…), or the path of a file that holds it",
-    "tls_ca_cert": "the path of a PEM file",
-    "tls_cert": "the path of a PEM file",
-    "tls_key": "the path of a PEM file",
-    "tls_enabled": "true or false",
-    "batch_size": "a number from 1 to 1000",
-    "format": "'plain', 'envelope', 'cloudevents' or 'debezium'",
-    "start": "'beginning' or 'end'",
-    "route": 'a list of rules {"when": …, "to": …}',
-    "group_by": "'payload.<field>', 'header.<name>' or 'none'",
-    "key_scope": "'outbox' or 'stream'",
-}
+_NAMES: Final = {"user": "username", "tls": "tls_enabled"}
+"""Keys of a NATS sink that have another name in a pipeline's config."""
 
 
 class OutboxSinkSettings(NatsSinkSettings):
-    """The NATS sink that a relay pipeline makes: a sink whose messages are those of an outbox."""
+    """The NATS sink of a relay pipeline: its messages are those of an outbox."""
 
     outbox: OutboxForm
 
@@ -91,8 +80,8 @@ class OutboxSinkSettings(NatsSinkSettings):
         return _checked_route(route)
 
     def setting(self, key: str) -> str:
-        """Return what the pipeline's config calls the setting `key`, as a text quotes it."""
-        return super().setting(_KEYS.get(key, key))
+        """Return the name of the setting `key` in a pipeline's config, as a text quotes it."""
+        return super().setting(_NAMES.get(key, key))
 
     def subject_template(self, text: str) -> SubjectTemplate:
         """Return a template that is read with the variables of an outbox."""
@@ -100,11 +89,11 @@ class OutboxSinkSettings(NatsSinkSettings):
 
 
 class RelayPipeline(BaseModel):
-    """The config of a pipeline, checked and with its references resolved; the keys of the issue."""
+    """The config of a pipeline, checked and with its references resolved."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    sink_type: Literal["nats"]
+    sink_type: Backend
     url: str = Field(repr=False)
     subject: str = DEFAULT_SUBJECT
     stream: str | None = None
@@ -117,17 +106,17 @@ class RelayPipeline(BaseModel):
     tls_ca_cert: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
-    batch_size: Annotated[StrictInt, Field(ge=1, le=1000)] = 100
+    batch_size: Annotated[StrictInt, Field(ge=BATCH_SIZE[0], le=BATCH_SIZE[1])] = 100
     """How many messages of one group go at once to a stream that takes atomic batches."""
     format: Format = "plain"
-    start: Literal["beginning", "end"] = "beginning"
-    """Where a new pipeline starts: at the oldest message that is kept, or at the next one."""
+    start: Start = "beginning"
+    """Where a new pipeline starts: at the oldest message of the outbox, or at the next one."""
     route: RouteSettings | None = None
-    """Rules that choose the subject; `subject` is for what none of them matches."""
+    """Rules that choose the subject; `subject` is for messages that none of them matches."""
     group_by: str | None = None
-    """What messages keep their order by: None the whole outbox, `none` nothing."""
+    """The unit of order: None is the whole outbox, `none` a single message."""
     key_scope: KeyScope = "outbox"
-    """Within what a dedup key is one message: its outbox, or the stream, for all who publish there."""
+    """Where a dedup key is unique: in its outbox, or in the stream, for all its publishers."""
 
     @field_validator("url", "stream")
     @classmethod
@@ -151,7 +140,7 @@ class RelayPipeline(BaseModel):
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if text is not None and not text.strip():
             raise ValueError("it is empty; leave the key out instead")
-        # An error about a file shows its path, and this is no path: it may be a private key.
+        # An error shows the path, and a file's content may be a private key.
         if text is not None and info.field_name != "nkey_seed" and _CONTENT.search(text):
             raise ValueError("expected the path of a file, not what is in it")
         return value
@@ -160,7 +149,7 @@ class RelayPipeline(BaseModel):
     @classmethod
     def _check_rules(cls, route: Any) -> Any:
         if not isinstance(route, list | tuple):
-            raise ValueError(f"expected {_EXPECTED['route']}; leave it out for none")
+            raise ValueError(f"expected {_KEYS['route'].expected}; leave it out for none")
         return route
 
     @field_validator("route")
@@ -171,8 +160,9 @@ class RelayPipeline(BaseModel):
     @field_validator("group_by")
     @classmethod
     def _check_group_by(cls, value: str | None) -> str | None:
-        if value is not None and not _GROUP_BY.match(value):
-            raise ValueError(f"expected {_EXPECTED['group_by']}; leave it out for the whole outbox")
+        if value is not None and re.fullmatch(GROUP_BY, value, re.DOTALL) is None:
+            expected = _KEYS["group_by"].expected
+            raise ValueError(f"expected {expected}; leave it out for the whole outbox")
         return value
 
     @model_validator(mode="after")
@@ -185,8 +175,8 @@ class RelayPipeline(BaseModel):
 
         Args:
             source: The name of the source that captures the outbox's table.
-            outbox: The outbox's name, as `tide.outbox_create` was given it.
-            tag: What differs for each outbox of its name, as in other databases.
+            outbox: The outbox's name, as in `tide.outboxes`.
+            tag: Differs for each outbox of this name, in other databases too.
         """
         return OutboxSinkSettings(
             type="nats",
@@ -212,7 +202,7 @@ class RelayPipeline(BaseModel):
 
 
 def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> RelayPipeline:
-    """Return a pipeline's config, checked; raises `PipelineError` with all that is wrong in it.
+    """Return a pipeline's config, checked; raises `PipelineError` with all its mistakes.
 
     `config` is the JSON object of `tide.relay_set_outbox`; `environ` gives `${env:NAME}`.
     """
@@ -222,32 +212,32 @@ def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     except UnresolvedError as error:
         raise PipelineError(
             "unresolved_reference",
-            [f"{dotted(error.place)}: {error}"],
-            "Mend it where the relay runs, or set the pipeline's config anew.",
+            [f"{dotted(error.path)}: {error}"],
+            "Correct it where the relay runs, or set the pipeline's config again.",
         ) from None
     try:
         return RelayPipeline.model_validate(_typed(config, resolved))
     except ValidationError as error:
         problems = [_explain(config, e) for e in error.errors(include_url=False)]
-        remedy = "Set it anew by `select tide.relay_set_outbox(…)`."
+        remedy = "Set it again by `select tide.relay_set_outbox(…)`."
         raise PipelineError("invalid_config", problems, remedy) from None
 
 
 def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in which what is null is as if it was not given, at every depth."""
-    return {key: _given(value) for key, value in config.items() if value is not None}
+    """Return a config without the keys that are null, at every depth."""
+    return {key: _without_nulls(value) for key, value in config.items() if value is not None}
 
 
-def _given(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return without_nulls(value)
-    return [_given(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def held(
+def paused_sink(
     config: Mapping[str, Any], environ: Mapping[str, str], *, source: str, outbox: str
 ) -> OutboxSinkSettings | None:
-    """Return a sink for a pipeline that can't run: it keeps the messages, and nothing connects it.
+    """Return a sink for a pipeline that can't run: its messages wait, and it never connects.
 
     Messages are routed before they wait: None where the pipeline's `route` can't be used.
     """
@@ -273,7 +263,7 @@ def _checked_route(route: Any) -> Any:
 def _typed(config: Mapping[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
     """Return the config with numbers and booleans that references gave as text."""
     typed = dict(resolved)
-    if "start" in config:  # judged in SQL too, where nothing is resolved
+    if "start" in config:  # SQL reads it too, and resolves no reference
         typed["start"] = config["start"]
     text = resolved.get("batch_size")
     if isinstance(text, str) and has_reference(config["batch_size"]) and text.strip().isdecimal():
@@ -285,30 +275,31 @@ def _typed(config: Mapping[str, Any], resolved: dict[str, Any]) -> dict[str, Any
 
 
 def _explain(config: Mapping[str, Any], error: ErrorDetails) -> str:
-    """Return what is wrong: the key, the value as it was set, what is expected."""
-    place: Place = tuple(p for p in error["loc"] if p not in ROUTE_KINDS)
-    if not place:
+    """Return a sentence about a mistake: the key, the value as it was set, what is expected."""
+    path: KeyPath = tuple(p for p in error["loc"] if p not in ROUTE_KINDS)
+    if not path:
         return _message(error)
-    key, kind, where = str(place[0]), error["type"], dotted(place)
+    key, kind, where = str(path[0]), error["type"], dotted(path)
     if kind == "extra_forbidden":
-        known = list(RelayPipeline.model_fields) if len(place) == 1 else ["when", "to"]
-        unknown = str(place[-1])
+        known = list(_KEYS) if len(path) == 1 else ["when", "to"]
+        unknown = str(path[-1])
         return f"{where}: unknown key{nearest(unknown, known)}; expected one of: {', '.join(known)}"
-    expected = _EXPECTED.get(key, "a string")
-    if kind == "missing" and len(place) == 1:
+    expected = _KEYS[key].expected
+    if kind == "missing" and len(path) == 1:
         return f"{where}: missing; expected {expected}"
     given: Any = config
-    for step in place:
+    for step in path:
         try:
             given = given[step]
-        except (LookupError, TypeError):  # the lacking key of a rule
+        except (LookupError, TypeError):  # a rule lacks the key
             return f"{where}: missing; expected {expected}"
     if has_reference(given):
         return f"{where}: {_shown(key, given)} gives what can't be used: expected {expected}"
     if kind == "value_error":
         message = _message(error)
         shown = _shown(key, given)
-        return f"{where}: {message}" if shown in message else f"{where}: {message} (got {shown})"
+        is_shown = shown in message or (isinstance(given, str) and repr(given) in message)
+        return f"{where}: {message}" if is_shown else f"{where}: {message} (got {shown})"
     hint = ""
     if kind == "literal_error":
         field = RelayPipeline.model_fields[key]
@@ -324,14 +315,14 @@ def _shown(key: str, value: Any) -> str:
     """Return a value as an error may show it."""
     if isinstance(value, list | tuple | Mapping):
         return "a list" if isinstance(value, list | tuple) else "an object"
-    if key in _SECRETS and not has_reference(value):
+    if key in SECRETS and not has_reference(value):
         return MASK
     if isinstance(value, str):
         text = redact_url(value) if key == "url" else value
-        # What is no path, but a file's content, may be a secret.
-        if key in _SECRETS or _CONTENT.search(text):
+        # A file's content in the place of its path may be a secret.
+        if key in SECRETS or _CONTENT.search(text):
             text = MASK if _CONTENT.search(text) else _masked(text)
-        return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+        value = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return orjson.dumps(value).decode()
 
 

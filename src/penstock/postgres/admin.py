@@ -1,6 +1,6 @@
 """An ordinary connection to a source's server, and what its catalogs say about a capture.
 
-Opens, asks and classifies errors; what follows from the answers is for `setup` and `inspection`.
+It opens the connection and asks; `setup` and `penstock.check` draw the conclusions.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row
 
 from penstock.config.settings import PostgresSource
 from penstock.core import queries
+from penstock.core.connect import Connection, address, connect, connection_error, first_line
 from penstock.core.errors import SetupError
 from penstock.core.message import parse_lsn
 from penstock.core.tables import TablePattern, matches_any, qualified_name
@@ -25,7 +25,6 @@ from penstock.core.tables import TablePattern, matches_any, qualified_name
 OLDEST_VERSION: Final = 14
 _SQL: Final = queries.load("penstock.postgres", "setup.sql")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _R = TypeVar("_R")
 
 
@@ -177,8 +176,8 @@ class Catalog:
         schemas = sorted({pattern.schema for pattern in self.source.patterns})
         return self._rows(Relation, "relations", schemas=schemas)
 
-    def wanted(self, relations: Sequence[Relation]) -> list[Relation]:
-        """Return the tables that the source's patterns ask for and Postgres can publish.
+    def selected(self, relations: Sequence[Relation]) -> list[Relation]:
+        """Return the tables that the source's patterns select and Postgres can publish.
 
         Partitions are left out: their changes come under the name of their root.
         """
@@ -231,11 +230,8 @@ class Catalog:
 def open_catalog(source: PostgresSource) -> Iterator[Catalog]:
     """Connect to a source; raises `SetupError` for what goes wrong, inside the block too."""
     url = source.url.get_secret_value()
-    options: dict[str, Any] = {"autocommit": True, "application_name": "penstock"}
-    if "connect_timeout" not in conninfo_to_dict(url):
-        options["connect_timeout"] = 10
     try:
-        connection = psycopg.connect(url, **options)
+        connection = connect(url, application_name="penstock")
     except psycopg.Error as error:
         raise connection_error(error, url) from None
     try:
@@ -245,80 +241,6 @@ def open_catalog(source: PostgresSource) -> Iterator[Catalog]:
         lost = isinstance(error, psycopg.OperationalError)
         raise SetupError(
             "connection_lost" if lost else "postgres",
-            f"{address(url)}: {_first_line(error, url)}.",
+            f"{address(url)}: {first_line(error, url)}.",
             transient=lost,
         ) from None
-
-
-def address(url: str) -> str:
-    """Return where a URL points to, without its login: `db:5432/shop`."""
-    parts = conninfo_to_dict(url)
-    host = parts.get("host") or parts.get("hostaddr") or "local socket"
-    database = parts.get("dbname") or parts.get("user") or ""
-    return f"{host}:{parts.get('port') or 5432}/{database}"
-
-
-def connection_error(error: psycopg.Error, url: str) -> SetupError:
-    """Return what a failed connection means, and what to do about it.
-
-    libpq gives no SQLSTATE before a session is there, so its text has to do.
-    """
-    parts = conninfo_to_dict(url)
-    said, where = _first_line(error, url), address(url)
-    text = str(error).lower()
-    user, database = parts.get("user") or "of this system", parts.get("dbname") or ""
-    if "database" in text and "does not exist" in text:
-        return SetupError(
-            "database_missing",
-            f"There is no database {database} at {where} ({said}).",
-            remedy="Correct the end of the url, or create it with CREATE DATABASE.",
-        )
-    if (
-        "starting up" in text
-        or "not yet accepting" in text
-        or "recovery mode" in text
-        or "shutting down" in text
-        or "too many" in text
-        or "slots are" in text
-    ):
-        return SetupError(
-            "server_not_ready",
-            f"Postgres at {where} takes no connections now ({said}).",
-            remedy="Wait until it has started, or raise max_connections.",
-            transient=True,
-        )
-    if any(
-        words in text
-        for words in ("authentication", "password", "pg_hba", "role ", "permission denied")
-    ):
-        return SetupError(
-            "authentication_failed",
-            f"Postgres at {where} refused the login of user {user} ({said}).",
-            remedy="Check user and password in the url, and the server's pg_hba.conf.",
-        )
-    if "refused" in text or "no such file" in text:
-        return SetupError(
-            "connection_refused",
-            f"Nothing answers at {where} ({said}).",
-            remedy="Start Postgres there, let it listen (listen_addresses), or correct the url.",
-            transient=True,
-        )
-    if "ssl" in text or "certificate" in text:
-        return SetupError(
-            "tls_failed",
-            f"No secure connection to {where} ({said}).",
-            remedy="Check sslmode and sslrootcert in the url.",
-        )
-    return SetupError(
-        "unreachable",
-        f"Postgres at {where} cannot be reached ({said}).",
-        remedy="Check host and port in the url, name resolution and firewalls.",
-        transient=True,
-    )
-
-
-def _first_line(error: psycopg.Error, url: str) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = (lines[0] if lines else type(error).__name__).rpartition("failed: ")[2].rstrip(".")
-    password = str(conninfo_to_dict(url).get("password") or "")
-    return said.replace(password, "***") if password else said

@@ -1,4 +1,4 @@
-"""What a capture must ask the catalog, for the WAL does not tell it: keys, types, the slot.
+"""What a capture must ask the catalog, as the WAL lacks it: keys, types, the slot.
 
 The catalog is the one of now, while the WAL may be older; what does not fit is left to the WAL.
 """
@@ -13,8 +13,8 @@ import psycopg
 
 from penstock.core.message import parse_lsn
 from penstock.core.queries import load
+from penstock.postgres.connect import capture_error, connect_source, slot_missing
 from penstock.postgres.pgoutput import Relation
-from penstock.postgres.replication import capture_error, connect, slot_missing
 from penstock.postgres.table import Shape
 from penstock.postgres.types import load_types
 from penstock.postgres.values import Converter, Types
@@ -26,7 +26,7 @@ _BUILT_IN = Types()
 class Catalog:
     """Looks things up over a connection of its own, made when first needed and again when lost.
 
-    Every method raises `CaptureError` where Postgres can't be asked. `lsn` tells the commit LSN of
+    Every method raises `CaptureError` where Postgres can't be asked. `lsn` returns the commit LSN of
     the transaction whose values are converted.
     """
 
@@ -36,7 +36,7 @@ class Catalog:
         self._types = _LiveTypes(self._load_types, lsn)
 
     def shape(self, relation: Relation) -> Shape:
-        """Return a relation's primary key and what its old tuples tell; learns its types anew."""
+        """Return a relation's primary key and the columns of its old tuples; loads its types anew."""
         types = {oid for c in relation.columns for oid in _BUILT_IN.unknown(c.type_oid)}
         if types:
             self._types.renew(types)
@@ -48,13 +48,13 @@ class Catalog:
             primary_key = flagged  # the default identity is the primary key, as it was then
         elif not set(primary_key) <= {c.name for c in relation.columns}:
             primary_key = []
-        told = None
+        identity = None
         if identities is not None and not _root_tells(relation, identities):
             # Only the primary key is the same in every partition.
-            told = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
+            identity = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
         sent = {c.name for c in relation.columns}
         absent = tuple(name for name in generated if name not in sent)
-        return Shape(tuple(primary_key), told, deferrable, absent)
+        return Shape(tuple(primary_key), identity, deferrable, absent)
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""
@@ -85,7 +85,7 @@ class Catalog:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[psycopg.Connection[Any]]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url, application_name="penstock")
+            self._connection = connect_source(self._url, "penstock")
             # A look-up that hangs would keep the server from hearing of the capture.
             self._connection.execute("SET statement_timeout = '10s'")
         try:
@@ -96,7 +96,7 @@ class Catalog:
 
 
 def _root_tells(relation: Relation, identities: list[str]) -> bool:
-    """Tell whether each partition's old tuples are as the Relation message of the root says."""
+    """Return whether each partition's old tuples have what the root's Relation message announces."""
     return relation.replica_identity in ("d", "f") and set(identities) <= {
         relation.replica_identity,
         "n",
@@ -106,8 +106,8 @@ def _root_tells(relation: Relation, identities: list[str]) -> bool:
 class _LiveTypes(Types):
     """Types that may change while their values come in.
 
-    No message says that a composite type was altered, only its values do: they have more or fewer
-    fields than it had. Then it is looked up again, unless it already was after that transaction.
+    No message announces that a composite type was altered, but its values show it: they have more or
+    fewer fields than it had. Then it is looked up again, unless it already was after that transaction.
     """
 
     def __init__(

@@ -20,10 +20,12 @@ _FIELDS: Final = tuple(WIRE_SCHEMA)[:-1]  # without `part`
 class Chunk:
     """All messages in `(start, end]`.
 
-    `splits` holds one batch of `WIRE_SCHEMA` for each split, or None where a split is empty; within
-    a split messages stand in commit order. `links` are pairs of splits that share a group and must
-    be delivered as one. A `barrier` must be delivered apart from what is before and after it. With
-    `reads` it has no messages of its own but those that a backfill's tasks will read.
+    Attributes:
+        splits: A batch of `WIRE_SCHEMA` for each split, in commit order; None where a split is empty.
+        links: Pairs of splits that share a group and must be delivered as one.
+        barrier: Whether it is delivered apart from the chunks before and after it.
+        reads: What a backfill's tasks read; then the chunk has no messages of its own.
+        captured_at: When its oldest message came, in seconds of the monotonic clock.
     """
 
     start: Position
@@ -35,10 +37,9 @@ class Chunk:
     barrier: bool
     reads: Reads | None = None
     captured_at: float = 0.0
-    """When its oldest message came, by the monotonic clock."""
 
     def until(self, end: Position) -> Chunk:
-        """Return the part of this chunk up to and with `end`."""
+        """Return the part of this chunk up to `end`, inclusive."""
         return self._where(self.start, end)
 
     def after(self, start: Position) -> Chunk:
@@ -46,12 +47,14 @@ class Chunk:
         return self._where(start, self.end)
 
     def emptied(self) -> Chunk:
-        """Return a chunk of the same place without a message."""
+        """Return a chunk of the same positions without a message."""
         empty = (None,) * len(self.splits)
         return Chunk(self.start, self.end, 0, 0, empty, frozenset(), self.barrier)
 
     def _where(self, start: Position, end: Position) -> Chunk:
-        if self.reads is not None:  # all of it or nothing: which rows it has only its tasks know
+        if (
+            self.reads is not None
+        ):  # only its tasks know the rows: it is delivered whole or not at all
             return replace(self.emptied(), start=start, end=end)
 
         def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
@@ -76,7 +79,7 @@ class Chunk:
 
 
 class ChunkBuilder:
-    """Collects wire rows until `take` makes a chunk of them."""
+    """Collects wire rows; `take` makes a chunk of them."""
 
     def __init__(self, start: Position, splits: int) -> None:
         self.start = start
@@ -87,7 +90,7 @@ class ChunkBuilder:
         self._links: set[tuple[int, int]] = set()
 
     def add(self, row: WireRow, size: int) -> None:
-        """Append a row to its split; `size` is what it took in the WAL, a measure of its memory."""
+        """Append a row to its split; `size` is its bytes in the WAL, an estimate of its memory."""
         old_split, split = row[-2:]
         count = self._count
         to = split % count
@@ -98,14 +101,14 @@ class ChunkBuilder:
         self.bytes += size
 
     def reads(self, start: Position, reads: Reads, rows: int) -> Chunk:
-        """Return the chunk of a backfill's reads behind `start`; the builder, empty, goes on there."""
+        """Return the chunk of a backfill's reads; the builder, which is empty, continues at its end."""
         self.start = reads.end
         return Chunk(
             start, reads.end, max(rows, 1), 0, (None,) * self._count, frozenset(), True, reads
         )
 
     def take(self, end: Position, *, barrier: bool = False) -> Chunk:
-        """Return all that was added as a chunk that ends at `end`; the builder goes on behind it."""
+        """Return the chunk of all rows added, which ends at `end`; the builder continues there."""
         chunk = Chunk(
             self.start, end, self.rows, self.bytes,
             tuple(_batch(rows) if rows else None for rows in self._splits),
@@ -128,7 +131,7 @@ def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:
     if not kept:
         return []
     count = len(kept[0].splits)
-    # Union-find over splits; there are as many as cores, so the simplest form does.
+    # Union-find over splits, in its simplest form: there are only as many as cores.
     root = [i % at_most for i in range(count)]
     for chunk in kept:
         for a, b in chunk.links:
@@ -140,7 +143,7 @@ def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:
             batch = chunk.splits[index]
             if batch is not None:
                 parts.setdefault(r, []).append(batch)
-    # Splits that were joined interleave: put their messages back into commit order.
+    # The messages of joined splits interleave: sort them into commit order.
     return [
         _ordered(batches) if root.count(r) > 1 else _joined(batches) for r, batches in parts.items()
     ]

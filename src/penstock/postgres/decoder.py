@@ -163,11 +163,13 @@ class Decoder:
         before = self._before.get(relation.oid)
         if before is not None and not table.same_grouping(before):
             self._fence()
-        if table.missing and (before is None or before.missing != table.missing):
+        if table.groups.missing and (
+            before is None or before.groups.missing != table.groups.missing
+        ):
             log.warning(
                 "table has not the columns to group by; its own key takes their place",
                 table=f"{relation.schema}.{relation.name}",
-                columns=table.missing,
+                columns=table.groups.missing,
                 lsn=format_lsn(self.lsn),
             )
         self._tables[relation.oid] = self._before[relation.oid] = table
@@ -281,5 +283,7 @@ class Decoder:
         mark.passed(mark)
 
     def _moves(self, schema: str, name: str) -> tuple[tuple[int, int], ...]:
-        tied = any(t.tied for t in self._before.values() if (t.schema, t.name) == (schema, name))
+        tied = any(
+            t.groups.tied for t in self._before.values() if (t.schema, t.name) == (schema, name)
+        )
         return tuple(self._moved.items()) if tied else ()

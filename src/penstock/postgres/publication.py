@@ -112,7 +112,7 @@ class Coverage:
         )
 
 
-def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relation]) -> Coverage:
+def coverage(catalog: Catalog, publication: Publication, selected: Sequence[Relation]) -> Coverage:
     """Compare a publication with what the source asks for."""
     if publication.all_tables:
         return Coverage([], [], [])
@@ -123,7 +123,7 @@ def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relati
         whole,
         [
             TablePattern(table.schema, table.name)
-            for table in wanted
+            for table in selected
             # A partition's root stands for it; without `via_root` a root shows as its partitions.
             if (table.schema, table.name) not in published
             and table.schema not in schemas
@@ -134,13 +134,13 @@ def coverage(catalog: Catalog, publication: Publication, wanted: Sequence[Relati
 
 
 def partition_fault(
-    catalog: Catalog, publication: Publication, wanted: Sequence[Relation]
+    catalog: Catalog, publication: Publication, selected: Sequence[Relation]
 ) -> SetupError | None:
     """Return why partitioned tables can't be published under their own names.
 
     What then holds is the row filter and the column list of the table, not those of its partitions.
     """
-    roots = {table.oid: table for table in wanted if table.kind == "p"}
+    roots = {table.oid: table for table in selected if table.kind == "p"}
     if not roots:
         return None
     published = catalog.published_tables() if publication.via_root else {}

@@ -1,6 +1,6 @@
-"""The words of a backfill: what is read, how far it is, and the piece of it that one batch delivers.
+"""The data of a backfill: what is read, how far it is, and the chunk that one batch delivers.
 
-All of it is plain data: it is pickled into Spark's tasks and, but for the URL, told as JSON.
+All of it is plain data: it is pickled into Spark's tasks and, but for the URL, sent as JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from penstock.postgres.table import Shape
 from penstock.postgres.values import TypeInfo
 
 Cursor = tuple[str | None, ...] | None
-"""Where a backfill stands: the last row's `sort_by` value, if it sorts, and its primary key, as
+"""Where a backfill is: the last row's `sort_by` value, if it sorts, and its primary key, as
 Postgres prints them; None before the first row."""
 
-Place = tuple[str | dict[str, list[list[str]]] | None, ...] | None
-"""A cursor as it is told and kept: the same values, and last `{"order": [[name, type, collation], …]}`,
-the columns that they are of. In JSON a list, or null. Without the last item any columns will do."""
+SavedCursor = tuple[str | dict[str, list[list[str]]] | None, ...] | None
+"""A cursor as it is reported and stored: the same values, and last
+`{"order": [[name, type, collation], …]}`, their columns. In JSON a list, or null. Without the last item
+the columns are not compared."""
 
 RANGE_BITS: Final = 24
 """A read's `commit_idx` is its range's number above these bits, and its row's number in them."""
@@ -30,7 +31,7 @@ RANGE_BITS: Final = 24
 class BackfillSpec:
     """One table's backfill, for one sink.
 
-    `where` is SQL that Postgres takes as it stands (`penstock.expressions.parse_where`). `sort_by`
+    `where` is SQL as Postgres takes it (`penstock.expressions.parse_where`). `sort_by`
     names a column: rows come in its order, nulls last, from the value `start` on, which leaves nulls
     out. Without it they come in the order of the primary key, and `start` must be None.
     """
@@ -53,8 +54,8 @@ class BackfillSpec:
         return cls(**fields)
 
 
-def cursor_from_json(value: list[Any] | None) -> Place:
-    """Return the cursor, as it is kept, of which JSON made a list."""
+def cursor_from_json(value: list[Any] | None) -> SavedCursor:
+    """Return a stored cursor from its JSON list."""
     return None if value is None else tuple(value)
 
 
@@ -62,8 +63,8 @@ def cursor_from_json(value: list[Any] | None) -> Place:
 class Range:
     """The rows behind the cursor `after` up to and with `until`; None: from the start, to the end.
 
-    Where a backfill sorts, `nulls` are the rows that have no value to sort by: they come last. With
-    `keys` it is none of that, but the rows with these primary keys.
+    Where a backfill sorts, `nulls` are the rows without a value to sort by: they come last. With
+    `keys` the range has the rows with these primary keys instead.
     """
 
     after: Cursor
@@ -73,7 +74,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderColumn:
     """A column that rows are ordered by.
 
     `type` is the SQL name of the type that its text is cast to, `operators` the schema of what
@@ -89,11 +90,11 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a range's reader must know of the table, so that its rows are as those of the WAL.
+class SourceTable:
+    """What reading a range needs to know of the table, so that its rows are as those of the WAL.
 
     `relation`, `shape`, `group_by` and `split_by` are what `Table` takes; `relation` has the columns
-    that the publication has, `types` what is to be known of their types. `row_filter` is the
+    that the publication has, `types` describes their types. `row_filter` is the
     publication's, as SQL. `partitioned`: the rows are in partitions. `key` is the primary key, `sort`
     the column of `sort_by`. `utf8`: text is UTF-8 for certain.
     """
@@ -107,8 +108,8 @@ class Source:
     split_by: tuple[str, ...] | None
     row_filter: str | None
     partitioned: bool
-    key: tuple[Ordered, ...]
-    sort: Ordered | None
+    key: tuple[OrderColumn, ...]
+    sort: OrderColumn | None
     utf8: bool
 
 
@@ -118,8 +119,8 @@ class Reads:
 
     Picklable, and small unless much of the table changed meanwhile. `attempt` is another number each
     time that the backfill starts or goes back to a cursor, and `chunk` counts from 0 within one:
-    what a task reports of an older attempt means nothing any more. `cursor` is where the backfill
-    stands when all ranges are delivered. All messages have the commit LSN `lsn`.
+    a report of an older attempt is ignored. `cursor` is where the backfill is
+    when all ranges are delivered. All messages have the commit LSN `lsn`.
     """
 
     spec: BackfillSpec
@@ -128,14 +129,14 @@ class Reads:
     cursor: Cursor
     ranges: tuple[Range, ...]
     snapshot: str
-    source: Source
+    source: SourceTable
     url: str = field(repr=False)
     lsn: int = 0
     microseconds: int = 0
     """When the watermark was committed, since 2000-01-01 UTC."""
     xid: int = 0
     touched: bytes = field(default=b"", repr=False)
-    """Hashes (64 bits each, native order) of the keys whose rows changed since: they are left out."""
+    """Hashes (64 bits each, native order) of the keys whose rows changed since: those are left out."""
     moved: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     """What `Table` takes under this name."""
 

@@ -15,18 +15,23 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.connect import reason_of
 from penstock.core.errors import CaptureError
 from penstock.core.message import format_lsn, parse_lsn, source_tag
 from penstock.core.queries import load
-from penstock.postgres.admin import connection_error
+from penstock.postgres.connect import (
+    capture_error,
+    connect_source,
+    publication_missing,
+    slot_invalidated,
+    slot_missing,
+)
 
 _SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from
 _STATUS: Final = Struct(">cQQQqB").pack
 _EPOCH: Final = 946_684_800_000_000  # 2000-01-01 in microseconds of Unix time
-_TCP: Final = {"keepalives_idle": "20", "keepalives_interval": "5", "keepalives_count": "4"}
 
 
 class Keepalive(NamedTuple):
@@ -55,15 +60,15 @@ class Identity(NamedTuple):
 
 
 def identify(url: str, slot: str) -> Identity:
-    """Return what tells a source's LSNs from those of others; raises `CaptureError`."""
-    connection = connect(url, replication="database", application_name=f"penstock:{slot}", **_TCP)
+    """Return what identifies a source's LSNs; raises `CaptureError`."""
+    connection = connect_source(url, f"penstock:{slot}", replication="database")
     with contextlib.closing(connection):
         identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
         if identity.status != pq.ExecStatus.TUPLES_OK:
             said = psycopg.errors.error_from_result(identity)
             raise CaptureError(
                 "no_identity",
-                f"The server does not say which cluster it is: {said}.",
+                f"The server does not report which cluster it is: {said}.",
                 remedy="Give the role the attribute REPLICATION.",
             )
         system, database = identity.get_value(0, 0) or b"", identity.get_value(0, 3) or b""
@@ -85,7 +90,7 @@ class ReplicationStream:
         known: Where an earlier stream ended, None for the first one, which starts where the slot is.
 
     Raises:
-        CaptureError: With a code that tells what to do; `transient` where a retry may help.
+        CaptureError: Its code names the cause; `transient` where a retry may help.
     """
 
     def __init__(self, url: str, slot: str, publication: str, known: Known | None = None) -> None:
@@ -93,9 +98,7 @@ class ReplicationStream:
         self.publication = publication
         self._streams = False
         self._unpublished = False
-        self._connection = connect(
-            url, replication="database", application_name=f"penstock:{slot}", **_TCP
-        )
+        self._connection = connect_source(url, f"penstock:{slot}", replication="database")
         try:
             self._pgconn = self._connection.pgconn
             self._prepare(known)
@@ -217,11 +220,11 @@ class ReplicationStream:
             self.receive()
 
     def confirm(self, lsn: int, *, request_reply: bool = False) -> None:
-        """Tell the server that all up to `lsn` is durable elsewhere (a standby status update)."""
+        """Report to the server that all up to `lsn` is durable elsewhere (a standby status update)."""
         self._status(lsn, lsn, request_reply)
 
     def acknowledge(self, lsn: int) -> None:
-        """Tell the server that all up to `lsn` has arrived, and nothing about what is durable.
+        """Report to the server that all up to `lsn` has arrived, and no durable position.
 
         A server that shuts down waits until its client has all, and would wait for as long as a
         sink is down; it takes this where an update names no durable position. The slot stays.
@@ -250,54 +253,12 @@ class ReplicationStream:
         if state == "55006":
             return CaptureError(
                 "slot_in_use",
-                f"Replication slot {self.slot} is in use by another process ({_said(error)}).",
+                f"Replication slot {self.slot} is in use by another process ({reason_of(error)}).",
                 remedy="Stop the other reader, or give this source a slot of its own; active_pid in"
                 " pg_replication_slots names its process.",
                 transient=True,
             )
         return capture_error(error, "replication connection")
-
-
-def connect(url: str, **defaults: str) -> psycopg.Connection[Any]:
-    """Return a connection; `defaults` are libpq's parameters where the URL does not set them.
-
-    Raises:
-        CaptureError: With no more of the URL in it than host, port, user and database.
-    """
-    try:
-        given = conninfo_to_dict(url)
-    except psycopg.Error:
-        # libpq's own words would show the string, and with it the password.
-        raise CaptureError(
-            "url_invalid",
-            "The source's url is no connection string that libpq understands (it is not shown, as"
-            " it may hold a password).",
-            remedy="Write it as postgresql://user:password@host:5432/database, with special"
-            " characters of the password percent-encoded.",
-        ) from None
-    options = {"connect_timeout": "10", "client_encoding": "UTF8"} | defaults
-    for name in given.keys() & (options.keys() - {"replication", "client_encoding"}):
-        del options[name]
-    try:
-        return psycopg.connect(url, autocommit=True, **options)  # type: ignore[arg-type]
-    except psycopg.Error as error:
-        raise _connect_error(error, url) from None
-
-
-def _connect_error(error: psycopg.Error, url: str) -> CaptureError:
-    text = str(error)
-    # These names stand in the message in whatever language the server speaks.
-    if "max_wal_senders" in text:
-        return CaptureError(
-            "walsenders_exhausted",
-            "The server has no replication connection left (max_wal_senders).",
-            remedy="Raise max_wal_senders, or end a connection of pg_stat_replication.",
-            transient=True,
-        )
-    if "REPLICATION" in text or "walsender" in text:
-        user = conninfo_to_dict(url).get("user") or "of this system"
-        return _no_privilege(f"Role {user} may not replicate.")
-    return connection_error(error, url)
 
 
 def _check_positions(slot: str, known: Known, confirmed: int, written: int) -> None:
@@ -324,72 +285,3 @@ def _check_positions(slot: str, known: Known, confirmed: int, written: int) -> N
 
 def _quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
-
-
-def _said(error: psycopg.Error) -> str:
-    """Return the server's own words."""
-    text = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return text or type(error).__name__
-
-
-def publication_missing(slot: str, publication: str) -> CaptureError:
-    """Return the error of a publication that is not there."""
-    literal = slot.replace("'", "''")
-    return CaptureError(
-        "publication_missing",
-        f"Publication {publication} does not exist, so slot {slot} gives no changes.",
-        remedy="What was committed without it can't be read. Drop the slot (SELECT"
-        f" pg_drop_replication_slot('{literal}')), delete the query's checkpoint folder, start"
-        " again, which makes both anew, and backfill what is missing.",
-        is_gap=True,
-    )
-
-
-def slot_missing(slot: str) -> CaptureError:
-    """Return the error of a slot that is not there."""
-    return CaptureError(
-        "slot_missing",
-        f"Logical replication slot {slot} does not exist.",
-        remedy="It was dropped, and what it had not delivered is gone with it. Delete the query's"
-        " checkpoint folder, start again, which makes a new slot, and backfill what is missing.",
-        is_gap=True,
-    )
-
-
-def slot_invalidated(slot: str) -> CaptureError:
-    """Return the error of a slot that the server gave up."""
-    literal = slot.replace("'", "''")
-    return CaptureError(
-        "slot_invalidated",
-        f"Replication slot {slot} was invalidated: the server has dropped WAL that it still needed"
-        " (max_slot_wal_keep_size, idle_replication_slot_timeout).",
-        remedy=f"Drop it (SELECT pg_drop_replication_slot('{literal}')), delete the query's"
-        " checkpoint folder, start again, which makes a new slot, and backfill what is missing.",
-        is_gap=True,
-    )
-
-
-def _no_privilege(message: str) -> CaptureError:
-    return CaptureError("no_privilege", message, remedy="ALTER ROLE <role> REPLICATION.")
-
-
-def capture_error(error: psycopg.Error, what: str) -> CaptureError:
-    """Return what a server's error means for a capture, and what to do about it.
-
-    By SQLSTATE, as the text is in the server's language; an error without one is a lost connection.
-    """
-    state = error.sqlstate or ""
-    said = _said(error)
-    if state.startswith("28"):
-        return CaptureError("authentication_failed", f"Postgres refused the login ({said}).")
-    if state == "42501":
-        return _no_privilege(f"The role may not replicate ({said}).")
-    if state == "3D000":
-        return CaptureError("database_missing", f"The database does not exist ({said}).")
-    lost = not state or state[:2] in ("08", "57", "53", "58")
-    return CaptureError(
-        "connection_lost" if lost else "postgres",
-        f"The {what} to Postgres failed ({said})." if lost else f"Postgres said: {said}.",
-        remedy="" if lost else f"SQLSTATE {state}; the server's log has the details.",
-        transient=lost,
-    )

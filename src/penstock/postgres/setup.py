@@ -214,7 +214,7 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
             + "; ".join(message + hint for message, hint in faults),
             remedy="Correct `tables` of the source.",
         )
-    wanted = catalog.wanted(relations)
+    selected = catalog.selected(relations)
     publication = catalog.publication()
     if publication is None:
         if slot is not None:
@@ -224,12 +224,12 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
         except psycopg.errors.DuplicateObject:
             _ensure_publication(catalog, slot)  # another process was first
         return
-    if fault := partition_fault(catalog, publication, wanted):
+    if fault := partition_fault(catalog, publication, selected):
         raise fault
-    if not publication.via_root and any(table.kind == "p" for table in wanted):
+    if not publication.via_root and any(table.kind == "p" for table in selected):
         _execute(catalog, set_via_root(catalog))
         publication = dataclasses.replace(publication, via_root=True)
-    lacking = coverage(catalog, publication, wanted)
+    lacking = coverage(catalog, publication, selected)
     if lacking.limited:
         log.warning(f"publication {catalog.source.publication} {lacking.open_end()}")
     elif lacking.schemas and catalog.server.major >= 15:

@@ -1,7 +1,7 @@
 """One relation's changes into the rows of `WIRE_SCHEMA`.
 
-A `Table` is built once for each Relation message and holds all that the rows of that shape share:
-converters, the JSON template, where the key stands. No I/O.
+A `Table` is built once for each Relation message and holds what the rows of that shape share:
+converters, the JSON template, the positions of the key's columns. No I/O.
 
 Budget: a change of 7 columns becomes a wire row in 3 µs. The capture is the one serial part of the
 pipeline, so a row makes only the objects that travel on.
@@ -13,27 +13,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
+from penstock.core.group_hash import GroupKey
 from penstock.core.message import DELETE, INSERT, TRUNCATE, UPDATE
+from penstock.postgres.groups import RowGroups
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
 
 WireRow = tuple[
     bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None,
     dict[str, bytes] | None, int, int,
 ]  # fmt: skip
-"""The columns of `WIRE_SCHEMA` but for the last, text as UTF-8, and the hashes of the splits that the
-message leaves and goes to. They differ where an update changed a column that messages are split by:
-those two splits are then delivered as one."""
+"""The columns of `WIRE_SCHEMA` except the last, text as UTF-8, then the hashes of two splits: the one
+that the row leaves and the one that it goes to. They differ where an update changed a column that
+messages are split by; those two splits are then delivered as one."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DELETE, TRUNCATE))
-
-
-_NULL: Final = 1
-"""What stands for NULL in a hash: None's own is its address, and b""'s is 0."""
 
 
 class Transaction:
@@ -61,25 +59,29 @@ def _second(since_epoch: int) -> bytes:
 class Shape:
     """What the catalog adds to a Relation message.
 
-    `primary_key` has the key's columns in key order. `told` names the columns that the old tuple of
-    an update or delete has for certain; None where the Relation message can be believed, which it
-    can't for a partitioned table: each partition has a replica identity of its own. `deferrable`:
-    two rows may have the same primary key before their transaction ends. `absent` names the generated
-    columns that are not in the WAL: no message has them.
+    Attributes:
+        primary_key: The primary key's columns, in key order.
+        identity: The columns that every old tuple has; None where they are those of the Relation
+            message. Of a partitioned table they are fewer: each partition has its own replica
+            identity.
+        deferrable: Two rows may have the same primary key until their transaction ends.
+        absent: The generated columns that the WAL lacks, and so every message.
     """
 
     primary_key: tuple[str, ...]
-    told: tuple[str, ...] | None = None
+    identity: tuple[str, ...] | None = None
     deferrable: bool = False
     absent: tuple[str, ...] = ()
 
 
-class Noted(NamedTuple):
-    """Which rows a change concerns, for a backfill of its table.
+class ChangedRow(NamedTuple):
+    """The row of a change, for a backfill of its table.
 
-    `hashes` are those of the row's own key before and after (None: the WAL does not tell); `key` is
-    the primary key, as text, of a change that lacks values; `moved` tells whether the row is where the
-    backfill may have been already: its key changed, or it came into the publication's row filter.
+    Attributes:
+        hashes: Those of the row's own key before and after; None where the WAL lacks the key.
+        key: The primary key's values, as text, where the change lacks other values.
+        moved: Whether the row may stand behind the backfill's cursor now: its key changed, or it
+            entered the publication's row filter.
     """
 
     hashes: tuple[int, ...] | None
@@ -87,30 +89,22 @@ class Noted(NamedTuple):
     moved: bool = False
 
 
-class RowHashes(NamedTuple):
-    """The hashes of many rows: `own` of what they are known by, `group`, `tie` (`old_group_hash`)."""
-
-    own: list[int]
-    group: list[int]
-    tie: list[int | None] | None
-
-
 class Table:
     """Turns the changes of one relation into wire rows.
 
     Args:
         relation: The shape, as the server sent it.
-        shape: What the catalog says about it.
-        converter: Gives each type's converter (`Types.converter`).
+        shape: What the catalog has of it.
+        converter: Returns a type's converter (`Types.converter`).
         database: The database's name, for `metadata`.
         tag: The source's part of the idempotency key (`penstock.core.message.source_tag`).
-        group_by: The columns that make a group, or None for the primary key.
+        group_by: The columns that make a group; None for the row's own key.
         split_by: The columns by whose hash messages are split, a subset of every sink's grouping;
-            None for the same as `group_by`.
-        moved: Shared by all tables: by a row's newest key, the one that it was first known by.
+            None for those of `group_by`.
+        moved: The hash of a row's first key by that of its newest one; all tables share it.
 
-    Columns to group or split by that this shape has not (WAL from before they were added) are
-    named in `missing`, and the row's own key takes their place.
+    Where this shape lacks columns of `group_by` and `split_by` (WAL from before they were added), the
+    row's own key takes their place.
     """
 
     def __init__(
@@ -132,17 +126,24 @@ class Table:
         self.columns = tuple(c.name for c in relation.columns)
         self._schema = relation.schema.encode()
         self._name = relation.name.encode()
-        # By name, so that a table that was dropped and made again has the same groups.
-        self._salt = hash((relation.schema, relation.name))
         self._labels = [orjson.dumps(name) for name in self.columns]
         self.unavailable = b",".join(map(orjson.dumps, shape.absent))
-        """The names, in JSON, of the columns that no message of a row has."""
+        """The names, in JSON, of the columns that every message of a row lacks."""
         self._converters = [converter(c.type_oid) for c in relation.columns]
         self._template = (
             b"{" + b",".join(b.replace(b"%", b"%%") + b":%b" for b in self._labels) + b"}"
         )
-        self._choose_columns(group_by, split_by)
-        self._moved = {} if moved is None else moved
+        self.groups = groups = RowGroups(
+            relation, primary_key=shape.primary_key, identity=shape.identity,
+            group_by=group_by, split_by=split_by, moved={} if moved is None else moved,
+        )  # fmt: skip
+        self._key = groups.key
+        self._key_at = self._key[0] if len(self._key) == 1 else -1
+        self._whole = relation.replica_identity == "f" and shape.identity is None
+        # An update of the key also deletes the old key. This takes old tuples that have the key, and
+        # that no other row can have taken the key within the transaction.
+        leaves_key = groups.own.positions == tuple(self._key) and not shape.deferrable
+        self._leaves = frozenset(self._key if leaves_key else ())
         self._where = b'{"table_schema":%b,"table_name":%b,"database":%b,' % (
             orjson.dumps(relation.schema),
             orjson.dumps(relation.name),
@@ -153,66 +154,15 @@ class Table:
         self._shared = b""
         self._key_prefix = b""
 
-    def _choose_columns(
-        self, group_by: Sequence[str] | None, split_by: Sequence[str] | None
-    ) -> None:
-        every = list(range(len(self.columns)))
-        flagged = [i for i, c in enumerate(self.relation.columns) if c.is_key]
-        by_key = self.relation.replica_identity in "di" and bool(flagged)
-        primary_key = self._positions(self.shape.primary_key) or []
-        # What every old tuple tells.
-        if self.shape.told is not None:
-            told = self._positions(self.shape.told) or []
-        else:
-            told = flagged if by_key else every
-        self._whole = self.relation.replica_identity == "f" and self.shape.told is None
-        self._key = primary_key or (flagged if by_key else [])
-        # What a row is known by, in deletes too. Without any key that is all that it holds.
-        self._own = primary_key if primary_key and set(primary_key) <= set(told) else told
-        # That a row has left its key is told where every old tuple has the key, and where nobody can
-        # have taken the key before.
-        told_apart = self._own == self._key and not self.shape.deferrable
-        self._leaves = frozenset(self._key if told_apart else ())
-        group = self._own if group_by is None else self._positions(group_by)
-        split = group if split_by is None else self._positions(split_by)
-        self.missing = [
-            n
-            for n in dict.fromkeys([*(group_by or ()), *(split_by or ())])
-            if n not in self.columns
-        ]
-        self._group = self._own if group is None else group
-        # Where a delete does not tell its group, order can only be kept by the row's own key, which
-        # then ties every message beside its group; and the table stays in one split.
-        self._tied = not set(self._group) <= set(told)
-        one_split = self._tied or split is None or not set(split) <= set(told)
-        self._split = [] if one_split else split or []
-        self._same_split = self._split == self._group
-        self._hashed = frozenset((*self._own, *self._group, *self._split))
-        self._group_at = self._group[0] if len(self._group) == 1 else -1
-        self._key_at = self._key[0] if len(self._key) == 1 else -1
-
-    def _positions(self, names: Sequence[str]) -> list[int] | None:
-        try:
-            return [self.columns.index(name) for name in names]
-        except ValueError:
-            return None
-
     def same_grouping(self, other: Table) -> bool:
-        """Tell whether messages of both shapes can be ordered by their hashes together."""
-        return self._ordering() == other._ordering()
-
-    def _ordering(self) -> tuple[Any, ...]:
-        names = [
-            [(self.columns[i], self.relation.columns[i].type_oid) for i in positions]
-            for positions in (self._own, self._group, self._split)
-        ]
-        return self._salt, self._tied, *names
+        """Return whether the hashes of both shapes keep the order of their messages together."""
+        return self.groups.ordering() == other.groups.ordering()
 
     def insert(self, event: Insert, transaction: Transaction, idx: int) -> WireRow:
         """Return an insert's wire row.
 
         It may lack values: where an update brings a row into a publication's row filter, Postgres sends
-        it as an insert, without the large values that it left as they were.
+        an insert without the large values that the update left unchanged.
         """
         row = event.new
         try:
@@ -222,190 +172,145 @@ class Table:
             ]
             record = self._template % tuple(values)
         except (AttributeError, TypeError):
-            # Looked for only here: an insert has no time for it.
+            # Only here: a search in every insert takes too long.
             if UNCHANGED not in row:
                 raise
             return self._incomplete_insert(row, transaction, idx)
-        at = self._group_at
-        value = None if at < 0 else row[at]
-        group = self._hash(row, self._group) if value is None else hash((self._salt, value))
+        groups = self.groups
+        group = groups.group.hash(values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, b"",
-            group, self._tie(row) if self._tied else None,
-            group if self._same_split else self._hash(row, self._split),
+            group, groups.tie(values) if groups.tied else None,
+            group if groups.same_split else groups.split.hash(values),
         )  # fmt: skip
 
     def _incomplete_insert(self, row: Row, transaction: Transaction, idx: int) -> WireRow:
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, row)
+        group, old_group = self.groups.links(row, values, values)
         return self._wire(
             record, None, _INSERT, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._hash(row, self._split),
+            group if self.groups.same_split else self.groups.split.hash(values),
         )  # fmt: skip
 
     def update(self, event: Update, transaction: Transaction, idx: int) -> WireRow:
-        """Return an update's wire row; `changes` has the OLD values that the WAL tells."""
-        new, known, told = event.new, event.old or event.key, self._told(event)
+        """Return an update's wire row; `changes` has the OLD values that the WAL has."""
+        new, known, there = event.new, event.old or event.key, self._old_columns(event)
         missing = b""
         if UNCHANGED in new:
             if known is not None:
-                new = [known[i] if v is UNCHANGED and i in told else v for i, v in enumerate(new)]
+                new = [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
             values = self._values(new)
             record, missing = self._object(new, values, range(len(new)))
         else:
             values = self._values(new)
             record = self._template % tuple(values)
-        changes, before, old_key = b"{}", new, None
+        changes, before, old_key = b"{}", values, None
         if known is not None:
-            changed = [i for i in told if known[i] != new[i]]
+            changed = [i for i in there if known[i] != new[i]]
             if changed:
-                changes, _ = self._object(known, self._values(known), changed)
-                if not self._hashed.isdisjoint(changed):
-                    before = list(new)
+                known_values = self._values(known)
+                changes, _ = self._object(known, known_values, changed)
+                if not self.groups.hashed.isdisjoint(changed):
+                    before = list(values)
                     for i in changed:
-                        before[i] = known[i]
+                        before[i] = known_values[i]
                     if not self._leaves.isdisjoint(changed):
                         old_key = self._old_key(event, transaction, idx)
-        group, old_group = self._links(before, new)
-        split = group if self._same_split else self._hash(new, self._split)
+        group, old_group = self.groups.links(new, before, values)
+        split = group if self.groups.same_split else self.groups.split.hash(values)
         return self._wire(
             record, changes, _UPDATE, transaction, idx, values, missing, group, old_group, split,
-            split if before is new else self._hash(before, self._split), old_key,
+            split if before is values else self.groups.split.hash(before), old_key,
         )  # fmt: skip
 
     def _old_key(self, event: Update, transaction: Transaction, idx: int) -> dict[str, bytes]:
-        """Return what a delete of the row that was updated would have been."""
+        """Return the delete of the row that was updated, with its old key."""
         wire = self.delete(Delete(event.relation, event.key, event.old), transaction, idx)
-        # Two messages have the update's place, and each needs an idempotency key of its own.
+        # Two messages have the update's position, and each needs its own idempotency key.
         metadata = wire[5].replace(b'","commit_idx":', b'-old","commit_idx":', 1)
         row: Row = event.old or event.key or []
         key, _ = self._object(row, self._values(row), sorted(self._key))
         return {"record": wire[0], "metadata": metadata, "key": key}
 
     def delete(self, event: Delete, transaction: Transaction, idx: int) -> WireRow:
-        """Return a delete's wire row: OLD values, or the replica identity's where only it is told."""
-        row, told = event.old or event.key or [], self._told(event)
+        """Return a delete's wire row: its OLD values, as far as the WAL has them."""
+        row, there = event.old or event.key or [], self._old_columns(event)
         if not self._whole:
-            row = [v if i in told else UNCHANGED for i, v in enumerate(row)]
+            row = [v if i in there else UNCHANGED for i, v in enumerate(row)]
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
-        group, old_group = self._links(row, row)
+        group, old_group = self.groups.links(row, values, values)
         return self._wire(
             record, None, _DELETE, transaction, idx, values, missing, group, old_group,
-            group if self._same_split else self._hash(row, self._split),
+            group if self.groups.same_split else self.groups.split.hash(values),
         )  # fmt: skip
 
     def truncate(self, transaction: Transaction, idx: int) -> WireRow:
         """Return a truncate's wire row: an empty record, in no row's group."""
-        return self._wire(
-            b"{}", None, _TRUNCATE, transaction, idx, None, b"", self._hash((), ()), None, 0
-        )
+        group = GroupKey(self.schema, self.name, ()).hash(())
+        return self._wire(b"{}", None, _TRUNCATE, transaction, idx, None, b"", group, None, 0)
 
-    def noted(self, event: Insert | Update | Delete) -> Noted:
-        """Return what a backfill must know of a change."""
-        own = self._own
+    def changed_row(self, event: Insert | Update | Delete) -> ChangedRow:
+        """Return what a backfill needs of a change."""
+        own = self.groups.own.positions
         if isinstance(event, Insert):
             if UNCHANGED not in event.new:
-                return Noted((self._hash(event.new, own),))
+                return ChangedRow((self._own_hash(event.new),))
             if any(event.new[i] is UNCHANGED for i in {*own, *self._key}):
-                return Noted(None)
-            return Noted((self._hash(event.new, own),), self._key_texts(event.new), True)
+                return ChangedRow(None)
+            return ChangedRow((self._own_hash(event.new),), self._key_texts(event.new), True)
         if isinstance(event, Delete):
-            return Noted((self._hash(event.old or event.key or [], own),))
-        new, known, told = event.new, event.old or event.key, self._told(event)
+            return ChangedRow((self._own_hash(event.old or event.key or []),))
+        new, known, there = event.new, event.old or event.key, self._old_columns(event)
         if UNCHANGED in new and known is not None:
-            new = [known[i] if v is UNCHANGED and i in told else v for i, v in enumerate(new)]
+            new = [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
         keyed = [new[i] for i in {*own, *self._key}]
         if UNCHANGED in keyed:
-            return Noted(None)
+            return ChangedRow(None)
         key = None
         if UNCHANGED in new:
             key = self._key_texts(new)
-        after = self._hash(new, own)
+        after = self._own_hash(new)
         if known is None:
-            return Noted((after,), key)
+            return ChangedRow((after,), key)
         before = list(new)
-        for i in told:
+        for i in there:
             before[i] = known[i]
-        left = self._hash(before, own)
-        return Noted((after,), key) if left == after else Noted((left, after), key, True)
+        left = self._own_hash(before)
+        return ChangedRow((after,), key) if left == after else ChangedRow((left, after), key, True)
+
+    def _own_hash(self, row: Row) -> int:
+        own = self.groups.own.positions
+        # Of a row's values only the key's need their JSON here.
+        values = [b""] * len(row)
+        for i in own:
+            values[i] = self._json(i, row[i])
+        return self.groups.own.hash(values)
 
     def _key_texts(self, row: Row) -> tuple[str, ...]:
         return tuple((row[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
 
-    @property
-    def tied(self) -> bool:
-        """Whether a row's own key orders its messages too, as its deletes do not tell its group."""
-        return self._tied
-
-    @property
-    def key(self) -> Sequence[int]:
-        """The places of the primary key's columns, in key order."""
-        return self._key
-
     def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
-        """Return what a transaction's metadata begin with, and what their idempotency keys do."""
+        """Return the start of a transaction's metadata, and that of its idempotency keys."""
         return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
 
-    def row_hashes(self, columns: Sequence[Sequence[bytes | None]]) -> RowHashes:
-        """Return what many rows are grouped, ordered and known by; `columns` has their values."""
-        own = self._hashes(columns, self._own)
-        group = own if self._group == self._own else self._hashes(columns, self._group)
-        ties: list[int | None] | None = None
-        if self._tied:
-            moved = self._moved
-            tie = [moved.get(key, key) for key in own]
-            ties = [None if t == g else t for t, g in zip(tie, group, strict=True)]
-        return RowHashes(own, group, ties)
-
-    def _hashes(
-        self, columns: Sequence[Sequence[bytes | None]], positions: Sequence[int]
-    ) -> list[int]:
-        salt = self._salt
-        if len(positions) == 1:
-            return [hash((salt, _NULL if v is None else v)) for v in columns[positions[0]]]
-        if not positions:
-            return [hash((salt,))] * len(columns[0])
-        rows = zip(*[columns[i] for i in positions], strict=True)
-        return [hash((salt, *[_NULL if v is None else v for v in row])) for row in rows]
-
-    def _told(self, event: Update | Delete) -> Sequence[int]:
-        """Return the columns whose old values an event tells."""
+    def _old_columns(self, event: Update | Delete) -> Sequence[int]:
+        """Return the positions of the columns whose old values an event has."""
         if event.old is not None and self._whole:
             return range(len(event.old))
-        # A key tuple has NULL for all that is not in the key, whose own columns are never NULL; the
-        # same goes for a whole tuple from a partition whose identity is less than its root's.
+        # A key tuple has NULL for the columns outside the key, and the key's are never NULL. So has a
+        # whole tuple from a partition whose identity has fewer columns than its root's.
         return [i for i, v in enumerate(event.old or event.key or ()) if v is not None]
 
-    def _links(self, before: Row, new: Row) -> tuple[int, int | None]:
-        """Return the group of a row, and what else it must stay in order with."""
-        if not self._tied:
-            group = self._hash(new, self._group)
-            old_group = group if before is new else self._hash(before, self._group)
-            return group, None if old_group == group else old_group
-        tie = self._tie(before)
-        key = self._hash(new, self._own)
-        if before is not new and key != self._hash(before, self._own):
-            # Two hashes can't tie a message to its group, its key and its old key: the row goes on
-            # under the key that it was known by first.
-            self._moved[key] = tie
-        if any(new[i] is UNCHANGED for i in self._group):
-            return tie, None
-        group = self._hash(new, self._group)
-        return group, None if tie == group else tie
-
-    def _tie(self, row: Row) -> int:
-        key = self._hash(row, self._own)
-        return self._moved.get(key, key)
-
-    def _hash(self, row: Sequence[Value], positions: Sequence[int]) -> int:
-        # Python's own hash, which must be the same after a restart, as streams keep it: the session
-        # fixes its seed.
-        return hash((self._salt, *[_NULL if (v := row[i]) is None else v for i in positions]))
+    def _json(self, position: int, value: Value) -> bytes:
+        convert = self._converters[position]
+        if value is None or value is UNCHANGED:
+            return b"null"
+        return value if convert is None else convert(value)  # type: ignore[arg-type,return-value]
 
     def _values(self, row: Row) -> list[bytes]:
-        """Return each value's JSON; `null` stands for what is UNCHANGED, which `_object` leaves out."""
+        """Return each value's JSON; `null` for an UNCHANGED one, which `_object` leaves out."""
         return [
             b"null" if v is None or v is UNCHANGED else v if c is None else c(v)  # type: ignore[arg-type,misc]
             for v, c in zip(row, self._converters, strict=True)
@@ -414,7 +319,7 @@ class Table:
     def _object(
         self, row: Row, values: Sequence[bytes], positions: Sequence[int]
     ) -> tuple[bytes, bytes]:
-        """Return the JSON object of `positions`, and the names that it had to leave out."""
+        """Return the JSON object of `positions`, and the names of the values that it lacks."""
         labels = self._labels
         fields = [labels[i] + b":" + values[i] for i in positions if row[i] is not UNCHANGED]
         missing = [labels[i] for i in positions if row[i] is UNCHANGED]

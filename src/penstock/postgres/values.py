@@ -1,14 +1,14 @@
 r"""A value as Postgres prints it in text format, turned into its one JSON form. No I/O.
 
-A `Converter` takes the bytes of one value, never NULL, and gives JSON on a single line. It trusts
-that Postgres printed them, in a session with `TimeZone=UTC`, `DateStyle=ISO`,
-`IntervalStyle=iso_8601`, `extra_float_digits=3` and `bytea_output=hex`, and it never raises: what
-it cannot read (a composite that got an attribute since its type was looked up) becomes a JSON
-string of the text. Bytes that are not UTF-8, which only a SQL_ASCII database can send, are written
-as `\xe9` in strings and as U+FFFD in json.
+A `Converter` takes the bytes of one value, never NULL, and returns JSON on a single line. The bytes
+must come from a session with `TimeZone=UTC`, `DateStyle=ISO`, `IntervalStyle=iso_8601`,
+`extra_float_digits=3` and `bytea_output=hex`. A converter raises nothing: a value that it cannot read
+(a composite with an attribute added since its type was looked up) becomes a JSON string of the text.
+Bytes that are not UTF-8, which only a SQL_ASCII database sends, become `\xe9` in strings and U+FFFD
+in json.
 
-The functions run once for every value of every row, so they are short and lean on built-ins written
-in C; the guards are `except` clauses, which cost nothing until they are needed.
+The functions run once for every value of every row, so they are short and use built-ins written in C;
+the guards are `except` clauses, which cost nothing until an exception is raised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def text(value: bytes) -> bytes:
 
 
 def plain(value: bytes) -> bytes:
-    """Return a JSON string of text that never holds what needs escaping: digits, a date."""
+    """Return a JSON string of text without characters to escape: digits, a date."""
     return b'"%b"' % value
 
 
@@ -47,7 +47,7 @@ def boolean(value: bytes) -> bytes:
 def floating(value: bytes) -> bytes:
     """Return a float's digits as they are, NaN and the infinities as strings."""
     try:
-        # Every form with a last digit (`-0`, `1.5`, `1e-05`) is JSON; the others end in a letter.
+        # Each form that ends in a digit (`-0`, `1.5`, `1e-05`) is JSON; the others end in a letter.
         return value if value[-1] < 58 else text(value)
     except IndexError:
         return b'""'
@@ -62,9 +62,9 @@ _ONE_LINE: Final = bytes.maketrans(b"\n\r", b"  ")
 
 
 def json(value: bytes) -> bytes:
-    """Return JSON text as it is, but on one line.
+    """Return JSON text on one line, otherwise unchanged.
 
-    A line break can only stand between tokens: Postgres takes none inside a string unless escaped.
+    Line breaks stand only between tokens: Postgres accepts none in a string unless escaped.
     """
     if not value.isascii():
         try:
@@ -77,7 +77,7 @@ def json(value: bytes) -> bytes:
 def timestamp(value: bytes) -> bytes:
     """Return `2024-10-28T21:37:01.127470`: no fraction, or six digits of it.
 
-    Infinity, and years that ISO 8601 has no plain form for (BC, above 9999), stay as printed.
+    Infinity, and years outside ISO 8601's plain form (BC, above 9999), stay as printed.
     """
     try:
         return _dumps(_parse_datetime(value.decode()))
@@ -93,7 +93,7 @@ _UTC_TAIL: Final = {22: b'Z"'} | {24 + n: b"0" * (5 - n) + b'Z"' for n in range(
 def timestamptz(value: bytes) -> bytes:
     """Return `timestamp`'s form in UTC with a `Z`, whatever offset the value has."""
     try:
-        # The column 10 tells a year of four digits, the end rules out BC.
+        # A blank at 10 means a year of four digits; the end rules out BC.
         if value[-3:] == b"+00" and value[10] == 32:
             return b'"%b' % value.replace(b" ", b"T").replace(b"+00", _UTC_TAIL[len(value)])
         moment = _parse_datetime(value.decode())
@@ -105,18 +105,18 @@ def timestamptz(value: bytes) -> bytes:
 
 
 def vector(value: bytes) -> bytes:
-    """Return pgvector's `[1,2,3]`: JSON already, unless this is another type of that name."""
+    """Return pgvector's `[1,2,3]`, which is JSON; a string for another type of that name."""
     return value if value.translate(None, b"0123456789,.e+-") == b"[]" else text(value)
 
 
-# As integers: `in` looks for bytes in bytes by way of an exception.
+# Integers, as `in` raises and catches an exception to find bytes in bytes.
 _QUOTE: Final = 34
 _BACKSLASH: Final = 92
 _QUOTED: Final = rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"'
 
 
 def _unescape(quoted: bytes) -> bytes:
-    """Take away the backslash before each escaped character."""
+    """Return the text without the backslash before each escaped character."""
     if _BACKSLASH not in quoted:
         return quoted
     if quoted.find(b"\\\\") < 0:
@@ -147,7 +147,7 @@ _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 
 
 def integer_array(value: bytes) -> bytes:
-    """Return an array literal whose elements are JSON already."""
+    """Return the JSON of an array literal whose elements are JSON."""
     if value[:1] == b"[":  # explicit bounds: `[0:2]={1,2,3}`
         value = value.partition(b"=")[2]
     return value.translate(_BRACKETS).replace(b"NULL", b"null")
@@ -158,8 +158,8 @@ def array_of(convert: Converter | None, delimiter: str = ",") -> Converter:
     if convert is None:
         return integer_array
     separator = delimiter.encode()
-    # One match an element, with the braces around it and the delimiter after it, so that what a
-    # match may follow is seen from the depth alone.
+    # One match for each element, with the braces around it and the delimiter after it: the depth alone
+    # decides whether a match may follow.
     element = re.compile(
         rb"(\{*+)(?:%b|([^{}\"\\%b]++))(\}*+)(%b|\Z)"
         % (_QUOTED, re.escape(separator), re.escape(separator)),
@@ -195,7 +195,7 @@ def array_of(convert: Converter | None, delimiter: str = ",") -> Converter:
         start = value.find(b"=") + 1 if value[:1] == b"[" else 0
         if _QUOTE in value or value.rfind(b"{") != start or value.find(b"}") != len(value) - 1:
             return nested(value, start)
-        # One dimension without a quote needs no parser.
+        # One dimension without quotes needs no parser.
         inner = value[start + 1 : -1]
         if not inner:
             return b"[]"
@@ -206,7 +206,7 @@ def array_of(convert: Converter | None, delimiter: str = ",") -> Converter:
     return array
 
 
-# In a row literal a quote and a backslash are doubled, and nothing at all is NULL.
+# In a row literal quotes and backslashes are doubled, and NULL is empty.
 _FIELD: Final = re.compile(
     rb'(?:"([^"\\]*+(?:(?:""|\\\\)[^"\\]*+)*+)"|([^(),"\\]*+))(?:,|\)\Z)', re.DOTALL
 ).match
@@ -242,7 +242,7 @@ def composite(attributes: Iterable[tuple[str, Converter | None]]) -> Converter:
 
 
 class TypeInfo(NamedTuple):
-    """What pg_type and pg_attribute say about a type; 0 where there is no such OID."""
+    """A type's row in pg_type, and its attributes; an OID of 0 is none."""
 
     oid: int
     schema: str
@@ -307,9 +307,9 @@ _BUILT_IN_CONVERTERS: Final = _built_in()
 class Types:
     """The types of one database, and their converters by OID.
 
-    Built-in types are known from the start, others have to be added before they are exact:
-    `types.add(load_types(connection, types.unknown(oid)))`. A type that has been dropped since the
-    change was written stays unknown, and its values become strings.
+    Built-in types are known from the start. Others must be added first:
+    `types.add(load_types(connection, types.unknown(oid)))`. A type dropped since the change was
+    written stays unknown, and its values become strings.
     """
 
     def __init__(self, infos: Iterable[TypeInfo] = ()) -> None:
@@ -318,13 +318,13 @@ class Types:
         self.add(infos)
 
     def add(self, infos: Iterable[TypeInfo]) -> None:
-        """Learn types, or learn them anew; ask for the converters again afterwards."""
+        """Add types, or replace them; converters returned before are out of date then."""
         self._infos.update((info.oid, info) for info in infos)
-        # Any converter may be built on an older notion of these types.
+        # Any converter may contain an older one of these types.
         self._converters = dict(_BUILT_IN_CONVERTERS)
 
     def unknown(self, oid: int) -> set[int]:
-        """Return the OIDs to look up before `converter(oid)` can be exact."""
+        """Return the OIDs to look up before `converter(oid)` is exact."""
         missing: set[int] = set()
         seen: set[int] = set()
         todo = [oid]
@@ -342,9 +342,9 @@ class Types:
         return missing
 
     def converter(self, oid: int) -> Converter | None:
-        """Return the converter of a type; None means that its text is JSON as it stands."""
+        """Return the converter of a type; None if the type's text is JSON."""
         if oid not in self._converters:
-            self._converters[oid] = text  # what a type that contains itself would find
+            self._converters[oid] = text  # for a type that contains itself
             self._converters[oid] = self._build(oid)
         return self._converters[oid]
 

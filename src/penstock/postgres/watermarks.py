@@ -1,11 +1,11 @@
 """Which rows of a table changed while a chunk of it was being planned. No I/O, no lock of its own.
 
-A chunk's reads stand at their watermark in the WAL, but show what their snapshot saw. What stands
-before the watermark and is not in the snapshot is newer than the reads, and was delivered: the rows
-that it concerns are left out of the chunk. So from before the snapshot is taken until the watermark
-is decoded, a `Noting` collects the keys of all that changes.
+A chunk's reads are at their watermark in the WAL, but show what their snapshot sees. What is before
+the watermark and not in the snapshot is newer than the reads, and was delivered: the rows that it
+concerns are left out of the chunk. So a `Window` collects the keys of all changes. It opens before the
+snapshot is taken and closes when the watermark is decoded.
 
-What was decoded before the noting began has to be in the snapshot. Most often it is; but a commit
+What was decoded before the window opened has to be in the snapshot. Most often it is; but a commit
 record is flushed, and thus decoded, before its transaction becomes visible, and in between the
 transaction may wait for a standby. Hence `Recent`.
 """
@@ -23,15 +23,15 @@ from penstock.postgres.table import Table
 
 RECENT: Final = 65_536
 TOUCHED: Final = 200_000
-"""Changes after which it is cheaper to take another snapshot than to carry their keys around."""
+"""Changes of one window after which another snapshot is cheaper than their keys."""
 INCOMPLETE: Final = 100_000
-"""Rows to be read again that are remembered."""
+"""How many rows that are to be read again are remembered."""
 NONE: Final = 1 << 62
 """Behind the number of any chunk."""
 
 
 class Snapshot(NamedTuple):
-    """What `pg_current_snapshot()` says, in 64-bit transaction ids."""
+    """What `pg_current_snapshot()` returns, in 64-bit transaction ids."""
 
     xmin: int
     xmax: int
@@ -44,10 +44,10 @@ class Snapshot(NamedTuple):
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, active.split(",")))))
 
     def sees(self, xid: int) -> bool:
-        """Tell whether the snapshot has what a transaction did; `xid` has the 32 bits of pgoutput."""
+        """Return whether the snapshot has a transaction's changes; `xid` has the 32 bits of pgoutput."""
         ahead = ((xid - self.xmax + 0x80000000) & 0xFFFFFFFF) - 0x80000000
         if ahead >= 0:
-            # Nothing can be that far ahead: such an id is from before the counter went round.
+            # No id can be that far ahead: such an id is from before the counter went round.
             return ahead > 0x40000000
         full = self.xmax + ahead
         return full < self.xmin or full not in self.active
@@ -88,13 +88,13 @@ def unseen(snapshot: Snapshot, xids: Iterable[int]) -> set[int]:
     return {xid for xid in set(xids) if not snapshot.sees(xid)}
 
 
-class Noting:
-    """The changes of one table since the noting began that `snapshot`, once known, does not see."""
+class Window:
+    """The changes of one table since the window opened that `snapshot`, once known, does not see."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.on = True
-        """Whether the snapshot does not see the transaction under way: its changes are to be added."""
+        self.is_open = True
+        """Whether changes of the transaction under way belong here: the snapshot does not see them."""
         self._whole: set[int] = set()  # transactions that concern all rows
         self._xids = array("I")
         self._hashes = array("q")
@@ -102,15 +102,15 @@ class Noting:
 
     @property
     def everything(self) -> bool:
-        """Whether no read can be trusted: a truncate, or more changes than are kept."""
+        """Whether all reads are outdated: a truncate, or more changes than are kept."""
         return bool(self._whole)
 
     def begin(self, xid: int) -> None:
-        """Note that the changes that follow are a transaction's."""
-        self.on = self.snapshot is None or not self.snapshot.sees(xid)
+        """Begin a transaction, whose changes follow."""
+        self.is_open = self.snapshot is None or not self.snapshot.sees(xid)
 
-    def taken(self, snapshot: Snapshot, xid: int | None) -> None:
-        """Take the snapshot; `xid` is the transaction under way."""
+    def set_snapshot(self, snapshot: Snapshot, xid: int | None) -> None:
+        """Keep only what the snapshot does not see; `xid` is the transaction under way."""
         self.snapshot = snapshot
         xids, hashes = self._xids, self._hashes
         self._xids, self._hashes = array("I"), array("q")
@@ -125,7 +125,7 @@ class Noting:
             self.begin(xid)
 
     def add(self, xid: int, hashes: Iterable[int] | None, key: tuple[str, ...] | None) -> None:
-        """Note a change: its keys' hashes (None: all rows), and the key if the WAL lacks values."""
+        """Add a change: its keys' hashes (None: all rows), and the key if the WAL lacks values."""
         if hashes is None or len(self._xids) >= TOUCHED:
             self._whole.add(xid)
             return
@@ -146,65 +146,65 @@ class Noting:
 
 @dataclass(eq=False)
 class Watermark:
-    """A chunk on its way through the WAL: `content` is what its message there says.
+    """A chunk's message in the WAL, with `content`.
 
-    `reads` is complete once the decoder has come to the message, or None if the chunk can't be used
-    and has to be planned again; then `passed` is called, with the capture's lock held. `since` is the
-    oldest chunk that is whole only when all of this one was read.
+    When the decoder comes to the message it completes `reads`, or sets it to None where the chunk has
+    to be planned again. Then it calls `passed`, with the capture's lock held. `completes` is the oldest
+    chunk that is whole only when all of this one was read.
     """
 
     content: bytes
-    noting: Noting
+    window: Window
     reads: Reads | None
     passed: Callable[[Watermark], None]
     rows: int
     attempt: int
-    since: int
+    completes: int
 
 
 @dataclass(eq=False)
 class Watch:
     """A table under backfill, as the decoder sees it.
 
-    `sorts`: rows come by a column that may change without the WAL telling its old value. `incomplete`
-    are keys of rows to be read once more, whatever the cursor: an update left out what it had not
-    changed, and the row's read was left out, or it moved, perhaps to where the backfill has been
-    already. Each has the number of the chunk that is not whole without it: where it moved, of the newest
-    that is `delivered` (-1: none in this attempt), so that the cursor waits for it. `read` are those
-    that delivered chunks had a range for, though a task may have failed to read it.
+    `sorts`: rows are ordered by a column whose old value the WAL may lack. `incomplete` are keys of rows
+    to be read again, whatever the cursor: an update left out large values that it had not changed, and
+    the row's read was left out, or the row moved, perhaps to where the backfill was already. Each
+    has the number of the chunk that is not whole without it. For a row that moved it is the newest
+    chunk that is `delivered` (-1: none in this attempt), so that the cursor waits for it. `read` are the
+    keys that delivered chunks had a range for, though a task may have failed to read it.
     """
 
     schema: str
     table: str
     sorts: bool
-    notings: list[Noting] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     incomplete: dict[tuple[str, ...], int] = field(default_factory=dict)
     delivered: int = -1
     read: dict[tuple[str, ...], None] = field(default_factory=dict)
     overflowed: bool = False
     expected: Table | None = None
-    """The table as the reads see it: a change that is seen in another way has other hashes."""
+    """The table as the reads see it: where the capture sees another, hashes can't be compared."""
     _known: Table | None = None
 
     def begin(self, xid: int) -> None:
-        """Note that a transaction begins."""
-        for noting in self.notings:
-            noting.begin(xid)
+        """Begin a transaction."""
+        for window in self.windows:
+            window.begin(xid)
 
     def change(self, table: Table, event: Insert | Update | Delete, xid: int) -> None:
-        """Note a change."""
+        """Add a change."""
         if table.name != self.table or table.schema != self.schema:
             return
-        active = [noting for noting in self.notings if noting.on]
+        active = [window for window in self.windows if window.is_open]
         if not active and (isinstance(event, Delete) or UNCHANGED not in event.new):
             return
-        noted = table.noted(event)
+        noted = table.changed_row(event)
         hashes = noted.hashes if not active or self._is_expected(table) else None
-        for noting in active:
-            noting.add(xid, hashes, noted.key)
+        for window in active:
+            window.add(xid, hashes, noted.key)
         if noted.key is not None and (noted.moved or self.sorts):
-            self._again(noted.key, self.delivered)
+            self._read_again(noted.key, self.delivered)
 
     def _is_expected(self, table: Table) -> bool:
         if table is not self._known:
@@ -214,54 +214,54 @@ class Watch:
         return True
 
     def truncate(self, table: Table, xid: int) -> None:
-        """Note that the table was emptied."""
+        """Add a truncate."""
         if table.name == self.table and table.schema == self.schema:
-            for noting in self.notings:
-                noting.add(xid, None, None)
+            for window in self.windows:
+                window.add(xid, None, None)
 
     def watermark(
         self, content: bytes, begin: Begin, moved: Callable[[str, str], tuple[tuple[int, int], ...]]
     ) -> Watermark | None:
-        """Return the watermark with this content, complete, or None if nobody waits for one."""
+        """Return the watermark with this content, complete; None if no chunk waits for it."""
         found = self.watermarks.pop(content, None)
         if found is None or found.reads is None:
             return None
-        noting = found.noting
-        self.notings.remove(noting)
-        if noting.everything:
+        window = found.window
+        self.windows.remove(window)
+        if window.everything:
             found.reads = None
         else:
-            for key in noting.incomplete():
-                self._again(key, found.since)
+            for key in window.incomplete():
+                self._read_again(key, found.completes)
             found.reads = replace(
                 found.reads, lsn=begin.final_lsn, microseconds=begin.timestamp, xid=begin.xid,
-                touched=noting.touched(), moved=moved(self.schema, self.table),
+                touched=window.touched(), moved=moved(self.schema, self.table),
             )  # fmt: skip
         return found
 
-    def was_read(self, keys: Iterable[tuple[str, ...]]) -> None:
-        """Note keys of rows that a delivered chunk had a range for."""
+    def mark_read(self, keys: Iterable[tuple[str, ...]]) -> None:
+        """Keep keys of rows that a delivered chunk had a range for."""
         self.read.update(dict.fromkeys(keys))
         while len(self.read) > INCOMPLETE:
             del self.read[next(iter(self.read))]
 
     def restart(self, under_way: Iterable[tuple[str, ...]]) -> None:
-        """Begin another attempt: rows that were to be read once more still are.
+        """Begin another attempt: rows that were to be read again still are.
 
-        So are those that the attempt before, in its chunks `under_way`, has read or was to read: it
-        may be another attempt because that failed.
+        So are those that the attempt before, in its chunks `under_way`, has read or was to read: that
+        may have failed.
         """
         self._known = None
-        self.notings.clear()
+        self.windows.clear()
         self.watermarks.clear()
         again, self.delivered = [*self.read, *under_way, *self.incomplete], -1
         self.read.clear()
         self.incomplete.clear()
         for key in again:
-            self._again(key, -1)
+            self._read_again(key, -1)
 
-    def _again(self, key: tuple[str, ...], since: int) -> None:
+    def _read_again(self, key: tuple[str, ...], chunk: int) -> None:
         if key in self.incomplete or len(self.incomplete) < INCOMPLETE:
-            self.incomplete[key] = min(since, self.incomplete.get(key, NONE))
+            self.incomplete[key] = min(chunk, self.incomplete.get(key, NONE))
         else:
             self.overflowed = True

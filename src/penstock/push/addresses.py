@@ -34,8 +34,8 @@ def _inner(ip: _IP) -> _IP:
 async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
     """Return the IP addresses of `host`, in the order to try them.
 
-    Raises `EndpointError` where there are none, or one of them is not public and may not be called:
-    whoever connects must use these addresses, as the name may stand for others a moment later.
+    Raises `EndpointError` where there are none, or one of them is not public and may not be called.
+    Connect to these addresses alone: the name may stand for others a moment later.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """An HTTP/1.1 client for one endpoint: POST, keep-alive, and only to addresses that were checked.
 
-Redirects are not followed, nor are proxies used: either would let the answer of a stranger say where
+Redirects are not followed, nor are proxies used: either would let the answer of a stranger choose where
 a request goes. Of an answer the status and Retry-After matter; its body is read for the connection's
-sake, up to a limit. The start of a failure's body is kept, for people to read.
+sake, up to a limit. The start of a failure's body is reported, for people to read.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Endpoint:
     def _unreachable(self, error: OSError, address: str) -> EndpointError:
         where = self.address if address in self.address else f"{self.address} ({address})"
         if isinstance(error, ssl.SSLError):
-            why = getattr(error, "verify_message", "") or error.reason or "it broke off"
+            why = getattr(error, "verify_message", "") or error.reason or "the connection ended"
             return EndpointError("tls", f"{where}: TLS failed: {why}")
         if isinstance(error, ConnectionRefusedError):
             return EndpointError("connection_refused", f"{where} refused the connection")
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.close()  # an answer to nothing: what follows could not be told apart
+            self.close()  # an answer to no request: it can't be assigned to one
             return
         self._received += len(data)
         try:
@@ -250,7 +250,7 @@ class _Connection(asyncio.Protocol):
         if self._status:
             self._waiter.set_result(Answer(self._status, self._retry_after, self._start))
         else:
-            self._fail("bad_answer", "broke off in the middle of an answer's headers")
+            self._fail("bad_answer", "ended in the middle of an answer's headers")
 
     def _fail(self, code: str, message: str) -> None:
         self.reusable = False

@@ -1,6 +1,6 @@
 """The path that a message's `metadata.route` adds to a webhook's URL.
 
-A route comes from what somebody wrote into a database, so it is taken as text of segments and nothing
+A route comes from rows of a database, so it is taken as text of segments and nothing
 else: it can lead to no other host, not out of the webhook's own path, and adds no query. `%XX` in it
 stays as it is, as a sink's route escapes the values in it that way.
 """

@@ -13,7 +13,7 @@ from penstock.push.webhook import Webhook
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerInfo, StoreUnavailable, UnknownConsumer
 
-_LOOK_SECONDS: Final = 30.0  # also where no change was told
+_LOOK_SECONDS: Final = 30.0  # also where no change was announced
 _AGAIN_SECONDS: Final = 1.0
 _AFTER_BUG_SECONDS: Final = 10.0
 
@@ -32,19 +32,19 @@ class Pusher:
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; what is under way then is given a few seconds."""
         stopping = asyncio.create_task(self._stop(stop))
-        told = False
+        logged = False
         try:
             while not stop.is_set():
                 wait = _LOOK_SECONDS
                 self._changed.clear()
                 try:
                     self._match(await self._consumers.list())
-                    told = False
+                    logged = False
                 except StoreUnavailable as error:
                     wait = _AGAIN_SECONDS
-                    if not told:
+                    if not logged:
                         log.warning("webhooks wait for the store", error=str(error))
-                    told = True
+                    logged = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._changed.wait()
@@ -61,12 +61,12 @@ class Pusher:
 
     def _match(self, infos: list[ConsumerInfo]) -> None:
         """Start what should run, and stop what should not; what changed starts anew when it ended."""
-        wanted = {info.id: info for info in infos if info.type == "webhook" and not info.disabled}
+        desired = {info.id: info for info in infos if info.type == "webhook" and not info.disabled}
         for number, running in self._webhooks.items():
-            info = wanted.get(number)
+            info = desired.get(number)
             if info is None or (info.name, info.settings) != running.serves:
                 running.stop()
-        for number, info in wanted.items():
+        for number, info in desired.items():
             if number not in self._webhooks and isinstance(info.settings, WebhookSettings):
                 running = _Running(self._consumers, info.name, info.settings)
                 self._webhooks[number] = running

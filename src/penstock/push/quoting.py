@@ -13,7 +13,7 @@ from penstock.config.consumers import WebhookSettings
 from penstock.core.redact import MASK, redact_url
 
 KEPT_BYTES: Final = 1_000
-"""How much of a body is looked at: a secret that begins in what is shown must be whole."""
+"""How much of a body is searched: a secret that begins in what is shown must be whole."""
 _SHOWN: Final = 200
 _SHORTEST: Final = 4  # what is shorter would mask half of any text
 _SENT: Final = "/%:@!$&'()*+,;=~?"  # what a request's target has unescaped

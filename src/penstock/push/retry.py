@@ -15,7 +15,7 @@ def delay(attempt: int, retry_after: float | None = None) -> float:
     """Return the seconds to wait after attempt number `attempt`, from 1.
 
     Twice as long each time, from 1 s to 10 min, and up to a fifth less or more; the endpoint's own
-    wish takes the place of that, within the same bounds.
+    Retry-After replaces it, within the same bounds.
     """
     if retry_after is not None:
         return min(max(retry_after, LEAST), MOST)
@@ -24,7 +24,7 @@ def delay(attempt: int, retry_after: float | None = None) -> float:
 
 
 def seconds_of(retry_after: str | None, now: float | None = None) -> float | None:
-    """Return what a Retry-After header asks for, seconds or a date; None if it says nothing.
+    """Return the seconds of a Retry-After header, given as a number or a date; None for any other text.
 
     `now` is the time the date counts from, in seconds since 1970.
     """

@@ -19,11 +19,11 @@ import structlog
 
 from penstock.config.consumers import WebhookSettings
 from penstock.push import retry
+from penstock.push.ack_buffer import AckBuffer
 from penstock.push.errors import EndpointError
 from penstock.push.http import Answer, Endpoint
 from penstock.push.paths import path_of
 from penstock.push.quoting import Quoting
-from penstock.push.settling import Settling
 from penstock.push.signing import Signer, request_id
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.types import Delivery, StoreUnavailable, TooManyWaiting
@@ -38,7 +38,7 @@ _LONGEST_PAUSE: Final = 10.0
 _PROBED: Final = 100  # among so many messages the one is chosen that such a request carries
 _BATCH_ATTEMPTS: Final = 3  # from then on its messages go one by one
 _STOP_SECONDS: Final = 3.0
-_TELL_SECONDS: Final = 10.0
+_LOG_SECONDS: Final = 10.0
 _STORE_SECONDS: Final = 1.0
 
 log = structlog.get_logger("penstock")
@@ -60,7 +60,7 @@ class Webhook:
         )
         self._quoting = Quoting(settings)
         self._signer = Signer([secret.get_secret_value() for secret in settings.secrets])
-        self._settling = Settling(consumer, settings.ack_wait_ms / 1000)
+        self._acks = AckBuffer(consumer, settings.ack_wait_ms / 1000)
         self._waiting: deque[Chunk] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
@@ -70,8 +70,8 @@ class Webhook:
         self._sent, self._sent_since, self._pace = 0, time.monotonic(), 0
         self._failures = self._probes = 0
         self._resume_at = 0.0
-        self._told_failing, self._told_at = False, {False: -_TELL_SECONDS, True: -_TELL_SECONDS}
-        self._untold = 0
+        self._logged_failing, self._logged_at = False, {False: -_LOG_SECONDS, True: -_LOG_SECONDS}
+        self._unlogged = 0
 
     def stop(self) -> None:
         """Take no more messages, and let `run` end."""
@@ -80,7 +80,7 @@ class Webhook:
     async def run(self) -> None:
         """Deliver; raises `UnknownConsumer` where the consumer was deleted."""
         over = asyncio.create_task(self._over.wait())
-        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._settling.run())]
+        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._acks.run())]
         try:
             await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -104,7 +104,7 @@ class Webhook:
             await asyncio.gather(*self._workers, return_exceptions=True)
         if self._gone is not None:
             await self._disable(self._gone)
-        await self._settling.finish(_STOP_SECONDS)
+        await self._acks.finish(_STOP_SECONDS)
 
     async def _disable(self, reason: str) -> None:
         # Where the store is away for longer, the endpoint will say so again.
@@ -163,7 +163,7 @@ class Webhook:
         except (StoreUnavailable, TooManyWaiting):
             await asyncio.sleep(_STORE_SECONDS)
             return []
-        self._settling.hold([delivery.token for delivery in received.deliveries])
+        self._acks.hold([delivery.token for delivery in received.deliveries])
         return self._chunks(received.deliveries)
 
     def _chunks(self, deliveries: Sequence[Delivery]) -> list[Chunk]:
@@ -192,7 +192,7 @@ class Webhook:
 
     def _give_back(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:
-            self._settling.release([delivery.token for delivery in chunk])
+            self._acks.release([delivery.token for delivery in chunk])
 
     # Sending
 
@@ -242,18 +242,18 @@ class Webhook:
         except EndpointError as error:
             self._failed(chunk, error.code, str(error))
         except asyncio.CancelledError:
-            self._settling.release(tokens)
+            self._acks.release(tokens)
             raise
         except Exception:
             log.exception("webhook request broke off", consumer=self._consumer.info.name)
             self._failed(chunk, "internal", "an error of Penstock's own")
         else:
             if 200 <= answer.status < 300:
-                self._settling.ack(tokens)
+                self._acks.ack(tokens)
                 self._succeeded(chunk)
             elif answer.status == 410 and not path:
                 self._gone = f"{self._endpoint.address} answered 410 Gone"
-                self._settling.release(tokens)
+                self._acks.release(tokens)
                 self._over.set()
             else:
                 self._answered(chunk, answer)
@@ -275,8 +275,8 @@ class Webhook:
             for delivery in chunk:
                 self._together.pop(delivery.position, None)
         self._failures = 0
-        if self._told_failing:
-            self._told_failing = False
+        if self._logged_failing:
+            self._logged_failing = False
             log.info("webhook delivers again", consumer=self._consumer.info.name)
 
     def _failed(
@@ -289,7 +289,7 @@ class Webhook:
         status: int | None = None,
     ) -> None:
         wait = retry.delay(_attempt(chunk), retry_after)
-        self._settling.nack([delivery.token for delivery in chunk], wait, error, status)
+        self._acks.nack([delivery.token for delivery in chunk], wait, error, status)
         if len(chunk) > 1:
             if len(self._together) > _MOST_TOGETHER:
                 self._together.clear()  # other processes got what was to come back here
@@ -298,22 +298,22 @@ class Webhook:
         if self._failures == _PATIENCE:
             self._probes = 0
         pause = min(retry.delay(self._probes + 1), _LONGEST_PAUSE)
-        wished = min(retry_after or 0.0, retry.MOST)
-        self._resume_at = time.monotonic() + max(pause, wished)
-        self._tell(code, error)
+        asked = min(retry_after or 0.0, retry.MOST)
+        self._resume_at = time.monotonic() + max(pause, asked)
+        self._log(code, error)
 
-    def _tell(self, code: str, error: str) -> None:
-        self._untold += 1
+    def _log(self, code: str, error: str) -> None:
+        self._unlogged += 1
         failing = self._failures >= _PATIENCE
         now = time.monotonic()
-        if now - self._told_at[failing] < _TELL_SECONDS:
+        if now - self._logged_at[failing] < _LOG_SECONDS:
             return
-        self._told_failing |= failing
+        self._logged_failing |= failing
         log.warning(
             "webhook keeps failing" if failing else "webhook failed",
-            consumer=self._consumer.info.name, code=code, error=error, failures=self._untold,
+            consumer=self._consumer.info.name, code=code, error=error, failures=self._unlogged,
         )  # fmt: skip
-        self._untold, self._told_at[failing] = 0, now
+        self._unlogged, self._logged_at[failing] = 0, now
 
 
 def _attempt(chunk: Chunk) -> int:

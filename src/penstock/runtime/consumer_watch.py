@@ -1,4 +1,4 @@
-"""What a run knows of its store's consumers, whichever processes serve them."""
+"""The state of a store's consumers, whichever processes serve them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = structlog.get_logger("penstock")
 
 
 class ConsumerWatch:
-    """Looks at all consumers every few seconds; what it found is read from any thread."""
+    """Reads the facts of all consumers every few seconds; any thread may read the newest ones."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
@@ -51,14 +51,14 @@ class ConsumerWatch:
         self._found = {info.name: (info, facts) for info, facts in now if facts is not None}
 
     def parts(self) -> list[Part]:
-        """Return how each consumer is."""
+        """Return the part of each consumer."""
         return [
             consumer_part(f"{info.stream}/{info.name}", failure_of(info, facts))
             for info, facts in list(self._found.values())
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `/status` has of the consumers."""
+        """Return the consumers as in `/status`."""
         return {
             name: {
                 "stream": info.stream,
@@ -71,7 +71,7 @@ class ConsumerWatch:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what `/metrics` has of the consumers (Prometheus's own interface)."""
+        """Yield the consumers' metrics (Prometheus's own interface)."""
         found = sorted(self._found.items())
         labels = ["stream", "consumer"]
         for kind, name, text in _METRICS:

@@ -1,8 +1,8 @@
-"""A query that is started before the one that it follows has ended: the slot is handed over fast.
+"""A query that is started before the one that it follows has ended: the slot changes hands fast.
 
-Spark needs seconds for the processes of a query, more on a busy machine. They are spent while the
-query before still delivers: the new one's capture waits, connected to nothing, until its run has the
-slot, and is commanded to go.
+Spark needs seconds for the processes of a query, more on a busy machine. Here they start while the
+earlier query still delivers: the new one's capture waits, connected to nothing, until its run has the
+slot and commands it to go.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NextQuery:
         local = config.spark.master.startswith("local")
         host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         self.monitor = Monitor(self._handle, "127.0.0.1" if local else host)
-        # That a sink starts has a meaning only while the store says so too.
+        # A starting sink is one only while the store has it as that, too.
         routes = routes_of(config, self.source, {}, config.sinks)
         self.pipeline = Pipeline(
             spark, config, self.source, routes, target, self.monitor.address, waits=True
@@ -45,19 +45,19 @@ class NextQuery:
         self._query: StreamingQuery | None = None
 
     def start(self) -> None:
-        """Start it; raises what Spark raises, and `SetupError` where it can't be planned."""
+        """Start the query; raises Spark's errors, and `SetupError` if it can't be planned."""
         self._query = self.pipeline.start(once=False)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has its processes; return whether that is so."""
+        """Wait so many seconds for its processes; return whether they are there."""
         return self._waiting.wait(seconds)
 
     def fits(self, config: Config, store: StoreSession) -> bool:
-        """Tell whether a run of `config` in `store` would start the same query."""
+        """Return whether a run of `config` in `store` would start the same query."""
         return (config, store.target(self.source)) == (self._config, self._target)
 
     def go(self, handler: Handler) -> StreamingQuery:
-        """Have it read the slot, which is free now, and hand its reports to `handler`."""
+        """Let it read the slot, which is free now; `handler` gets its reports."""
         assert self._query is not None  # noqa: S101 - `start` comes first
         self._handler = handler
         self.monitor.command(self.source, {"command": "go"})
@@ -65,7 +65,7 @@ class NextQuery:
         return self._query
 
     def close(self) -> None:
-        """End it, in a thread, as its processes may still be starting."""
+        """End it, in a thread: its processes may still be starting."""
         self._closed = True
         self.monitor.command(self.source, {"command": "end"})
         threading.Thread(target=self._end, name="query not needed", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The metrics of `/metrics`: what a run knows of its parts, as Prometheus has it."""
+"""The metrics of `/metrics`: the state of a run's parts as Prometheus expects it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recovers a source that has lost its slot, its publication or its server: `penstock recover`.
 
-What was committed between the last position that was confirmed and the new slot is missed. So that
-this is never done in silence, a run refuses a source with a gap, and `recover` says how large it is.
+What was committed between the last confirmed position and the new slot is missed. This is never done in
+silence: a run refuses a source with a gap, and `recover` prints how large it is.
 
 It may be killed anywhere: before anything is changed the store has where the gap begins, and the run
 refuses the source until all is done.
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.backfill import tables
-from penstock.backfill.requests import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, Backfills, Request
 from penstock.config.file import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
@@ -39,7 +39,7 @@ GAP_CODES: Final = frozenset(
 )
 """Codes of a running capture's errors behind which changes may be missed."""
 UNFINISHED: Final = "recovery_unfinished"
-# What the slot itself was confirmed up to says nothing where another reader confirmed it.
+# The slot's own confirmed position proves nothing where another reader has confirmed it.
 _NOT_BY_SLOT: Final = frozenset({"position_behind_slot", UNFINISHED})
 
 
@@ -180,7 +180,7 @@ class Recovery:
         notes: list[str] = []
         for name, sink in self._config.sinks_of(self.name).items():
             try:
-                reads, warnings, _ = tables.look(tables.Wish(self._source, name, sink))
+                reads, warnings, _ = tables.select(tables.Selection(self._source, name, sink))
             except CaptureError as error:
                 notes.append(f"sink {name}: {error}")
                 continue
@@ -205,10 +205,10 @@ class Recovery:
         self._clear_checkpoints()
         backfills = Backfills(self._store)
         with self._store.connection() as connection, connection.transaction():
-            wanted = [request for of_sink in requests.values() for request in of_sink]
-            for request in wanted:
+            asked = [request for of_sink in requests.values() for request in of_sink]
+            for request in asked:
                 self._cancel_open(backfills, request)
-            numbers = backfills.create(wanted) if wanted else []
+            numbers = backfills.create(asked) if asked else []
             close_gap(connection, self.name)
         return begins, numbers
 
@@ -266,7 +266,7 @@ def _length(gap: Gap) -> str:
         parts.append(f"{hours}:{minutes:02}:{seconds % 60:02} h")
     if gap.lsn is not None and gap.lsn <= gap.end_lsn:
         parts.append(f"{gap.end_lsn - gap.lsn:,} bytes of WAL")
-    return f"({' and '.join(parts)})." if parts else "(how much that is can't be told)."
+    return f"({' and '.join(parts)})." if parts else "(how much that is, is not known)."
 
 
 def _time(at: datetime) -> str:

@@ -1,4 +1,4 @@
-"""What a run has to do with its store: what it registers there, and who works on it meanwhile."""
+"""A run's part in its store: what it registers there, and the threads that work on it meanwhile."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.postgres.replication import identify
+from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
@@ -25,11 +26,12 @@ from penstock.spark.writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.probe import Probe
-from penstock.streams.store import SourceRecord, Store
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
 
 _CLAIM_PATIENCE: Final = PATIENCE
 
-_RELEASED: Final = SinkError(backlog.STARTED, "What came in while it started goes first.")
+_RESUMED: Final = SinkError(backlog.STARTED, "What came in while it started goes first.")
 
 log = structlog.get_logger("penstock")
 
@@ -37,9 +39,8 @@ log = structlog.get_logger("penstock")
 class StoreSession:
     """One run's part in the store at `url`; a context manager.
 
-    Its methods raise `StoreError`. `on_report` gets what the drainers have to tell. The messages of
-    the sinks in `held` wait in their backlogs, for the reason given, until `release`; but what a
-    backfill reads for those that are `starting` is delivered, as it goes before.
+    Its methods raise `StoreError`. `on_report` gets the reports of the drainers. The messages of the
+    `paused` sinks wait in their backlogs until `resume`.
     """
 
     def __init__(
@@ -47,14 +48,13 @@ class StoreSession:
         config: Config,
         url: str,
         on_report: Callable[[Report], object],
-        held: Mapping[str, SinkError] | None = None,
-        starting: Collection[str] = (),
+        paused: PausedSinks = NONE_PAUSED,
     ) -> None:
         self.url = url
         self._config = config
         self._on_report = on_report
-        self._held = dict(held or {})
-        self._starting = frozenset(starting)
+        self._paused = dict(paused.reasons)
+        self._starting = paused.starting
         self._store = Store.open(url)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
@@ -121,10 +121,10 @@ class StoreSession:
         self._stack.enter_context(Maintenance(self.url))
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):
-                if (why := self._held.get(name)) is not None:
+                if (why := self._paused.get(name)) is not None:
                     with self._store.connection() as connection:
                         source_id = self._sources[sink.source].id
-                        backlog.hold(connection, source_id, name, why)
+                        backlog.put_behind(connection, source_id, name, why)
                 else:
                     self._drain(name, sink)
 
@@ -140,14 +140,14 @@ class StoreSession:
         drainer.start()
         self._stack.callback(drainer.stop)
 
-    def release(self, name: str) -> None:
-        """Deliver a held sink's messages from now on."""
+    def resume(self, name: str) -> None:
+        """Deliver a paused sink's messages from now on."""
         sink = self._config.sinks[name]
-        if name in self._held and isinstance(sink, NatsSinkSettings):
+        if name in self._paused and isinstance(sink, NatsSinkSettings):
             with self._store.connection() as connection:
-                backlog.hold(connection, self._sources[sink.source].id, name, _RELEASED)
+                backlog.put_behind(connection, self._sources[sink.source].id, name, _RESUMED)
             self._drain(name, sink)
-            del self._held[name]
+            del self._paused[name]
 
     def end_drainers(self) -> None:
         """End all drainers at once; what waits stays in the backlogs until the next run."""
@@ -176,11 +176,11 @@ class StoreSession:
                 )
 
     def source(self, name: str) -> SourceRecord:
-        """Return what the store knows of a source that was registered."""
+        """Return the store's record of a registered source."""
         return self._sources[name]
 
     def target(self, source: str) -> StoreTarget:
-        """Return what the executors need to know of the store."""
+        """Return the store as the executors write to it."""
         record = self._sources[source]
         return StoreTarget(self.url, record.id, record.base)
 
@@ -188,14 +188,14 @@ class StoreSession:
         """Return the routes of a source."""
         return routes_of(self._config, source, self._streams, self._starting)
 
-    # What the processes of the run report
+    # -- what the processes of the run report
 
     def handle(self, report: Report) -> Report | None:
-        """Do what a report asks for; return an error that its sender should know."""
+        """Do what a report asks for; return an error as the answer to its sender."""
         if report.get("dead") and not report.get("kept"):
             letters = [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self._store.add_dead_letters(report["sink"], letters)
+                self._store.letters.add(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
         if report.get("behind") and (drainer := self._drainers.get(report["sink"])) is not None:
@@ -208,7 +208,7 @@ class StoreSession:
         return None
 
     def look(self) -> None:
-        """Have every drainer look whether its sink is behind; `is_drained` knows when all have."""
+        """Have every drainer read whether its sink is behind; `is_drained` is true when all have."""
         for drainer in self._drainers.values():
             drainer.wake()
 

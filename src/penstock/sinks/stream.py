@@ -1,6 +1,6 @@
 """The stream sink: a part of a micro-batch into the segments of all streams of its source.
 
-A part is written in one transaction, which says with the messages that the part is there. So a part
+A part is written in one transaction, which notes with the messages that the part is there. So a part
 is there as a whole or not at all. What comes again after a crash is left out: all up to the head,
 where everything is there or was dropped in its time, and behind it what is found there.
 
@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.core import queries
+from penstock.core.connect import is_lost
 from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy
-from penstock.streams.connect import connect, is_lost
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
-from penstock.streams.records import stream_end
-from penstock.streams.store import START
+from penstock.streams.records import START, stream_end
 
 __all__ = ["Backlog", "BatchPart", "Open", "Stored", "StreamRoute", "StreamWriter"]
 
@@ -227,7 +227,7 @@ class StreamWriter:
         return batch.filter(pa.array([position not in present for position in positions]))
 
     def commit(self, part: BatchPart | None) -> None:
-        """Make what was written durable; with `part` that one is there now, and readers are told."""
+        """Make what was written durable; with `part` it notes the part, and notifies the readers."""
         connection = self.connection
         try:
             with connection.pipeline():

@@ -1,6 +1,6 @@
 """Arrow Flight from the capture to the executors, for batches too large to travel in a task.
 
-A ticket is `<secret>:<number>`; the secret is made anew for each server and is known only to the
+A ticket is `<secret>:<number>`; each server has a new secret, which is known only to the
 tasks of its query.
 """
 
@@ -15,7 +15,7 @@ from pyarrow import flight
 
 
 class BatchServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves batches by number for as long as they are kept."""
+    """Serves batches by number for as long as it holds them."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"grpc://{host}:0")
@@ -47,7 +47,7 @@ class BatchServer(flight.FlightServerBase):  # type: ignore[misc]
         with self._lock:
             batch = self._batches.get(int(number))
         if batch is None:
-            raise flight.FlightServerError(f"batch {number} is no longer kept")
+            raise flight.FlightServerError(f"batch {number} is gone")
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
 
@@ -55,7 +55,7 @@ _clients: dict[str, flight.FlightClient] = {}
 
 
 def fetch(location: str, ticket: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches behind a ticket; the connection is kept for the worker's life."""
+    """Yield the batches behind a ticket; the connection lasts for the worker's life."""
     client = _clients.get(location)
     if client is None:
         # A worker serves one query after another; what an ended one left behind is closed.

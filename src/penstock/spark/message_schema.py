@@ -1,10 +1,10 @@
-"""The columns that a Spark user sees, and the way between them and the wire's.
+"""The columns of a Spark user's frame, made of the wire's columns and turned into them.
 
 record STRING      JSON: NEW values of an insert or update, OLD values of a delete
 changes STRING     JSON: OLD values of the columns that an update changed; null otherwise
 action STRING      insert, update, delete, truncate
 metadata STRUCT    as in the message; commit_timestamp a TIMESTAMP, record_pks a JSON array
-group_hash BIGINT  64-bit hash of table and group key, to keep order by it within a batch
+group_hash BIGINT  hash of the group, as `penstock.core.group_hash` defines it
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.group_hash import group_hash, key_start
+from penstock.core.json_members import members
 from penstock.core.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 
 METADATA_DDL: Final = (
@@ -55,21 +57,30 @@ MESSAGE_SCHEMA: Final = pa.schema(
 )
 
 
+_METADATA_MEMBERS: Final = members(
+    "commit_timestamp", "transaction_id", "database", "unavailable", "record_pks"
+)
+
+
 def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a wire batch with `MESSAGE_SCHEMA`'s columns."""
-    metadata = [orjson.loads(text) for text in batch.column("metadata").to_pylist()]
-    stamps = pa.array([m["commit_timestamp"][:-1] for m in metadata], pa.string())
+    rows = _METADATA_MEMBERS.rows(batch.column("metadata").to_pylist())
+    raw = [[bytes(value or b"null") for value in row] for row in rows]
+    # The keys stay as they are written: a number may have more digits than a parser keeps.
+    keys = [row.pop() for row in raw]
+    metadata = [[orjson.loads(value) for value in row] for row in raw]
+    stamps = pa.array([stamp[:-1] for stamp, *_ in metadata], pa.string())
     fields = [
         batch.column("table_schema"),
         batch.column("table_name"),
         pc.assume_timezone(pc.cast(stamps, pa.timestamp("us")), "UTC"),
         batch.column("commit_lsn"),
         batch.column("commit_idx"),
-        pa.array([m["transaction_id"] for m in metadata], pa.int64()),
-        pa.array([m["database"] for m in metadata], pa.string()),
+        pa.array([xid for _, xid, _, _ in metadata], pa.int64()),
+        pa.array([database for _, _, database, _ in metadata], pa.string()),
         batch.column("idempotency_key"),
-        pa.array([orjson.dumps(m["record_pks"]) for m in metadata], pa.string()),
-        pa.array([m["unavailable"] for m in metadata], _LIST),
+        pa.array(keys, pa.string()),
+        pa.array([names for _, _, _, names in metadata], _LIST),
     ]
     return pa.RecordBatch.from_arrays(
         [
@@ -85,7 +96,10 @@ def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages with the wire's columns, for a sink; `group_hash` columns may be missing."""
+    """Return messages with the wire's columns, for a sink.
+
+    Without a column `group_hash` the groups are the rows' own keys.
+    """
     rows = batch.column("metadata").to_pylist()
     names = batch.schema.names
     none = pa.nulls(batch.num_rows, pa.int64())
@@ -101,7 +115,7 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
         "commit_idx": pa.array([m["commit_idx"] for m in rows], pa.int64()),
         "group_hash": batch.column("group_hash")
         if "group_hash" in names
-        else pa.array([hash((m["table_schema"], m["table_name"], m["record_pks"])) for m in rows]),
+        else pa.array([_group_hash(m) for m in rows], pa.int64()),
         "old_group_hash": batch.column("old_group_hash") if "old_group_hash" in names else none,
         "old_key": pa.nulls(batch.num_rows, OLD_KEY),
         "part": batch.column("part") if "part" in names else pa.repeat(NO_PART, batch.num_rows),
@@ -111,9 +125,15 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def _group_hash(metadata: dict[str, Any]) -> int:
+    keys: str = metadata["record_pks"] or "[]"
+    start = key_start(metadata["table_schema"] or "", metadata["table_name"] or "")
+    return group_hash(start + keys.encode() + b"]")
+
+
 def _json(metadata: dict[str, Any]) -> dict[str, Any]:
     at = metadata["commit_timestamp"]
-    # Spark gives timestamps in the session's zone.
+    # Spark returns timestamps in the session's zone.
     stamp = None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     keys = orjson.Fragment(metadata["record_pks"] or "[]")
     return {**metadata, "commit_timestamp": stamp, "record_pks": keys}

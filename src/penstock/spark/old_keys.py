@@ -1,8 +1,8 @@
 """What an update of a primary key leaves behind, on its way through a sink's steps.
 
-A stream of kind `rows` tells it as a delete of the old key beside the update, so it must have no value
-that the sink's transform takes away, and goes where the update goes. Where the update is not sent, the
-row is gone from the old key all the same: then the delete is a message of its own.
+A stream of kind `rows` delivers it as a delete of the old key beside the update, so it must have no
+value that the sink's transform takes away, and goes where the update goes. Where the update is not
+sent, the row is gone from the old key all the same: then the delete is a message of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Names = Callable[[Sequence[str]], list[str]]
 def transformed(messages: pa.RecordBatch, record: Record, names: Names) -> pa.RecordBatch:
     """Return messages whose old keys have what `record` makes of their JSON.
 
-    `names` gives the new names of those columns that the WAL does not tell. The row's key itself stays
+    `names` gives the new names of those columns that the WAL lacks. The row's key itself stays
     in the metadata.
     """
 

@@ -120,7 +120,7 @@ class SourceOptions(BaseModel):
         return parsed
 
     def wants(self, schema: str, table: str) -> bool:
-        """Tell whether a table is captured."""
+        """Return whether a table is captured."""
         return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
 
     def grouping(self, schema: str, table: str) -> tuple[list[str] | None, list[str] | None]:

@@ -128,17 +128,17 @@ class Pipeline:
         source = self._config.sources[self._source]
         sinks = self._config.sinks_of(self._source)
         everything = list(source.tables)
-        wanted = [list(s.tables) if s.tables else everything for s in sinks.values()]
+        captured = [list(s.tables) if s.tables else everything for s in sinks.values()]
         groupings = [
             {"tables": tables, "group_by": group_by}
-            for tables, sink in zip(wanted, sinks.values(), strict=True)
+            for tables, sink in zip(captured, sinks.values(), strict=True)
             for group_by in _groupings(sink)
         ]
         conf = self._spark.sparkContext.getConf()
         recover = self._config.recover_command(self._source)
         return {
             "url": source.url.get_secret_value(),
-            "tables": orjson.dumps(sorted({t for tables in wanted for t in tables})).decode(),
+            "tables": orjson.dumps(sorted({t for tables in captured for t in tables})).decode(),
             "slot": source.slot,
             "publication": source.publication,
             "splits": str(self._splits(sinks.values())),

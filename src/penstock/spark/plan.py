@@ -1,7 +1,7 @@
 """The plan of a source's expressions: what is taken out of its messages, and what Spark makes of it.
 
 A message stays in its block. What expressions need of it travels beside the block in an array, one
-struct a message, and Spark maps that array to another: for each sink whether the message is kept, its
+struct a message, and Spark maps that array to another: for each sink the results of its filter and its
 route, and the values that a transform in SQL computes.
 """
 
@@ -89,7 +89,7 @@ class Plan:
         tables: The columns of each table that the plan was made for: see `Planned`.
         refused: The sinks whose expressions the tables' columns refuse by now, with why. What is used
             of them is the plan from before.
-        lsn: Where the WAL ended before the tables were looked at.
+        lsn: Where the WAL ended before the tables were read.
     """
 
     def __init__(

@@ -27,13 +27,13 @@ _PAUSES: Final = (0.1, 0.3, 0.6)
 """How long a change is waited for that the catalog does not show yet."""
 
 _MOST_IN_VAIN: Final = 3
-"""How many times in a row a table asks for another plan that is then the same."""
+"""How many times in a row a table causes a new plan that is then the same."""
 
 log = structlog.get_logger("penstock")
 
 
 def is_planned(sink: Sink) -> bool:
-    """Tell whether a sink has a filter, a transform or a route."""
+    """Return whether a sink has a filter, a transform or a route."""
     return any(key is not None for key in (sink.filter, sink.transform, sink.route))
 
 
@@ -121,12 +121,12 @@ def of_source(
 ) -> Plan | None:
     """Return the plan of a source, by its tables as they are now; None where it needs none.
 
-    Raises `SetupError` where the tables can't be asked for, and, with the code `expression`, where
+    Raises `SetupError` where the tables can't be read, and, with the code `expression`, where
     they refuse what a sink has; the message names sink and key. `before` is as `plan` takes it.
     """
     if not any(map(is_planned, sinks.values())):
         return None
-    columns, lsn = wanted_columns(source, sinks.values())
+    columns, lsn = needed_columns(source, sinks.values())
     try:
         made = plan(sinks, columns, before)
     except PlanError as error:
@@ -147,10 +147,10 @@ def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
     of_source(source, sinks)
 
 
-def wanted_columns(source: PostgresSource, sinks: Iterable[Sink]) -> tuple[Columns, int]:
+def needed_columns(source: PostgresSource, sinks: Iterable[Sink]) -> tuple[Columns, int]:
     """Return the columns of a source's tables, and where the WAL ended before they were read.
 
-    No columns and 0 where no expression of its sinks asks for them.
+    No columns and 0 where no expression of its sinks needs them.
     """
     if not any(map(_has_expressions, sinks)):
         return {}, 0
@@ -171,7 +171,7 @@ def _has_expressions(sink: Sink) -> bool:
 
 def source_columns(catalog: Catalog) -> Columns:
     """Return the columns of a source's tables, with why messages never have some of them."""
-    tables = [(table.schema, table.name) for table in catalog.wanted(catalog.relations())]
+    tables = [(table.schema, table.name) for table in catalog.selected(catalog.relations())]
     published = catalog.published_columns()
     stored = publishes_generated(catalog, catalog.publication())
     return {

@@ -94,9 +94,9 @@ def start_failure(error: BaseException, errors: Sequence[str] = ()) -> Failure:
     return Failure("spark", f"Spark can't start: {_ended(caused)}", _CONF)
 
 
-def java_failure(said: Sequence[str]) -> Failure:
+def java_failure(printed: Sequence[str]) -> Failure:
     """Return why Spark's JVM has ended at its start, by what it wrote to standard error."""
-    found = [line for line in said if not line.startswith(_NO_REASON)]
+    found = [line for line in printed if not line.startswith(_NO_REASON)]
     caused = " ".join(_ended(line) for line in found[-_LINES:]) or "it wrote no reason."
     return Failure("spark", f"Spark's Java process does not start: {caused}", _CONF)
 
@@ -137,7 +137,7 @@ def _python_error(lines: list[str]) -> str | None:
 
 
 def _java_error(lines: list[str]) -> str | None:
-    """Return the innermost cause that says something; without any, what stands first."""
+    """Return the innermost cause that has a text; without any, what stands first."""
     found = [line.strip() for line in lines if line.strip()]
     if len(found) > 1 and found[0].startswith(_PY4J):
         found = [found[1].removeprefix(": "), *found[2:]]

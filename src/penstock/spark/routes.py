@@ -1,24 +1,23 @@
-"""Which messages of its source a sink wants, and in which groups."""
+"""Which messages of its source go to a sink, and in which groups."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
-from penstock.sinks.nats.task import group_keys
+from penstock.sinks.nats.order import group_keys
 
 
 @dataclass(frozen=True)
 class Route:
-    """A sink, and which messages of its source it wants; `stream_id` is a stream's in the store.
+    """A sink, and which messages of its source it gets; `stream_id` is a stream's in the store.
 
     Where `settings` have no `group_by`, the source's groups are the sink's. While a sink `starts`, what
     a backfill reads for it is published, though the live messages go to its backlog.
@@ -30,9 +29,9 @@ class Route:
     starts: bool = False
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Tell of each message whether the sink wants it; None where it wants them all."""
+        """Return of each message whether it goes to the sink; None where all do."""
         keep = None
-        actions = wanted_actions(self.settings)
+        actions = actions_of(self.settings)
         if actions != set(ACTIONS):
             values = pa.array(sorted(actions), pa.string())
             keep = pc.is_in(batch.column("action"), value_set=values)
@@ -45,16 +44,16 @@ class Route:
         patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        wanted = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
-        return pa.array(wanted, pa.bool_()).take(names.indices)
+        chosen = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
+        return pa.array(chosen, pa.bool_()).take(names.indices)
 
 
-def wanted_actions(sink: Sink) -> set[str]:
+def actions_of(sink: Sink) -> set[str]:
     """Return the actions of messages that a sink gets."""
-    # A backfill is asked for, so `actions` does not speak of its reads.
+    # A backfill is requested, so `actions` does not filter its reads.
     actions = {*sink.actions, READ}
     if isinstance(sink, NatsSinkSettings) and sink.kind == "rows":
-        # JetStream is told of no row that is gone: such a message must not fail on its way either.
+        # JetStream gets no message of a row that is gone: it must not fail on its way either.
         actions.discard(DELETE)
     return actions
 
@@ -65,19 +64,14 @@ def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
     A row is of its source's group too, or of the one that it left, so that a message without these
     columns (a delete that has the primary key alone) keeps its place behind the row's others.
     """
-    hashes: dict[tuple[object, ...], int] = {}
 
-    def hashed(key: tuple[object, ...]) -> int:
-        found = hashes.get(key)
-        if found is None:
-            digest = hashlib.blake2b(b"\0".join(map(_bytes, key)), digest_size=8).digest()
-            found = hashes[key] = int.from_bytes(digest, "big", signed=True)
-        return found
+    def hashed(schema: str, table: str, values: bytes) -> int:
+        return group_hash(key_start(schema, table, *group_by) + values + b"]")
 
     new: list[int] = []
     old: list[int | None] = []
     for groups in group_keys(batch, group_by):
-        first, *others = [g if g is None or isinstance(g, int) else hashed(g) for g in groups]
+        first, *others = [g if g is None or isinstance(g, int) else hashed(*g) for g in groups]
         assert first is not None  # noqa: S101 - a row has a group, and the one it left may be none
         new.append(first)
         old.append(next((g for g in others if g is not None and g != first), None))
@@ -85,10 +79,6 @@ def regrouped(batch: pa.RecordBatch, group_by: Sequence[str]) -> pa.RecordBatch:
     columns = {"group_hash": pa.array(new, pa.int64()), "old_group_hash": pa.array(old, pa.int64())}
     arrays = [columns.get(name, batch.column(name)) for name in names]
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
-
-
-def _bytes(part: object) -> bytes:
-    return part if isinstance(part, bytes) else orjson.dumps(part)
 
 
 def size(batch: pa.RecordBatch) -> int:

@@ -2,7 +2,7 @@
 
 What stands alone (`record.price as price`) keeps the JSON that it had, digit by digit; what is computed
 comes from Spark. Of `changes` the old values of such columns stay, under their new names. A column
-alone whose value the WAL does not tell is left out, and named in `metadata.unavailable`.
+alone whose value the WAL lacks is left out, and named in `metadata.unavailable`.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ class Select:
 
     def _without(self, metadata: pa.Array, records: pa.Array) -> dict[str, pa.Array]:
         """Return the columns that change where values are not in the WAL; none where all are."""
-        told = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), _YES)
-        if pc.all(told).as_py():
+        complete = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), _YES)
+        if pc.all(complete).as_py():
             return {}
         new_records, new_metadata = records.to_pylist(), metadata.to_pylist()
-        for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
+        for row in pc.indices_nonzero(pc.invert(complete)).to_pylist():
             fields = _OBJECT.decode(new_metadata[row])
             unavailable = _NAMES.decode(fields.get("unavailable", b"[]"))
             lacking = {name for column in unavailable for name in self._passed.get(column, ())}
@@ -212,7 +212,7 @@ class _Single:
 
 
 def _texts(values: Sequence[bytes]) -> pa.Array:
-    """Return pieces of valid text, which need not be looked at again, as texts."""
+    """Return pieces of valid text, which need no second check, as texts."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 

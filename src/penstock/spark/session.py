@@ -85,8 +85,6 @@ def create(
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Groups are told apart by Python's hash, which streams keep: the same in every process.
-    os.environ["PYTHONHASHSEED"] = "0"
     settings = {**SETTINGS, **(conf or {})}
     if master.startswith("local"):
         # A host name that resolves elsewhere must not keep a local session from starting.

@@ -4,7 +4,7 @@
     messages.writeStream.format("jetstream").options(url="nats://localhost:4222").start()
 
 It takes the columns that `postgres-changes` gives (`record`, `changes`, `action`, `metadata`, and the
-group hashes where they were kept), and publishes as the NATS sink of `penstock run` does.
+group hashes where they are present), and publishes as the NATS sink of `penstock run` does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = structlog.get_logger("penstock.jetstream")
 
 
 class SinkOptions(NatsSinkConfig):
-    """What may stand in `.options(…)`: the NATS sink's settings, and what `penstock.yaml` would say."""
+    """What may stand in `.options(…)`: the NATS sink's settings, and what `penstock.yaml` would hold."""
 
     source: str = "spark"
     """Value of `{source}` in the subject."""
@@ -148,19 +148,19 @@ def _options(options: Mapping[str, str]) -> SinkOptions:
 
 
 class _Patience:
-    """Warns of each kind of error once, and gives up when `retry_timeout` asks for it."""
+    """Warns of each kind of error once, and raises it once `retry_timeout` is over."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._timeout = options.retry_timeout
         self._name = options.name
         self.since: float | None = None
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def on_retry(self, error: SinkError, seconds: float) -> None:
         if self.since is None:
             self.since = time.monotonic()
-        if error.code not in self.told:
-            self.told.add(error.code)
+        if error.code not in self.reported:
+            self.reported.add(error.code)
             log.warning("sink held up", sink=self._name, code=error.code, error=str(error),
                         retry_in=round(seconds, 1))  # fmt: skip
 
@@ -172,7 +172,7 @@ class _Patience:
 
     def rest(self) -> None:
         self.since = None
-        self.told.clear()
+        self.reported.clear()
 
 
 _sinks: dict[bytes, tuple[NatsSink, _Patience]] = {}

@@ -1,8 +1,8 @@
 """What Spark's processes write to standard error, made fit for a log that people and machines read.
 
 The JVM and its Python workers share one stream. Lines that are log lines of ours pass as they are.
-The JVM's banner goes; of a trace only the line that says what happened stays, and not even that where
-a query's thread or a worker ends: a failure is raised in Python and told there, and what an orderly
+The JVM's banner goes; of a trace only the line with what happened stays, and not even that where
+a query's thread or a worker ends: a failure is raised in Python and logged there, and what an orderly
 stop breaks off is no failure.
 """
 
@@ -29,13 +29,13 @@ _JAVA_TRACE: Final = ("\tat ", "\t... ", "Caused by:", "\tSuppressed:")
 
 
 class Filter:
-    """Decides line by line; `take` returns what is to be said, or None."""
+    """Decides line by line; `take` returns what to print, or None."""
 
     def __init__(self) -> None:
         self._in_trace = False
 
     def take(self, line: str) -> str | None:
-        """Return the line if it says something, without its end."""
+        """Return the line without its end, None if it is noise."""
         line = line.rstrip("\n")
         if self._in_trace:
             if not line or line[0].isspace():
@@ -84,10 +84,10 @@ class Forwarder:
         return list(self._last)
 
     def _run(self) -> None:
-        kept = Filter()
+        lines = Filter()
         with os.fdopen(self._read, "rb") as stream:
             for raw in stream:
-                line = kept.take(raw.decode(errors="replace"))
+                line = lines.take(raw.decode(errors="replace"))
                 if line is None:
                     continue
                 if not line.startswith("{"):

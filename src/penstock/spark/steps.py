@@ -46,11 +46,11 @@ class SinkPlan:
     """What the executors need to know of a sink's expressions; the results are named by `number`.
 
     Attributes:
-        number: Tells the results of this sink from those of others.
+        number: Identifies the results of this sink among those of others.
         filter: The fields that the filter takes; None where there is no filter.
         route: The fields that the route takes, likewise.
         templates: Those of the route's rules; None where it is an expression.
-        always: Whether the first rule matches always, so that Spark is not asked.
+        always: Whether the first rule matches always, so that Spark has no part in it.
         items: The select list of a transform in SQL.
         used: The fields of each item that is computed, by its name.
     """
@@ -65,12 +65,12 @@ class SinkPlan:
 
     @property
     def keep(self) -> str:
-        """The result that says whether a message is kept: `KEEP`, `DROP` or `BAD`."""
+        """The result of the filter: `KEEP`, `DROP` or `BAD`."""
         return f"keep{self.number}"
 
     @property
     def to(self) -> str:
-        """The result that says where to: a text with `MARK`s; or the number of a rule, or `BAD`."""
+        """The result of the route: a text with `MARK`s; or the number of a rule, or `BAD`."""
         return f"to{self.number}"
 
     @property
@@ -140,7 +140,7 @@ class Steps:
     def __call__(self, block: Block) -> Prepared:
         """Return what the sink gets of a block.
 
-        A message that fails in a way that nobody has thought of is a dead letter like others: an
+        A message that fails in an unforeseen way is a dead letter like others: an
         error would have Spark try the same again and again. Raises `TransformError` where the
         operator's code cannot be loaded, and what the machine lacks, memory or a process.
         """
@@ -175,29 +175,29 @@ class Steps:
         return Prepared(messages, dead, sum(half.filtered for half in halves))
 
     def _prepared(self, block: Block) -> Prepared:
-        plan, wanted = self._plan, self.route.mask(block.messages)
+        plan, passing = self._plan, self.route.mask(block.messages)
         if plan is None:
-            messages = block.messages if wanted is None else block.messages.filter(wanted)
+            messages = block.messages if passing is None else block.messages.filter(passing)
             return Prepared(self._grouped(messages))
         dead: list[DeadLetter] = []
         messages, results = block.messages, block.results
         filtered = 0
         if plan.filter is not None:
-            assert results is not None  # noqa: S101 - the plan has asked for them
-            filtered = messages.num_rows if wanted is None else pc.sum(wanted).as_py() or 0
+            assert results is not None  # noqa: S101 - the plan has them
+            filtered = messages.num_rows if passing is None else pc.sum(passing).as_py() or 0
             keep = results.field(plan.keep)
             failed = pc.equal(keep, _BAD)
-            if wanted is not None:
-                failed = pc.and_(failed, wanted)
+            if passing is not None:
+                failed = pc.and_(failed, passing)
             if pc.any(failed).as_py():
                 rows = pc.indices_nonzero(failed).to_pylist()
                 dead += self._unfit(messages, rows, plan.filter, FILTER_FAILED, "the filter")
-            kept = pc.equal(keep, _KEEP)
-            wanted = kept if wanted is None else pc.and_(kept, wanted)
-            filtered -= (pc.sum(wanted).as_py() or 0) + len(dead)
-        if wanted is not None and not pc.all(wanted).as_py():
-            messages = messages.filter(wanted)
-            results = None if results is None else results.filter(wanted)
+            matching = pc.equal(keep, _KEEP)
+            passing = matching if passing is None else pc.and_(matching, passing)
+            filtered -= (pc.sum(passing).as_py() or 0) + len(dead)
+        if passing is not None and not pc.all(passing).as_py():
+            messages = messages.filter(passing)
+            results = None if results is None else results.filter(passing)
         if not messages.num_rows:
             return Prepared(messages, dead, filtered)
         prepared = self._changed(self._grouped(messages), messages, results, plan, dead)
@@ -210,8 +210,8 @@ class Steps:
         if self._plan is None or not self._keeps_rows or old.null_count == len(old):
             return prepared
         left = old_keys.unsent(captured, prepared.messages)
-        if (wanted := self.route.mask(left)) is not None:
-            left = left.filter(wanted)
+        if (passing := self.route.mask(left)) is not None:
+            left = left.filter(passing)
         if not left.num_rows:
             return prepared
         left = self._old_keys(self._grouped(left))
@@ -244,7 +244,7 @@ class Steps:
         origin = pa.array(range(messages.num_rows), pa.int64())
         why: dict[int, tuple[str, str]] = {}
         if self._select is not None:
-            assert results is not None  # noqa: S101 - the plan has asked for them
+            assert results is not None  # noqa: S101 - the plan has them
             messages, unread = self._select(messages, results)
             messages = self._old_keys(messages)
             why = {row: (TRANSFORM_FAILED, reason) for row, reason in unread.items()}

@@ -22,13 +22,13 @@ _DDL: Final = "id bigint"
 _SCHEMA: Final = pa.schema([pa.field("id", pa.int64())])
 
 
-class Warmth(DataSource):
+class WarmUp(DataSource):
     """One row, and nothing after it."""
 
     @classmethod
     def name(cls) -> str:
         """Return the format's name."""
-        return "penstock-warmth"
+        return "penstock-warm-up"
 
     def schema(self) -> str:
         """Return the columns as DDL."""
@@ -36,10 +36,10 @@ class Warmth(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Return the reader."""
-        return WarmthReader()
+        return WarmUpReader()
 
 
-class WarmthReader(DataSourceStreamReader):
+class WarmUpReader(DataSourceStreamReader):
     """Plans one batch."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -75,8 +75,8 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def warm(spark: SparkSession) -> None:
     """Run the query until its batch is done; raises what Spark raises."""
-    spark.dataSource.register(Warmth)
-    frame = map_in_arrow(spark.readStream.format(Warmth.name()).load(), _same, _DDL)
+    spark.dataSource.register(WarmUp)
+    frame = map_in_arrow(spark.readStream.format(WarmUp.name()).load(), _same, _DDL)
     with tempfile.TemporaryDirectory(prefix="penstock-warm-", ignore_cleanup_errors=True) as folder:
         query = (
             frame.writeStream.format("noop")

@@ -1,10 +1,10 @@
-"""The executors' end of a pipeline: every part of a micro-batch to every sink that wants its messages.
+"""The executors' end of a pipeline: every part of a micro-batch to the sinks of its messages.
 
 A `FanOut` travels to the executors inside the query. Its sinks are made once in each worker process
 and keep their connections from batch to batch.
 
-All streams of the source are written in one transaction of the store, which also tells the NATS sinks
-that are behind: their messages go to their backlogs, in the same transaction. To the others they are
+All streams of the source are written in one transaction of the store, which also reads which NATS sinks
+are behind: their messages go to their backlogs, in the same transaction. To the others they are
 published meanwhile. What one of these does not take in time goes to its backlog in a second
 transaction, and from then on it is behind; `penstock.sinks.backlog.drainer` brings it back.
 """
@@ -25,6 +25,7 @@ import psycopg
 import pyarrow as pa
 
 from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.core.backoff import Backoff
 from penstock.core.blocks import Block, unpack
 from penstock.core.counting import Counts, Floors, is_counted, split
 from penstock.core.delivery import DeadLetter, Unfinished, Written
@@ -92,7 +93,7 @@ class Worker:
         self.store = fan_out.store
         self.reporter = Reporter(fan_out.monitor)
         self.streams: list[Steps] = []
-        self.lanes: dict[str, _Lane] = {}
+        self.sink_writers: dict[str, _SinkWriter] = {}
         streams: list[StreamRoute] = []
         for route in fan_out.routes:
             steps = Steps(route, fan_out.plans.get(route.name), fan_out.source)
@@ -101,12 +102,14 @@ class Worker:
                 self.streams.append(steps)
                 streams.append(StreamRoute(route.name, route.stream_id, route.settings.kind))
             else:
-                self.lanes[route.name] = _Lane(steps, route.settings, fan_out.source, self.reporter)
+                self.sink_writers[route.name] = _SinkWriter(
+                    steps, route.settings, fan_out.source, self.reporter
+                )
         store = fan_out.store
         self.writer = StreamWriter(store.url, store.source_id, store.base, streams)
-        self.pool = ThreadPoolExecutor(max(len(self.lanes), 1), "sink")
-        # A process before this one may have ended with the store's error told.
-        self._store_told = True
+        self.pool = ThreadPoolExecutor(max(len(self.sink_writers), 1), "sink")
+        # A process before this one may have ended after it reported an error of the store.
+        self._store_reported = True
         self.source = fan_out.source
         self.query: str | None = None
         self.floors: Floors = {}
@@ -125,7 +128,7 @@ class Worker:
         return _Part(self, first.part, first, blocks).write()
 
     def _begin(self, query: str) -> None:
-        """Ask where a query counts from; where there is no run, nothing is counted."""
+        """Request where a query counts from; without a run, nothing is counted."""
         self.floors = {}
         with contextlib.suppress(EOFError, OSError, AuthenticationError):
             answer = self.reporter.ask({"source": self.source, "query": query})
@@ -138,18 +141,21 @@ class Worker:
         """End what a worker that is not used any more holds: connections, the operator's code."""
         for steps in self.streams:
             steps.close()
-        for lane in self.lanes.values():
-            lane.close()
+        for sink_writer in self.sink_writers.values():
+            sink_writer.close()
         self.writer.close()
         self.pool.shutdown(wait=False)
 
     def _connect(self) -> None:
-        for steps in (*self.streams, *(lane.steps for lane in self.lanes.values())):
+        for steps in (
+            *self.streams,
+            *(sink_writer.steps for sink_writer in self.sink_writers.values()),
+        ):
             steps.start()
         behind = self.patiently(self._behind)
         tries = {
-            name: self.pool.submit(lane.connect)
-            for name, lane in self.lanes.items()
+            name: self.pool.submit(sink_writer.connect)
+            for name, sink_writer in self.sink_writers.items()
             if name not in behind
         }
         self.fall_behind({name: (error, []) for name, t in tries.items() if (error := t.result())})
@@ -160,25 +166,24 @@ class Worker:
         return behind
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Return what `step`, a transaction, returns; try again while the store is in trouble."""
-        delay = _BACKOFF_SECONDS[0]
+        """Return what `step`, a transaction, returns; try again while the store fails it."""
+        backoff = Backoff(*_BACKOFF_SECONDS)
         while True:
             try:
                 result = step()
             except SinkError as error:
-                self._store_told = True
+                self._store_reported = True
                 self.reporter.send(
                     {"store": str(error), "code": error.code, "remedy": error.remedy}
                 )
                 if not error.transient:
                     raise
             else:
-                if self._store_told:
-                    self._store_told = False
+                if self._store_reported:
+                    self._store_reported = False
                     self.reporter.send({"store": None})
                 return result
-            time.sleep(delay)
-            delay = min(2 * delay, _BACKOFF_SECONDS[1])
+            time.sleep(backoff.after_failure())
 
     @contextlib.contextmanager
     def in_store(self) -> Iterator[psycopg.Connection]:
@@ -261,7 +266,7 @@ class _Part:
             # Whatever has happened, the next part finds the sinks idle.
             wait(self._deliveries.values())
         for name, dead in self._dead.items():
-            tell(worker.reporter, name, Written(dead=dead))
+            send_report(worker.reporter, name, Written(dead=dead))
         for name, future in self._deliveries.items():
             self._counts[name] = future.result().counts
         done = {name: future.result() for name, future in self._deliveries.items()}
@@ -280,11 +285,11 @@ class _Part:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
         worker, writer = self._worker, self._worker.writer
         behind = writer.begin().backlogs
-        spilled = [worker.lanes[name] for name in self._begin(behind)]
+        spilled = [worker.sink_writers[name] for name in self._begin(behind)]
         written = [Written() for _ in worker.streams]
         total = 0
         self._dead = {}
-        spills = {lane.steps.route.name for lane in spilled}
+        spills = {sink_writer.steps.route.name for sink_writer in spilled}
         names = spills.union(steps.route.name for steps in worker.streams)
         self._counts = {name: Counts() for name in names if self._is_for(name)}
         for block in self._blocks():
@@ -296,10 +301,10 @@ class _Part:
                 written[index].delivered += new
                 written[index].duplicates += there - new
                 self._count(steps, block, prepared, there, size(prepared.messages))
-            for lane in spilled:
-                prepared = self._prepared(lane.steps, block)
-                messages, name = prepared.messages, lane.steps.route.name
-                self._count(lane.steps, block, prepared)
+            for sink_writer in spilled:
+                prepared = self._prepared(sink_writer.steps, block)
+                messages, name = prepared.messages, sink_writer.steps.route.name
+                self._count(sink_writer.steps, block, prepared)
                 with worker.in_store() as connection:
                     worker.spill(connection, name, messages, first=name in self._first)
                 total += messages.num_rows
@@ -309,7 +314,7 @@ class _Part:
         writer.commit(self._part if worker.streams else None)
         for steps, of_stream in zip(worker.streams, written, strict=True):
             if of_stream.delivered or of_stream.duplicates:
-                worker.reporter.send(_report(steps.route.name, of_stream))
+                worker.reporter.send(_body(steps.route.name, of_stream))
             total += of_stream.delivered
         return total
 
@@ -334,12 +339,14 @@ class _Part:
         """Begin to publish to the sinks that are not behind, and return the names of those that are."""
         worker = self._worker
         spilled = []
-        for name, lane in worker.lanes.items():
+        for name, sink_writer in worker.sink_writers.items():
             if name in self._feeds or not self._is_for(name):
                 continue
             found = behind.get(name)
             if found is not None:
-                starts = lane.steps.route.starts and self._part.sink == name and found.starting
+                starts = (
+                    sink_writer.steps.route.starts and self._part.sink == name and found.starting
+                )
                 if starts:
                     self._first.add(name)
                 if not starts or found.has_first:
@@ -349,7 +356,7 @@ class _Part:
             for block in self._read:
                 feed.put(block)
             floor = self._floors.get(name)
-            self._deliveries[name] = worker.pool.submit(lane.deliver, feed, floor)
+            self._deliveries[name] = worker.pool.submit(sink_writer.deliver, feed, floor)
         return spilled
 
     def _blocks(self) -> Iterator[Block]:
@@ -367,7 +374,7 @@ class _Part:
 
 @dataclass
 class _Delivery:
-    """What a NATS sink took of a part; `error` says why it did not take the rest."""
+    """What a NATS sink took of a part; `error` is why it did not take the rest."""
 
     delivered: int
     error: SinkError | None
@@ -385,7 +392,7 @@ class _Delivery:
         return sum(int(batch.num_rows) for batch in self.rest)
 
 
-class _Lane:
+class _SinkWriter:
     """A NATS sink, and how it is written to: in a thread, and not for ever."""
 
     def __init__(
@@ -405,7 +412,7 @@ class _Lane:
             self._sink.connect(self._patience)
         except Unfinished as unfinished:
             return unfinished.error
-        self._reporter.send(_report(self._name, Written()))
+        self._reporter.send(_body(self._name, Written()))
         return None
 
     def close(self) -> None:
@@ -425,7 +432,7 @@ class _Lane:
             messages = prepared.messages
             of_block = Written(dead=prepared.dead)
             if prepared.dead:
-                self._tell(of_block)
+                self._report(of_block)
             counted = is_counted(block, floor)
             if not counted:
                 done.count(of_block, prepared.filtered)
@@ -435,7 +442,7 @@ class _Lane:
                 started = time.monotonic()
                 try:
                     written = self._sink.write(messages, left)
-                    self._tell(written)
+                    self._report(written)
                     done.delivered += written.delivered
                     if not counted:
                         done.count(written)
@@ -444,7 +451,7 @@ class _Lane:
                     left = min(self._patience, left - took)
                     continue
                 except Unfinished as unfinished:
-                    self._tell(unfinished.written)
+                    self._report(unfinished.written)
                     done.delivered += unfinished.written.delivered
                     if not counted:
                         done.count(unfinished.written)
@@ -461,28 +468,27 @@ class _Lane:
             }
         )  # fmt: skip
 
-    def _tell(self, written: Written) -> None:
-        tell(self._reporter, self._name, written)
+    def _report(self, written: Written) -> None:
+        send_report(self._reporter, self._name, written)
 
 
-def tell(reporter: Reporter, sink: str, written: Written) -> None:
+def send_report(reporter: Reporter, sink: str, written: Written) -> None:
     """Report what became of a sink's messages; returns when its dead letters are in the store."""
-    report = _report(sink, written)
+    report = _body(sink, written)
     if not written.dead:
         if written.delivered:
             reporter.send(report)
         return
-    delay, told = _BACKOFF_SECONDS[0], False
+    backoff, failed = Backoff(*_BACKOFF_SECONDS), False
     while "error" in (answer := reporter.ask(report)):
-        told = True
+        failed = True
         reporter.send({"store": answer["error"], "code": "dead_letters"})
-        time.sleep(delay)
-        delay = min(2 * delay, _BACKOFF_SECONDS[1])
-    if told:
+        time.sleep(backoff.after_failure())
+    if failed:
         reporter.send({"store": None})
 
 
-def _report(sink: str, written: Written) -> dict[str, object]:
+def _body(sink: str, written: Written) -> dict[str, object]:
     return {
         "sink": sink, "delivered": written.delivered, "duplicates": written.duplicates,
         "bytes": written.bytes, "dead": [asdict(letter) for letter in written.dead],

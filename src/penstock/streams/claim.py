@@ -16,13 +16,14 @@ import psycopg
 import structlog
 
 from penstock.core import queries
+from penstock.core.connect import is_lost
 from penstock.core.errors import StoreError
-from penstock.streams.connect import connect, is_lost
+from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_RUN
 
 PATIENCE: Final = 75.0
-"""How long a server may hold the lock for a session whose client is gone, until it notices."""
+"""How long, in seconds, a server may hold the lock of a session whose client is gone."""
 _LOOK_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 2.0

@@ -1,7 +1,7 @@
 """Messages as rows of a segment, in the binary form of COPY.
 
 Nothing here is done row by row: numbers are turned to network order in bulk, and one join per batch
-puts the rows together, as COPY wants them.
+puts the rows together, as COPY takes them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
     """Return messages (`WIRE_SCHEMA`) with their positions in a stream for those in the source.
 
     `base` is added to the LSNs. In kind rows there is a delete before each update that changed the
-    row's primary key: the old one is nobody's any more.
+    row's primary key: the old one is no row's any more.
     """
     lsn = pc.add(batch.column("commit_lsn"), pa.scalar(base, pa.int64()))
     idx = pc.add(pc.multiply(batch.column("commit_idx"), _PLACES), _PLACE)
@@ -102,7 +102,7 @@ def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
 
 
 def _first_of_each(batch: pa.RecordBatch) -> pa.Array:
-    """Tell of each row whether it is the first at its position; `batch` is in their order."""
+    """Return of each row whether it is the first at its position; `batch` is in their order."""
     lsn, idx = map(batch.column, _POSITION)
     new = pc.or_(pc.not_equal(lsn[1:], lsn[:-1]), pc.not_equal(idx[1:], idx[:-1]))
     return pa.concat_arrays([pa.array([True]), new])
@@ -210,7 +210,7 @@ def _repeated(column: pa.Array) -> pa.Array:
 
 
 def _keys(batch: pa.RecordBatch) -> pa.Array:
-    """Return what tells rows apart, null for those of a table without a primary key."""
+    """Return what identifies rows, null for those of a table without a primary key."""
     metadata = batch.column("metadata")
     (pks,) = pc.extract_regex(metadata, _PKS).flatten()
     if pks.null_count:

@@ -1,4 +1,4 @@
-"""What keeps the store from doing its work, in a form that says what to do about it."""
+"""Failures of the store: what an error of psycopg means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.core.connect import address, connection_error, reason_of
 from penstock.core.errors import StoreError
-from penstock.postgres.admin import address, connection_error
 
 EMBEDDED: Final = "the log of the embedded store: "
 """Before the path of its log, `fallback_application_name` in the URL of a store that Penstock runs.
@@ -39,8 +39,13 @@ _BY_STATE: Final[dict[str, tuple[str, str, str, bool]]] = {
         False,
     ),
     "PS003": ("old_streams", *OLD_STREAMS, False),  # see schema.sql
-    "53100": ("disk_full", "The store's disk is full", "Make room there, or keep less.", True),
-    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more.", True),
+    "53100": (
+        "disk_full",
+        "The store's disk is full",
+        "Free space on it, or shorten `retention`.",
+        True,
+    ),
+    "53200": ("out_of_memory", "The store is out of memory", "Give Postgres more memory.", True),
     "53300": ("server_not_ready", "The store is busy", "Raise max_connections there.", True),
     "25006": (
         "read_only",
@@ -65,8 +70,8 @@ def store_error(error: psycopg.Error, url: str) -> StoreError:
         return found
     return StoreError(
         EMBEDDED_DOWN,
-        f"The embedded store does not answer, and is started again where it has ended: {_said(error)}"
-        f" ({address(url)}).",
+        f"The embedded store does not answer, and is started again where it has ended:"
+        f" {reason_of(error)} ({address(url)}).",
         remedy=f"Where that takes more than some seconds, see {str(name).removeprefix(EMBEDDED)}.",
         transient=True,
     )
@@ -77,7 +82,7 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
     if error.sqlstate in _BY_STATE:
         code, what, remedy, transient = _BY_STATE[error.sqlstate]
         return StoreError(
-            code, f"{what}: {_said(error)} ({where}).", remedy=remedy, transient=transient
+            code, f"{what}: {reason_of(error)} ({where}).", remedy=remedy, transient=transient
         )
     # Without a SQLSTATE no session was there; class 08 and 57P: it is there no more.
     state = error.sqlstate or ""
@@ -92,12 +97,6 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
             )
         if not state or state.startswith(("08", "57P", "25P")):
             return StoreError(
-                "connection_lost", f"The store at {where}: {_said(error)}.", transient=True
+                "connection_lost", f"The store at {where}: {reason_of(error)}.", transient=True
             )
-    return StoreError("postgres", f"The store at {where}: {_said(error)}.")
-
-
-def _said(error: psycopg.Error) -> str:
-    # Never DETAIL or CONTEXT, which quote rows.
-    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return (said or type(error).__name__).rstrip(".")
+    return StoreError("postgres", f"The store at {where}: {reason_of(error)}.")

@@ -1,8 +1,8 @@
 """What keeps the streams small: segments are closed, dropped when their time is over, and merged.
 
 It works beside writers and readers. Closing a segment waits for the writers and keeps new ones
-waiting, for milliseconds; a table that it cannot have at once (somebody dumps the database) is left
-for the next time.
+waiting, for milliseconds; a table that is locked (by a dump of the database, say) is left for the next
+time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
+from penstock.streams.records import START, SourceRecord, StreamRecord
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import (
     SQL,
@@ -31,7 +32,7 @@ from penstock.streams.segments import (
     segments_of,
     short_locks,
 )
-from penstock.streams.store import START, SourceRecord, Store, StreamRecord, create_segment
+from penstock.streams.store import Store, create_segment
 
 INTERVAL: Final = 10.0
 """Seconds from one look at the streams to the next."""
@@ -173,16 +174,16 @@ def _empty_batches(store: Store, connection: Connection, source: SourceRecord) -
     """Empty a source's table of batches but for the head, and what came behind it."""
     batches = batches_table(source.id)
 
-    def ask(name: str, *values: int) -> Any:
+    def execute(name: str, *values: int) -> Any:
         return connection.execute(sql.SQL(SQL[name]).format(batches=batches), values)
 
-    if not ask("many_parts", PARTS).fetchone()[0]:
+    if not execute("many_parts", PARTS).fetchone()[0]:
         return
     add_part = sql.SQL(_WRITE_SQL["add_part"]).format(batches=batches)
     with connection.transaction():
         lock_writers(connection, source.id)
         head = store.head(source.id)
-        unfinished = ask("unfinished_parts", *head).fetchall()
-        ask("truncate")
+        unfinished = execute("unfinished_parts", *head).fetchall()
+        execute("truncate")
         for part in [(*head, *head, 0, 1, 0), *unfinished]:
             connection.execute(add_part, part)

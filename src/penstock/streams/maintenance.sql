@@ -1,7 +1,7 @@
 -- Segments closed, merged and dropped; see maintenance.py and rows.py.
 
 -- name: lock_timeout
--- How long this transaction waits for a lock; whoever comes behind it waits as long.
+-- How long this transaction waits for a lock; sessions behind it in the queue wait as long.
 SELECT set_config('lock_timeout', %s, true)
 
 -- name: segments

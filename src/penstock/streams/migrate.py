@@ -65,7 +65,7 @@ def _version(connection: psycopg.Connection[Any]) -> int:
     if version > VERSION:
         raise StoreError(
             "schema_newer",
-            f"The store's schema has version {version}, this Penstock knows {VERSION}.",
+            f"The store's schema has version {version}, and this Penstock supports {VERSION}.",
             remedy="Run the newer Penstock that made it.",
         )
     return version

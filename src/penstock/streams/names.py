@@ -19,7 +19,7 @@ list of streams and consumers did; `t` the tokens did; `b` the backfills did."""
 
 
 def batches_table(source_id: int) -> sql.Identifier:
-    """Return the table that tells which batches of a source were written."""
+    """Return the table of a source's written batches."""
     return sql.Identifier("penstock", f"batches_{source_id}")
 
 

@@ -1,6 +1,6 @@
 """Up to where each source's slot was confirmed, as the store keeps it, and which source has a gap.
 
-A slot that is lost takes its position with it: what a run has recorded here is then all that says
+A slot that is lost takes its position with it: what a run has recorded here is then all that shows
 since when changes are missed. See `penstock.runtime.recovery`.
 """
 
@@ -49,18 +49,18 @@ class Positions:
         return None if row is None else SourcePosition(*row)
 
     def record(self, source: str, tag: str, lsn: int, time: int) -> None:
-        """Note up to where a source is confirmed; `time` counts as `pgoutput.Begin.timestamp`."""
+        """Record up to where a source is confirmed; `time` counts as `pgoutput.Begin.timestamp`."""
         at = None if time == 0 else _EPOCH + timedelta(microseconds=time)
         self._change("record", {"source": source, "tag": tag, "lsn": lsn, "committed_at": at})
 
     def note_gap(self, source: str, tag: str, code: str) -> None:
-        """Note that a source can't go on before it is recovered, and why."""
+        """Record that a source can't go on before it is recovered, and why."""
         self._change("note_gap", {"source": source, "tag": tag, "gap": code})
 
     def open_gap(
         self, source: str, tag: str, lsn: int, committed_at: datetime | None, code: str
     ) -> None:
-        """Note where a gap begins that is about to be closed."""
+        """Record where a gap begins that is about to be closed."""
         self._change(
             "open_gap",
             {"source": source, "tag": tag, "lsn": lsn, "committed_at": committed_at, "gap": code},

@@ -18,7 +18,7 @@ INSERT INTO penstock.positions (source, tag, lsn, gap) VALUES (%(source)s, %(tag
 ON CONFLICT (source) DO UPDATE SET gap = coalesce(positions.gap, excluded.gap)
 
 -- name: open_gap
--- What `penstock recover` notes before it changes anything, so that it can be run again.
+-- What `penstock recover` records before it changes anything, so that it can be run again.
 INSERT INTO penstock.positions (source, tag, lsn, committed_at, gap)
 VALUES (%(source)s, %(tag)s, %(lsn)s, %(committed_at)s, %(gap)s)
 ON CONFLICT (source) DO UPDATE

@@ -1,4 +1,4 @@
-"""Asks the store every few seconds whether it is there: in a run that is idle no one else does."""
+"""Asks the store every few seconds whether it is there: an idle run has no other reason to ask."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
+from penstock.core.connect import Connection, connect
 from penstock.core.errors import StoreError
-from penstock.streams.connect import CONNECT
 from penstock.streams.errors import store_error
 
 _PAUSE_SECONDS: Final = 2.0
@@ -32,7 +32,7 @@ class Probe:
     def __init__(self, url: str, on_report: Callable[[Report], object]) -> None:
         self._url = url
         self._on_report = on_report
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store probe", daemon=True)
 
@@ -72,14 +72,9 @@ class Probe:
         """Ask once, over the connection there is or a new one; raises `StoreError`."""
         try:
             if self._connection is None:
-                self._connection = psycopg.connect(
-                    self._url, autocommit=True,
-                    **{
-                        **CONNECT,
-                        "connect_timeout": _ANSWER_SECONDS,
-                        "application_name": "penstock probe",
-                    },
-                )  # fmt: skip
+                self._connection = connect(
+                    self._url, application_name="penstock probe", connect_timeout=_ANSWER_SECONDS
+                )
             _exchange(self._connection.pgconn)
         except (psycopg.Error, TimeoutError) as error:
             if self._connection is not None:

@@ -1,4 +1,4 @@
-"""What is registered in the store, as its rows tell it."""
+"""What is registered in the store, a class for each table's rows."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.names import segment_table
+from penstock.streams.records import START, StreamRecord
 from penstock.streams.segments import SQL, Connection, Segment, lock_writers, short_locks
-from penstock.streams.store import START, StreamRecord
 
 _SCHEMA = queries.load("penstock.streams", "schema.sql")
 _PAUSES: Final = (1.0, 2.0, 4.0, 8.0)

@@ -64,7 +64,7 @@ CREATE TABLE penstock.consumers (
     type text NOT NULL CHECK (type IN ('pull', 'webhook')),
     own boolean NOT NULL DEFAULT false,
     settings jsonb NOT NULL,
-    disabled text, -- why a webhook is delivered to no more
+    disabled text, -- why a webhook gets no more deliveries
     disabled_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now()
 );
@@ -181,7 +181,7 @@ CREATE TABLE penstock.{table} (
 
 -- name: segment_table
 -- `key` tells rows of a table apart (kind rows; null in kind changes). `message` is the JSON that a
--- consumer gets, but for its metadata's last member, `consumer`.
+-- consumer gets, but for its metadata's last member, `consumer`. core/group_hash.py defines the hashes.
 CREATE TABLE penstock.{table} (
     lsn bigint NOT NULL,
     idx bigint NOT NULL,

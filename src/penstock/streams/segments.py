@@ -13,7 +13,7 @@ from penstock.core import queries
 from penstock.core.message import Position
 from penstock.streams.consumers.state import State, replay
 from penstock.streams.names import LOCK_WRITE, consumer_table
-from penstock.streams.store import START, ConsumerRecord, StreamRecord
+from penstock.streams.records import START, ConsumerRecord, StreamRecord
 
 Connection = psycopg.Connection[Any]
 SQL: Final = queries.load("penstock.streams", "maintenance.sql")
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     bytes: int
 
     def done(self, head: Position) -> bool:
-        """Tell whether nothing is written to it any more, not even after a crash."""
+        """Return whether nothing is written to it any more, not even after a crash."""
         return self.through is not None and self.through <= head
 
 
@@ -66,7 +66,7 @@ def lock_writers(connection: Connection, source_id: int) -> None:
 
 @contextlib.contextmanager
 def short_locks(connection: Connection) -> Iterator[None]:
-    """Open a transaction that gives up soon where somebody holds a table that it wants."""
+    """Open a transaction that ends soon where another session has locked one of its tables."""
     with connection.transaction():
         connection.execute(SQL["lock_timeout"], [_TABLE_MS])
         yield
@@ -75,7 +75,7 @@ def short_locks(connection: Connection) -> Iterator[None]:
 def low_watermark(connection: Connection, consumer: ConsumerRecord) -> Position | None:
     """Return the position up to which a consumer is done with everything.
 
-    None for one that has not looked at anything yet: what is gone when it begins, it need not know.
+    None for one that has not looked at anything yet: it needs nothing that is gone when it begins.
     """
     query = sql.SQL(SQL["consumer_log"]).format(table=consumer_table(consumer.id))
     state = replay(State(START), [entry for (entry,) in connection.execute(query)])

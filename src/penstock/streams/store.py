@@ -1,19 +1,13 @@
-"""The store: sources, streams, consumers, dead letters and tokens, in the schema `penstock`.
+"""What is registered in the store: sources, streams and consumers, in the schema `penstock`.
 
-Everything here is outside the hot path. Messages are written by `penstock.sinks.stream` and read by
-the consumers.
+Everything here is outside the hot path. `penstock.sinks.stream` writes messages, consumers read them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import secrets
-import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final, LiteralString, Self
 
@@ -22,53 +16,16 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock.core import queries
-from penstock.core.delivery import DeadLetter
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.claim import Claim
-from penstock.streams.connect import CONNECT, connect, is_lost
-from penstock.streams.errors import store_error
+from penstock.streams.connection import StoreConnection
+from penstock.streams.letters import DeadLetters
 from penstock.streams.migrate import migrate
-from penstock.streams.names import (
-    CHANNEL,
-    LOCK_MIGRATE,
-    LOCK_RUN,
-    LOCK_WRITE,
-    batches_table,
-    consumer_table,
-    segment_table,
-)
-from penstock.streams.records import (
-    START,
-    ConsumerRecord,
-    SourceRecord,
-    StoredLetter,
-    StreamRecord,
-    Token,
-)
+from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, batches_table
+from penstock.streams.records import START, ConsumerRecord, SourceRecord, StreamRecord
+from penstock.streams.tokens import Tokens
 
-__all__ = [
-    "CHANNEL",
-    "CONNECT",
-    "LOCK_MIGRATE",
-    "LOCK_RUN",
-    "LOCK_WRITE",
-    "START",
-    "ConsumerRecord",
-    "SourceRecord",
-    "Store",
-    "StoreError",
-    "StoredLetter",
-    "StreamRecord",
-    "Token",
-    "batches_table",
-    "consumer_table",
-    "create_segment",
-    "segment_table",
-    "store_error",
-]
-
-_CLOSE_SECONDS: Final = 1.0
 _START_SECONDS: Final = 60.0
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -83,12 +40,13 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._lock = threading.RLock()
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection = StoreConnection(url)
+        self.letters = DeadLetters(self._connection)
+        self.tokens = Tokens(self._connection)
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Connect, and bring the schema up to date; a server that is starting up is awaited."""
+        """Connect, and bring the schema up to date; wait for a server that is starting up."""
         store, deadline = cls(url), time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -103,16 +61,8 @@ class Store:
             time.sleep(0.5)
 
     def close(self) -> None:
-        """Close the connection; what another thread does with it has a second, and is then ended."""
-        mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
-        if not mine and (connection := self._connection) is not None:
-            _end(connection)
-            mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
-        if mine:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            self._lock.release()
+        """Close the connection; a call of another thread has a second, and is then ended."""
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,19 +70,9 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+    def connection(self) -> contextlib.AbstractContextManager[psycopg.Connection[Any]]:
         """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
-        with self._lock:
-            try:
-                if self._connection is not None and is_lost(self._connection):
-                    self._connection.close()
-                    self._connection = None
-                if self._connection is None:
-                    self._connection = connect(self.url)
-                yield self._connection
-            except psycopg.Error as error:
-                raise store_error(error, self.url) from None
+        return self._connection.lend()
 
     @contextlib.contextmanager
     def _registering(self) -> Iterator[psycopg.Connection[Any]]:
@@ -142,18 +82,18 @@ class Store:
 
     def made_at(self) -> str:
         """Return when the store was made, to the microsecond: no other one was then."""
-        ((made_at,),) = self._rows(_SQL["made_at"])
+        ((made_at,),) = self._connection.rows(_SQL["made_at"])
         return str(made_at)
 
     # Sources
 
     def sources(self) -> list[SourceRecord]:
         """Return all sources."""
-        return [SourceRecord(*row) for row in self._rows(_SQL["sources"])]
+        return [SourceRecord(*row) for row in self._connection.rows(_SQL["sources"])]
 
     def source(self, name: str) -> SourceRecord | None:
         """Return a source, None if there is none of that name."""
-        rows = self._rows(_SQL["source"], [name])
+        rows = self._connection.rows(_SQL["source"], [name])
         return SourceRecord(*rows[0]) if rows else None
 
     def make_source(self, name: str, tag: str) -> SourceRecord:
@@ -171,7 +111,7 @@ class Store:
     def register_source(self, name: str, tag: str, wal_end: int | None = None) -> SourceRecord:
         """Make a source, or find it and see to it that its LSNs go on where its streams end.
 
-        `tag` tells clusters and slots apart (`penstock.core.message.source_tag`), and `wal_end` is where
+        `tag` identifies cluster and slot (`penstock.core.message.source_tag`), and `wal_end` is where
         the source's WAL ends now, None if that is not known. With another tag, or an end before
         what was written, LSNs start anew: the streams go on behind their highest position.
         """
@@ -195,14 +135,14 @@ class Store:
 
     def head(self, source_id: int) -> Position:
         """Return up to where (in the streams' positions) a source's messages are all there."""
-        rows = self._rows(_sql(_SQL["head"], batches=batches_table(source_id)))
+        rows = self._connection.rows(_sql(_SQL["head"], batches=batches_table(source_id)))
         return Position(*rows[0]) if rows else START
 
     # Streams
 
     def streams(self) -> list[StreamRecord]:
         """Return all streams."""
-        return [StreamRecord(*row) for row in self._rows(_SQL["streams"])]
+        return [StreamRecord(*row) for row in self._connection.rows(_SQL["streams"])]
 
     def stream(self, name: str) -> StreamRecord | None:
         """Return a stream, None if there is none of that name."""
@@ -237,7 +177,7 @@ class Store:
 
     def consumers(self) -> list[ConsumerRecord]:
         """Return all consumers, the streams' own too."""
-        return [ConsumerRecord(*row) for row in self._rows(_SQL["consumers"])]
+        return [ConsumerRecord(*row) for row in self._connection.rows(_SQL["consumers"])]
 
     def register_consumer(
         self, stream: str, name: str, type: str, settings: Mapping[str, Any]  # noqa: A002 - the field's name
@@ -296,107 +236,6 @@ class Store:
         table = sql.Identifier(f"consumer_{_found(row)[0]}")
         connection.execute(_sql(_SCHEMA["consumer_table"], table=table))
 
-    # Dead letters
-
-    def add_dead_letters(self, sink: str, letters: Sequence[DeadLetter]) -> None:
-        """Keep what a sink can never deliver."""
-        rows = [
-            (
-                sink,
-                letter.idempotency_key,
-                _storable(letter.subject),
-                letter.code,
-                _storable(letter.reason),
-                _storable(letter.body),
-            )
-            for letter in letters
-        ]
-        with self.connection() as connection, connection.transaction():
-            connection.cursor().executemany(_SQL["add_dead_letter"], rows)
-
-    def dead_letters(
-        self,
-        sink: str | None = None,
-        consumer: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[StoredLetter]:
-        """Return dead letters, oldest first; of one sink or one consumer if named."""
-        values = {"sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset}
-        return [StoredLetter(*row) for row in self._rows(_SQL["dead_letters"], values)]
-
-    def dead_letter(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
-        """Return one dead letter, None if there is none of that id."""
-        values = {"sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0}
-        rows = self._rows(_SQL["dead_letters"], values)
-        return StoredLetter(*rows[0]) if rows else None
-
-    def mark_replayed(self, id: int) -> None:  # noqa: A002 - the field's name
-        """Note that a dead letter was delivered after all."""
-        with self.connection() as connection:
-            connection.execute(_SQL["mark_replayed"], [id])
-
-    def purge(
-        self,
-        sink: str | None = None,
-        consumer: str | None = None,
-        id: int | None = None,  # noqa: A002 - the field's name
-        *,
-        replayed: bool = False,
-    ) -> int:
-        """Delete the dead letters that fit all that is given; return how many there were.
-
-        With `replayed` only those that were replayed.
-        """
-        values = {"sink": sink, "consumer": consumer, "id": id, "replayed": replayed}
-        with self.connection() as connection:
-            return connection.execute(_SQL["purge"], values).rowcount
-
-    # Tokens
-
-    def create_token(self, name: str, role: str, consumers: Sequence[str] | None = None) -> str:
-        """Make an API token and return it; it can't be read again, as its hash alone is stored."""
-        token = f"pst_{secrets.token_urlsafe(32)}"
-        hashed = hashlib.sha256(token.encode()).digest()
-        values = [name, hashed, role, None if consumers is None else list(consumers)]
-        with self.connection() as connection, connection.transaction():
-            try:
-                connection.execute(_SQL["create_token"], values)
-            except psycopg.errors.UniqueViolation:
-                raise StoreError(
-                    "name_taken",
-                    f"There is a token {name!r} already.",
-                    remedy="Give this one another name; a revoked token's is not used again.",
-                ) from None
-            connection.execute(_SQL["notify"], ["t"])
-        return token
-
-    def tokens(self) -> list[Token]:
-        """Return all tokens, revoked ones too."""
-        return [Token(*row) for row in self._rows(_SQL["tokens"])]
-
-    def revoke_token(self, name: str) -> bool:
-        """Make a token worthless at once; False if there is none of that name that is not."""
-        with self.connection() as connection, connection.transaction():
-            revoked = connection.execute(_SQL["revoke_token"], [name]).rowcount
-            connection.execute(_SQL["notify"], ["t"])
-        return revoked > 0
-
-    def _rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
-        with self.connection() as connection:
-            return connection.execute(query, values).fetchall()
-
-
-def _end(connection: psycopg.Connection[Any]) -> None:
-    """End a connection that another thread waits at, also where the server hangs."""
-    with contextlib.suppress(psycopg.Error):
-        connection.cancel_safe(timeout=_CLOSE_SECONDS)
-    with (
-        contextlib.suppress(psycopg.Error, OSError),
-        socket.socket(fileno=os.dup(connection.fileno())) as shared,
-    ):
-        shared.shutdown(socket.SHUT_RDWR)
-
 
 def create_segment(
     connection: psycopg.Connection[Any], stream_id: int, kind: str, after: Position
@@ -421,14 +260,10 @@ def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
     return row
 
 
-def _storable(text: str) -> str:
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
 def _same(what: str, old: str, new: str, stream: str) -> None:
     if old != new:
         raise StoreError(
             f"{what}_changed",
-            f"Stream {stream!r} has the {what} {old!r}, and the configuration says {new!r}.",
+            f"Stream {stream!r} has the {what} {old!r}, and the configuration names {new!r}.",
             remedy="A stream's stays as it is: give the sink another name.",
         )

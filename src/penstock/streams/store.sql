@@ -1,10 +1,10 @@
--- What the store is asked outside the hot path: its schema, sources, streams, consumers, dead letters
+-- The store's queries outside the hot path: its schema, sources, streams, consumers, dead letters
 -- and tokens.
 
 -- name: session
 -- What a session needs, whatever the server, the database or the role has set; what an older server
 -- lacks is passed by. A statement that has waited for a lock sees what its holder did. A client whose
--- network is gone is noticed within a minute, and holds no lock any longer.
+-- network is gone ends within a minute, and then holds no lock any longer.
 SELECT set_config(s.name, v.value, false)
 FROM (VALUES
     ('default_transaction_isolation', 'read committed'),
@@ -57,7 +57,7 @@ CREATE TABLE penstock.migrations (
 SELECT coalesce(max(version), 0) FROM penstock.migrations
 
 -- name: made_at
--- When the schema was made: tells this store from others, and from one that is made in its place.
+-- When the schema was made: it identifies this store among others, and one that is made in its place.
 SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
 FROM penstock.migrations WHERE version = 1
 
@@ -129,7 +129,7 @@ UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
 
 -- name: add_dead_letter
 -- One that comes again, after a replay or a crash, is the same dead letter, and waits again. Its
--- subject does not tell it apart: that may be longer than an index takes.
+-- subject is no part of its identity: that may be longer than an index takes.
 INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)
 VALUES (%s, %s, %s, %s, %s, %s)
 ON CONFLICT (sink, idempotency_key) DO UPDATE

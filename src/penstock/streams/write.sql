@@ -1,4 +1,4 @@
--- What the stream sink says in the transaction of a part of a micro-batch.
+-- The stream sink's statements in the transaction of a part of a micro-batch.
 
 -- name: begin
 BEGIN

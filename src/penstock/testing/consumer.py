@@ -11,16 +11,17 @@ from typing import Final, Literal, TypeVar
 from penstock.config.consumers import ConsumerSettings
 from penstock.core.message import Position
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
+from penstock.streams.consumers.decide import Row, Step
+from penstock.streams.consumers.entry import Entry
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
-from penstock.streams.consumers.log import reason_of
-from penstock.streams.consumers.state import Entry, State
-from penstock.streams.consumers.step import Row, Step
+from penstock.streams.consumers.log import dead_letter_reason
+from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
     ConsumerLetter,
+    ConsumerMessage,
     Delivery,
-    Looked,
     Outcome,
     Received,
     TooManyWaiting,
@@ -104,7 +105,7 @@ class InMemoryConsumer:
     async def ack(self, tokens: Sequence[str]) -> Outcome:
         """Take messages as done, for ever; those that are done already count as taken."""
         refs = read_tokens(self.info.id, tokens)
-        return self._outcome(tokens, self._step(lambda step: step.ack(refs)))
+        return self._outcome(tokens, self._step(lambda step: step.reports.ack(refs)))
 
     async def nack(
         self,
@@ -119,35 +120,37 @@ class InMemoryConsumer:
         `reason` is why they failed, `status` that of a webhook's HTTP answer.
         """
         refs, time = read_tokens(self.info.id, tokens), int(delay * 1_000_000)
-        refused = self._step(lambda step: step.nack(refs, time, status, reason))
+        refused = self._step(lambda step: step.reports.nack(refs, time, status, reason))
         return self._outcome(tokens, refused)
 
     async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
         """Give deliveries `seconds` from now, or ack_wait_ms; those that are done are refused."""
         refs = read_tokens(self.info.id, tokens)
         time = self._ack_wait if seconds is None else int(seconds * 1_000_000)
-        return self._outcome(tokens, self._step(lambda step: step.extend(refs, time)))
+        return self._outcome(tokens, self._step(lambda step: step.reports.extend(refs, time)))
 
     async def release(self, tokens: Sequence[str]) -> Outcome:
         """Give back what a client never got: available at once, and not counted as delivered."""
         refs = read_tokens(self.info.id, tokens)
-        return self._outcome(tokens, self._step(lambda step: step.release(refs)))
+        return self._outcome(tokens, self._step(lambda step: step.reports.release(refs)))
 
     # What operators and tests call
 
     async def messages(
         self, state: Literal["pending", "delivered", "dead"], limit: int = 100
-    ) -> list[Looked]:
+    ) -> list[ConsumerMessage]:
         """Return up to `limit` messages without handing them out, in their order."""
         if state == "dead":
             letters = [letter for letter in self._buried() if letter.replayed_at is None]
             return [
-                Looked(letter.position, letter.deliver_count, letter.message.encode(), None)
+                ConsumerMessage(
+                    letter.position, letter.deliver_count, letter.message.encode(), None
+                )
                 for letter in letters[:limit]
             ]
         return (self._pending() if state == "pending" else self._held())[:limit]
 
-    def left(self) -> list[Looked]:
+    def left(self) -> list[ConsumerMessage]:
         """Return the messages that are neither acked nor dead letters, in their order."""
         return sorted(self._pending() + self._held(), key=lambda looked: looked.position)
 
@@ -249,8 +252,8 @@ class InMemoryConsumer:
     def _end(self, step: Step) -> None:
         if (entry := step.entry(self._ack_wait)) is None:
             return
-        for number, (lsn, idx, _group, _old, count, _until) in step.dead.items():
-            self._bury((lsn, idx), count, step.cause(number))
+        for number, (lsn, idx, _group, _old, count, _until) in step.reports.dead.items():
+            self._bury((lsn, idx), count, step.reports.cause(number))
         self._state.apply(entry)
 
     def _bury(self, position: tuple[int, int], count: int, cause: str) -> None:
@@ -260,7 +263,7 @@ class InMemoryConsumer:
             position=commit_position(*position),
             deliver_count=count,
             code="max_deliver",
-            reason=reason_of(count, cause),
+            reason=dead_letter_reason(count, cause),
             message=self.stream.stored(position).message.decode(),
             at=self._clock.now,
             replayed_at=None,
@@ -270,8 +273,10 @@ class InMemoryConsumer:
         with self._clock.lock:
             step, state, first = self._begin(), self._state, self._state.next
             texts = self._take(step, limit)
-            counts = [state.held[number][4] + 1 for number in step.again] + [1] * len(step.new)
-            dead = bool(step.dead)
+            counts = [state.held[number][4] + 1 for number in step.redelivered] + [1] * len(
+                step.new
+            )
+            dead = bool(step.reports.dead)
             self._end(step)
             positions = [
                 Position._make(state.held[n][:2]) for n in range(first, first + len(texts))
@@ -287,10 +292,10 @@ class InMemoryConsumer:
     def _take(self, step: Step, limit: int) -> list[bytes]:
         """Choose what is handed out; return the messages."""
         state, view = self._state, self._view
-        step.take_again(limit)
-        lost = [n for n in step.again if self.stream.at(state.held[n][:2]) is None]
+        step.take_redeliveries(limit)
+        lost = [n for n in step.redelivered if self.stream.at(state.held[n][:2]) is None]
         step.drop(lost)
-        texts = [self.stream.stored(state.held[n][:2]).message for n in step.again]
+        texts = [self.stream.stored(state.held[n][:2]).message for n in step.redelivered]
         free = step.free_replays(limit)
         found = {position: row.message for position in free if (row := self.stream.at(position))}
         step.take_replays(free, found)
@@ -324,17 +329,20 @@ class InMemoryConsumer:
         state = self._state
         return state.pending + len(state.replays) + self._view.number(state.cursor)
 
-    def _pending(self) -> list[Looked]:
+    def _pending(self) -> list[ConsumerMessage]:
         state, view = self._state, self._view
         rows = {row[:2]: row for row in view.behind(state.cursor) if row[4]}
         for group, parked in state.parked.items():
             rows |= {row[:2]: row for row in view.parked(group, parked)}
-        return [Looked(commit_position(*at), 0, rows[at][4] or b"", None) for at in sorted(rows)]
+        return [
+            ConsumerMessage(commit_position(*at), 0, rows[at][4] or b"", None)
+            for at in sorted(rows)
+        ]
 
-    def _held(self) -> list[Looked]:
+    def _held(self) -> list[ConsumerMessage]:
         now = self._clock.microseconds
         return [
-            Looked(
+            ConsumerMessage(
                 commit_position(lsn, idx),
                 count,
                 row.message,

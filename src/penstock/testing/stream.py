@@ -14,8 +14,9 @@ import pyarrow as pa
 from penstock.config.consumers import ANY, Filters
 from penstock.core.tables import TablePattern
 from penstock.streams import copy
-from penstock.streams.consumers.state import START, Parked
-from penstock.streams.consumers.step import Row
+from penstock.streams.consumers.decide import Row
+from penstock.streams.consumers.entry import Parked
+from penstock.streams.consumers.state import START
 
 
 class StreamRow(NamedTuple):
@@ -124,7 +125,7 @@ class InMemoryStream:
 
 
 class View:
-    """A stream as one consumer reads it; it knows all that is next in each group (`Ahead`)."""
+    """A stream as one consumer reads it; it knows all that is next in each group (`GroupRows`)."""
 
     def __init__(self, stream: InMemoryStream, filters: Filters) -> None:
         self.stream = stream
@@ -141,7 +142,7 @@ class View:
             return len(self.stream.rows) - self.stream.count(cursor)
         return sum(row[4] is not None for row in self.behind(cursor))
 
-    def knows(self, group: int, parked: Parked) -> bool:  # noqa: ARG002 - of `Ahead`
+    def knows(self, group: int, parked: Parked) -> bool:  # noqa: ARG002 - of `GroupRows`
         """Return true: a stream in memory needs no look-up."""
         return True
 

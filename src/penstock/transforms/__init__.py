@@ -1,6 +1,6 @@
 """Changes of messages on their way to a sink, by the operator's Lua or Python.
 
-`make` gives what a worker applies to batches; `inspect` says beforehand what is wrong with it. What
+`make` returns what a worker applies to batches; `inspect` raises what is wrong with it beforehand. What
 goes in and out is in `penstock.transforms.base`.
 """
 
@@ -22,7 +22,7 @@ def make(settings: TransformSettings) -> MessageTransform:
     `inspect` would, and `ValueError` for one in SQL, which Spark evaluates.
     """
     if settings.lua is not None:
-        from penstock.transforms.lua import LuaTransform  # noqa: PLC0415
+        from penstock.transforms.lua import LuaTransform  # noqa: PLC0415 - as above
 
         return LuaTransform(
             settings.lua.code,
@@ -31,7 +31,7 @@ def make(settings: TransformSettings) -> MessageTransform:
             memory_limit=settings.memory_limit_mib << 20,
         )
     if settings.python is not None:
-        from penstock.transforms.python import PythonTransform  # noqa: PLC0415
+        from penstock.transforms.python import PythonTransform  # noqa: PLC0415 - as above
 
         return PythonTransform(settings.python)
     raise ValueError("a transform in SQL is the plan's: only lua and python are made here")

@@ -1,8 +1,8 @@
 """What a transform takes and gives: batches of `WIRE_SCHEMA`, and the messages that failed.
 
-A transform may change a message's record, changes and action, and add to its metadata. What says
-which change it is, and where it stands (the table, the position, the keys), stays as captured: order,
-replays and deduplication rest on it.
+A transform may change a message's record, changes and action, and add to its metadata. What identifies
+the change (the table, the position, the keys) stays as captured: order, replays and deduplication rest
+on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESERVED: Final = (
 
 
 class TransformError(Exception):
-    """A transform that cannot be made: the message says what is wrong with the operator's code."""
+    """A transform that cannot be made: the message names what is wrong in the operator's code."""
 
 
 class Failed(NamedTuple):

@@ -20,14 +20,14 @@ UNREADABLE: Final = (RecursionError, msgspec.MsgspecError)
 
 
 def unreadable(error: Exception) -> str:
-    """Return what one of `UNREADABLE` says of a message."""
+    """Return the reason in an error of `UNREADABLE`."""
     if isinstance(error, RecursionError):
         return "the message is nested too deep to be read"
     return f"the message has JSON that can't be read: {error}"
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Tell whether two decoded values are equal; numbers by the double that they come to."""
+    """Return whether two decoded values are equal; numbers by the double that they come to."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_value(v, other[k]) for k, v in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -47,7 +47,7 @@ def as_float(number: float) -> float:
 
 
 class Values:
-    """Decodes values, and notices numbers that a double may spell otherwise."""
+    """Decodes values, and finds numbers that a double may spell otherwise."""
 
     def __init__(self) -> None:
         self.floats = False
@@ -62,7 +62,7 @@ class Values:
         return self._decode(text)
 
     def same(self, one: Raw, other: Raw) -> bool:
-        """Tell whether two texts have the same value."""
+        """Return whether two texts have the same value."""
         return bytes(one) == bytes(other) or same_value(self.decode(one), self.decode(other))
 
     def _float(self, text: str) -> float:

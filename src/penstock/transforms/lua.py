@@ -141,7 +141,7 @@ class LuaTransform:
         doubted = -1
         while (done := len(answers)) < len(rows):
             # What was answered before the process ended may have been lost on the way: up to the row
-            # that has ended it, all is asked for again.
+            # that has ended it, all is sent again.
             stop = len(rows) if fatal is None else fatal[0]
             answers += self._request(rows[done:stop])
             if len(answers) == stop:
@@ -155,7 +155,7 @@ class LuaTransform:
             if status in _OWN_DEATHS or doubted == ended:
                 fatal = (ended, status)
             else:
-                # Somebody else has ended it: the message is tried once more.
+                # Another process has ended it: the message is tried once more.
                 doubted = ended
         return answers
 
@@ -163,8 +163,8 @@ class LuaTransform:
         """Return the answers to `rows`, fewer where the process has ended."""
         if not rows:
             return []
-        pieces = self._helper.ask(self._limits.stopped, rows, _PATIENCE + 2 * self._limits.hard)
-        # While these are looked at, the process is at work on the next.
+        pieces = self._helper.run(self._limits.stopped, rows, _PATIENCE + 2 * self._limits.hard)
+        # While these are read, the process is at work on the next.
         return [self._answer(result) for results in pieces for result in results]
 
     def _answer(self, result: list[Any] | None) -> Answer:
@@ -209,7 +209,7 @@ class LuaTransform:
             )
         if kind == "unreadable":
             return text
-        # Lua's own traceback, which it adds where its parser gives up.
+        # Lua's own traceback, which it adds where its parser fails.
         match = _AT.match(text := text.partition("\nstack traceback:")[0])
         if match is None:
             return f"{self._file}{text}"
@@ -255,7 +255,7 @@ class _Helper:
                 [sys.executable, "-I", "-c", _COMMAND, json.dumps(sys.path), str(shared.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Lua prints there when it aborts; the exit says as much.
+                # Lua prints there when it aborts; the exit status shows as much.
                 stderr=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=(shared.fileno(),),
@@ -276,7 +276,7 @@ class _Helper:
         problem = _decode(self._receive(_PATIENCE))
         return None if problem is None else tuple(problem)
 
-    def ask(self, stopped: int, rows: list[Row], patience: float) -> Iterator[list[Any]]:
+    def run(self, stopped: int, rows: list[Row], patience: float) -> Iterator[list[Any]]:
         """Yield the results of `rows` as they come, fewer where the process ends or is stuck.
 
         Before these, so many messages in a row were `stopped`.
@@ -291,11 +291,11 @@ class _Helper:
                 yield results
 
     def end(self) -> int:
-        """End the process if it runs, and return how it ended, as `subprocess` tells it."""
+        """End the process if it runs, and return how it ended, as `subprocess` reports it."""
         if self._stuck:
             self._finish()
             return -signal.SIGSTOP
-        # What has closed its pipes is about to end by itself, and its status says why.
+        # A process that has closed its pipes is about to end, and its status shows why.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._pipe(self._process.stdin).close()
             self._process.wait(1)
@@ -324,7 +324,7 @@ class _Helper:
 
     @staticmethod
     def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-        assert pipe is not None  # noqa: S101 - both are asked for
+        assert pipe is not None  # noqa: S101 - both are pipes
         return pipe
 
 

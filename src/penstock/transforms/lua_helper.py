@@ -68,7 +68,7 @@ class Limits:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether messages get less time than the setting says."""
+        """Whether messages get less time than the setting allows."""
         return self.stopped >= LOWERED_AFTER
 
     @property
@@ -82,7 +82,7 @@ class Limits:
         return self.seconds + max(self.seconds / 2, _GRACE)
 
     def count(self, *, stopped: bool) -> None:
-        """Note how a message has ended."""
+        """Record how a message has ended."""
         self.stopped = self.stopped + 1 if stopped else 0
 
 
@@ -128,7 +128,7 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Write `data`, its length first; raises `BrokenPipeError` where nobody reads."""
+    """Write `data`, its length first; raises `BrokenPipeError` without a reader."""
     view = memoryview(_LENGTH.pack(len(data)) + data)
     while view:
         view = view[os.write(fd, view) :]
@@ -141,7 +141,7 @@ class Progress:
         self._map = mmap.mmap(fd, _COUNTER.size)
 
     def set(self, row: int) -> None:
-        """Tell that `row` begins."""
+        """Show that `row` begins."""
         _COUNTER.pack_into(self._map, 0, row)
 
     def get(self) -> int:
@@ -153,7 +153,7 @@ class Progress:
 class Sandbox:
     """A Lua runtime with the program in it.
 
-    `problem` is None, or says why the program does not load: its kind and text.
+    `problem` is None, or why the program does not load: its kind and text.
     """
 
     def __init__(self, start: Start) -> None:
@@ -279,7 +279,7 @@ def confine(memory: int) -> None:
 
 def main() -> None:
     """Serve one parent: its program first, then its batches, until it closes the pipe."""
-    # Ctrl-C reaches the whole group; the parent says when it is over.
+    # Ctrl-C reaches the whole group; the parent decides when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     progress = Progress(int(sys.argv[2]))
     with contextlib.suppress(EndedError, BrokenPipeError):
@@ -298,7 +298,7 @@ def main() -> None:
         while True:
             limits.stopped, rows = requests.decode(read_frame(0))
             results: list[Result] = []
-            told = time.monotonic()
+            written = time.monotonic()
             for number, row in enumerate(rows):
                 progress.set(number)
                 timer(kind, limits.hard)
@@ -306,10 +306,10 @@ def main() -> None:
                 results.append(result)
                 stopped = type(result) is tuple and result[0] == TIME
                 limits.count(stopped=stopped)
-                if len(results) == _PIECE or stopped or time.monotonic() - told > _PIECE_SECONDS:
+                if len(results) == _PIECE or stopped or time.monotonic() - written > _PIECE_SECONDS:
                     timer(kind, 0)
                     write_frame(1, encode(results))
-                    results, told = [], time.monotonic()
+                    results, written = [], time.monotonic()
             timer(kind, 0)
             if results:
                 write_frame(1, encode(results))

@@ -51,7 +51,7 @@ _FIELDS: Final = frozenset({"record", "changes", "action", "metadata"})
 
 
 class _BadValueError(Exception):
-    """A returned value that is no message; the text says which."""
+    """A returned value that is no message; the text names it."""
 
 
 class PythonTransform:
@@ -189,7 +189,7 @@ _CAPTURED: Final = frozenset(RESERVED)
 
 
 class Interrupts:
-    """Notices Ctrl-C while the operator's code runs, which may raise KeyboardInterrupt by itself.
+    """Catches Ctrl-C while the operator's code runs, which may raise KeyboardInterrupt by itself.
 
     A context manager. Outside of the main thread, and where SIGINT is handled otherwise or ignored, as
     in Spark's workers, no KeyboardInterrupt comes from a signal.
@@ -303,7 +303,7 @@ def _safe(text: str) -> str:
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    """Raise `_BadValueError` naming the first value that JSON has not."""
+    """Raise `_BadValueError` naming the first value that JSON lacks."""
     if depth > _DEPTH:
         raise _BadValueError(f"{path[:200]} is nested more than {_DEPTH} levels deep")
     if isinstance(value, dict):
@@ -318,7 +318,7 @@ def _check(value: Any, path: str, depth: int) -> None:
                 _check(item, f"{path}[{i}]", depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _BadValueError(f"{path} is {value}, which JSON has not: make it text, or None")
+            raise _BadValueError(f"{path} is {value}, which JSON lacks: make it text, or None")
     elif type(value) not in _PLAIN and not isinstance(value, _AS_TEXT):
         raise _BadValueError(
             f"{path} is {_kind(value)}: expected text, a number, true or false, None, a dict or list"

@@ -39,7 +39,7 @@ local function bad(text, ...)
   error(setmetatable({format(text, ...)}, BAD), 0)
 end
 
--- The line of the program that runs, for errors that say none.
+-- The line of the program that runs, for errors without one.
 local function line()
   for level = 2, 60 do
     local info = getinfo(level, "Sl")
@@ -178,7 +178,7 @@ local function number(v, depth)
   if mathtype(v) == "integer" then return format("%d", v) end
   if v ~= v or v == huge or v == -huge then
     local what = v ~= v and "nan" or tostring(v)
-    bad("%s is %s, which JSON has not: make it text, or null", at(depth), what)
+    bad("%s is %s, which JSON lacks: make it text, or null", at(depth), what)
   end
   for digits = 15, 17 do
     local s = format("%." .. digits .. "g", v)
@@ -285,7 +285,7 @@ local function copied(t)
 end
 
 -- What differs from the `count` captured fields: a JSON object of those to set, an array of those to drop;
--- nil for none. Tables are always told: they may have been changed in place.
+-- nil for none. Tables are always among them: they may have been changed in place.
 local function difference(new, old, count, what)
   local changed
   for key, value in next, new do
@@ -312,8 +312,8 @@ local function difference(new, old, count, what)
   return set, dropped and "[" .. concat(dropped, ",") .. "]"
 end
 
-local kept = {}
-for i = 1, #reserved do kept[reserved[i]] = true end
+local captured = {}
+for i = 1, #reserved do captured[reserved[i]] = true end
 local fields = {record = true, changes = true, action = true, metadata = true}
 
 local function checked(value, what)
@@ -354,7 +354,7 @@ local function output(message, prefix, record, size, changes, changed, action)
     checked(metadata, prefix .. "metadata")
     local added
     for key, value in next, metadata do
-      if not kept[key] then
+      if not captured[key] then
         added = added or {}
         added[key] = value
       end
@@ -431,8 +431,8 @@ local function ended(ok, ...)
   return -1, sort, printable(what)
 end
 
--- Transform a message in so many seconds of CPU time; returns how many came of it, then what `output` says
--- of the only one, or -1, the kind of failure and its text.
+-- Transform a message in so many seconds of CPU time; returns how many came of it, then what `output` returns
+-- for the only one, or -1, the kind of failure and its text.
 local function run(record, changes, action, metadata, limit)
   deadline = clock() + limit
   return ended(pcall(work, record, changes, action, metadata))

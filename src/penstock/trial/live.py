@@ -58,12 +58,12 @@ class _Stream(ReplicationStream):
 
 def read(
     source: PostgresSource,
-    wanted: Callable[[pa.RecordBatch], pa.RecordBatch],
+    select: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: int,
     seconds: float,
     ready: Callable[[], None] = lambda: None,
 ) -> pa.RecordBatch | None:
-    """Return the next `count` messages that `wanted` keeps, fewer where `seconds` are over.
+    """Return the next `count` messages that `select` leaves, fewer where `seconds` are over.
 
     Returns None where none came. `ready` is called once the slot is there: what is committed from
     then on is seen. Raises `CaptureError` where the source can't be read.
@@ -74,8 +74,8 @@ def read(
 
     def emit(chunk: Chunk) -> None:
         for split in chunk.splits:
-            if split is not None and (kept := wanted(split)).num_rows:
-                found.append(kept)
+            if split is not None and (selected := select(split)).num_rows:
+                found.append(selected)
 
     with contextlib.ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""Messages that a user wrote, as batches: what the file leaves out is made up, and says so nowhere else.
+"""Messages that a user wrote, as batches; what the file leaves out is made up.
 
 A message is `{"record", "changes", "action", "metadata"}` as consumers get it; only `record` has to be
 there, and the table's name where the sink takes more than one.
@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict
 
 from penstock.config.settings import PostgresSource, SinkSettings
 from penstock.core.json_members import members
@@ -29,7 +30,7 @@ _EXPECTED: Final = 'expected {"record": {…}, "changes": …, "action": …, "m
 
 
 class MessageError(ValueError):
-    """A file that holds no messages; the text says which part, and what is expected."""
+    """A file that holds no messages; the text names the part, and what is expected there."""
 
 
 def read(text: bytes, source: PostgresSource, sink: SinkSettings) -> pa.RecordBatch:
@@ -119,7 +120,7 @@ def _row(
         schema, name = table
     if not isinstance(name, str):
         raise wrong(
-            "it says of no table, and the sink takes several: add "
+            "it names no table, and the sink takes several: add "
             '"metadata": {"table_schema": …, "table_name": …}'
         )
     schema = schema if isinstance(schema, str) else "public"
@@ -184,8 +185,6 @@ def _integer(value: object, default: int) -> int:
 
 
 def _database(source: PostgresSource) -> str:
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - only where a message is made up
-
     return str(conninfo_to_dict(source.url.get_secret_value()).get("dbname") or "")
 
 

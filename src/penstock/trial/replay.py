@@ -1,6 +1,6 @@
 """Delivers dead letters again: a sink's are published once more, a consumer's go back into it.
 
-What a sink was to send is sent as it was. A message that is kept as it was captured goes through the
+What a sink was to send is sent as it was. A message that is stored as it was captured goes through the
 filter, transform, route and form that its sink, or its pipeline from an outbox, has by now.
 """
 
@@ -17,8 +17,10 @@ from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
 from penstock.streams.consumers.registry import Consumers
-from penstock.streams.store import Store, StoredLetter
+from penstock.streams.records import StoredLetter
+from penstock.streams.store import Store
 from penstock.transforms.base import TransformError
+from penstock.trial.messages import MessageError, read
 
 if TYPE_CHECKING:
     from penstock.trial.trial import Trial
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 class Replay:
     """One round of replays; a context manager.
 
-    Settings are looked for when a sink's letter needs them: in the file `config`, in the databases
+    Settings are read when a sink's letter needs them: in the file `config`, in the databases
     that this names as outboxes, and in `outboxes`.
     """
 
@@ -44,7 +46,7 @@ class Replay:
         self._open = contextlib.ExitStack()
 
     def send(self, letter: StoredLetter) -> None:
-        """Deliver a dead letter and note that it was.
+        """Deliver a dead letter and record that it was.
 
         Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
         then stays as it was.
@@ -54,7 +56,7 @@ class Replay:
             return
         if not letter.subject:
             self._anew(letter, letter.sink)
-            self._store.mark_replayed(letter.id)
+            self._store.letters.mark_replayed(letter.id)
             return
         if letter.code in ("subject_too_long", "bad_subject"):
             raise SinkError(
@@ -66,7 +68,7 @@ class Replay:
             )
         key = letter.idempotency_key or ""
         self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
-        self._store.mark_replayed(letter.id)
+        self._store.letters.mark_replayed(letter.id)
 
     def __enter__(self) -> Self:
         return self
@@ -96,8 +98,6 @@ class Replay:
                 transient=False,
             )
         sink = self._sink(name)
-        from penstock.trial.messages import MessageError, read  # noqa: PLC0415 - with Spark's modules
-
         try:
             message = read(letter.message.encode(), config.sources[sink.source], sink)
             outcomes = list(self._trial(config, name)(message))

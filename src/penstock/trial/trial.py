@@ -21,7 +21,7 @@ from penstock.core.message import DELETE, READ
 from penstock.expressions.fields import Extractor
 from penstock.sinks.nats.frames import Encoder
 from penstock.spark.plan import Plan, plan
-from penstock.spark.planning import wanted_columns
+from penstock.spark.planning import needed_columns
 from penstock.spark.routes import Route
 from penstock.spark.steps import DROP, SinkPlan, Steps
 from penstock.transforms import inspect
@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a message: `why` says it of one that is not sent, `code` of one that failed.
+    """What became of a message: `why` is the reason where it is not sent, `code` where it failed.
 
     `seconds` are those of its transform and route; Spark's are not among them.
     """
@@ -69,21 +69,21 @@ class Trial:
     Args:
         config: The configuration.
         name: The sink's name in it.
-        say: Told what takes a while: the start of Spark.
+        progress: Called with what takes a while: the start of Spark.
 
     Raises:
         ExpressionError: An expression names what no table has, or does not fit its type.
         TransformError: The Lua or Python cannot be loaded.
-        CaptureError: The source, which knows the columns' types, can't be asked.
+        CaptureError: The source, which knows the columns' types, can't be reached.
     """
 
-    def __init__(self, config: Config, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
         self._config = config
         self._sink: Sink = config.sinks[name]
-        self._say = say
+        self._progress = progress
         if self._sink.transform is not None:
             inspect(self._sink.transform)
-        columns, _ = wanted_columns(config.sources[self._sink.source], [self._sink])
+        columns, _ = needed_columns(config.sources[self._sink.source], [self._sink])
         self._plan: Plan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
@@ -96,7 +96,7 @@ class Trial:
         )
         self._spark: SparkSession | None = None
 
-    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages of the sink's tables and actions."""
         mask = self._route.mask(batch)
         return batch if mask is None else batch.filter(mask)
@@ -121,7 +121,7 @@ class Trial:
     def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
         """Return the messages with what Spark makes of them."""
         if self._spark is None:
-            self._say("Starting Spark …")
+            self._progress("Starting Spark …")
             from penstock.spark import session  # noqa: PLC0415 - seconds, and for expressions alone
 
             self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")

@@ -1,4 +1,4 @@
--- What the relay asks and writes for pipelines into inboxes. Parameters are psycopg's.
+-- What the relay reads and writes for pipelines into inboxes. Parameters are psycopg's.
 
 -- name: pipelines
 SELECT r.pipeline, r.inbox, r.relay_group, r.config, r.enabled,
@@ -7,7 +7,7 @@ FROM tide.relays r WHERE r.direction = 'in'
 ORDER BY r.pipeline
 
 -- name: fill
--- Adds messages in their order, and of each message_id only the first. {table} is the inbox's.
+-- Adds messages in their order, of each message_id only the first. {table} is the inbox's.
 INSERT INTO {table} (message_id, subject, payload, body, headers)
 SELECT g.message_id, g.subject, g.payload::pg_catalog.jsonb, g.body,
        g.headers::pg_catalog.jsonb
@@ -22,15 +22,15 @@ ORDER BY g.number
 ON CONFLICT (message_id) DO NOTHING
 
 -- name: count
--- Counts what was added, in the transaction that adds it. `last_id` is a message's number in the stream.
-UPDATE tide.places AS p
+-- Counts the added messages, in the transaction that adds them. `last_id` is a message's number in the stream.
+UPDATE tide.checkpoints AS p
 SET delivered = p.delivered + %(added)s, last_id = GREATEST(p.last_id, %(last)s),
     at = pg_catalog.clock_timestamp()
 WHERE (p.relay_group, p.pipeline, p.outbox) = (%(group)s, %(pipeline)s, %(inbox)s)
 
 -- name: put_state
--- Nothing where the pipeline is gone.
-INSERT INTO tide.places AS p (relay_group, pipeline, outbox, state, code, error, remedy)
+-- Writes nothing where the pipeline was deleted.
+INSERT INTO tide.checkpoints AS p (relay_group, pipeline, outbox, state, code, error, remedy)
 SELECT r.relay_group, r.pipeline, r.inbox, %(state)s, %(code)s, %(error)s, %(remedy)s
 FROM tide.relays r
 WHERE (r.relay_group, r.pipeline, r.inbox) = (%(group)s, %(pipeline)s, %(inbox)s)

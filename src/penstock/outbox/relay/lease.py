@@ -1,8 +1,8 @@
-"""The relay's leases: a row for each of its groups that says whether this process works on it.
+"""The relay's leases: a row for each of its groups, renewed while this process works on it.
 
-One thread renews them all every two seconds, in one statement on a session of its own. It asks each
-group first: one whose own loop is overdue is left out, so that a heartbeat means more than that the
-process is there. Whether a lease is alive is for SQL to say, by the server's clock (`tide._leases`).
+One thread renews them all every two seconds, in one statement on a session of its own. It leaves out a
+group whose loop is overdue, so that a heartbeat means that the group works. SQL decides whether a lease
+is alive, by the server's clock (`tide._leases`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = structlog.get_logger("penstock")
 
 @dataclass(frozen=True)
 class Lease:
-    """A group as this process has it: `running` with the group's lock, or `standby`.
+    """A process's lease on a group: `running` with the group's lock, or `standby`.
 
-    `code`, `error` and `remedy` are of what keeps the whole group from moving.
+    `code`, `error` and `remedy` are of the failure that keeps the whole group from moving.
     """
 
     group: str
@@ -45,11 +45,11 @@ class Lease:
 
 
 class Leases:
-    """Renews the leases that `ask` returns, in a thread, from `start` to `stop`."""
+    """Renews the leases that `current` returns, in a thread, from `start` to `stop`."""
 
-    def __init__(self, url: str, ask: Callable[[], Iterable[Lease]]) -> None:
+    def __init__(self, url: str, current: Callable[[], Iterable[Lease]]) -> None:
         self._url = url
-        self._ask = ask
+        self._current = current
         self._instance = secrets.token_hex(8)
         self._stopping = threading.Event()
         self._failed = False
@@ -60,7 +60,7 @@ class Leases:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and note in each lease that the process has stopped."""
+        """End the thread, and mark each lease as stopped."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -71,7 +71,7 @@ class Leases:
                 with contextlib.closing(connect(self._url)) as connection:
                     connection.execute(_SQL["no_flush"])
                     self._renew(connection)
-            except Exception as error:  # without it a relay that is well would read as dead
+            except Exception as error:  # without a lease a relay that works would count as dead
                 if not self._failed:
                     self._failed = True
                     log.warning("leases could not be renewed; trying again", error=str(error),
@@ -80,7 +80,7 @@ class Leases:
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         while not self._stopping.is_set():
-            leases = list(self._ask())
+            leases = list(self._current())
             if leases:
                 connection.execute(_SQL["beat"], self._values(leases))
                 self._failed = False

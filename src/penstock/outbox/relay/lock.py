@@ -1,4 +1,4 @@
-"""The lock of a relay group: of several relays, the one that has it runs the group."""
+"""The lock of a relay group: of several relays, the one that holds it runs the group."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from penstock.core import queries
 from penstock.outbox.sessions import connect
 
 LOCK_GROUP: Final = 7383
-"""With a group's hash, held by a session in the outboxes' database: relays the group."""
+"""The class of the advisory locks that a group's hash identifies."""
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 
 
 class GroupLock:
-    """A group's lock: one session in the outboxes' database has it, and no other meanwhile.
+    """A group's lock, which one session in the outboxes' database holds.
 
-    `pid` is the server's process of that session, while it is `held` here.
+    `pid` is the server's process of that session, while the lock is `held` here.
     """
 
     def __init__(self, url: str, group: str) -> None:
@@ -29,7 +29,7 @@ class GroupLock:
         self.pid: int | None = None
 
     def acquire(self) -> bool:
-        """Return whether the lock is had now; does not wait. Raises what psycopg does."""
+        """Take the lock if it is free; return whether it is held. Raises `psycopg.Error`."""
         if self.held:
             return True
         if self._connection is None or self._connection.closed:
@@ -41,7 +41,7 @@ class GroupLock:
         return self.held
 
     def check(self) -> bool:
-        """Return whether the lock is still had: its session may have ended."""
+        """Return whether the lock is still held: its session may have ended."""
         if self.held and self._connection is not None:
             try:
                 self._connection.execute(_SQL["alive"])
@@ -51,13 +51,13 @@ class GroupLock:
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
-        """The session that has the lock."""
+        """The session that holds the lock."""
         if self._connection is None:
             raise psycopg.OperationalError("the lock's session is gone")
         return self._connection
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         self.held, self.pid = False, None
         if self._connection is not None:
             self._connection.close()

@@ -1,8 +1,8 @@
-"""The relay: runs the pipelines of a database's outboxes and inboxes, a run for each of its groups.
+"""The relay: runs the pipelines of a database's outboxes and inboxes, one run for each group.
 
-It hears of changes by NOTIFY, and looks every few seconds too. A group's run ends when what it should
-be has changed, and the next one goes on where it was: its place is its slot, and the store's backlogs.
-Of several relays the one that has a group's lock runs the group; the others stand by, with Spark ready.
+It reads the pipelines at each NOTIFY, and every few seconds. When a group's desired state changes, its
+run ends, and the next one continues from its slot and the store's backlogs. Of several relays the one
+that holds a group's lock runs the group; the others stand by, with Spark ready.
 """
 
 from __future__ import annotations
@@ -24,23 +24,30 @@ from penstock.core import queries
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.health import Failure, Part, worker_part
 from penstock.outbox.errors import not_installed
-from penstock.outbox.inbox.inbox import InboxPipeline, find_inboxes
+from penstock.outbox.pipelines import (
+    InboxPipeline,
+    Pipeline,
+    find,
+    find_inboxes,
+    slot_of,
+    source_name,
+)
+from penstock.outbox.relay.desired_state import DesiredState, Planner
 from penstock.outbox.relay.group import Group
 from penstock.outbox.relay.lease import Lease, Leases
 from penstock.outbox.relay.shared import SharedStreams
 from penstock.outbox.relay.sweep import Sweeper
-from penstock.outbox.relay.wanted import Pipeline, Planner, Wanted, find, slot_of, source_name
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.sql.catalog import version_of
 from penstock.outbox.sql.install import version_fault
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.setup import server_fault
-from penstock.runtime.state import State
+from penstock.runtime.state import RunState
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 _POLL_SECONDS: Final = 5.0
-_HEAR_SECONDS: Final = 0.5
-# Each change begins a group's run anew, so those in a row are looked at as one.
+_LISTEN_SECONDS: Final = 0.5
+# Each change replaces a group's run, so several changes in a row are read as one.
 _QUIET_SECONDS: Final = (0.5, 2.0)
 _RETRY_SECONDS: Final = 1.0
 
@@ -51,9 +58,9 @@ class Relay:
     """Relays the outboxes of one database, from `start` until `stop`.
 
     Args:
-        name: What the configuration calls it.
-        source: Where the outboxes are, and which group of pipelines is to be run.
-        config: Gives the store, where it is not the outboxes' database, and Spark's settings.
+        name: Its name in the configuration.
+        source: The outboxes' database, and the group that runs here, if not all do.
+        config: The store, if that is another database, and Spark's settings.
     """
 
     def __init__(self, name: str, source: OutboxSource, config: Config) -> None:
@@ -69,19 +76,19 @@ class Relay:
         self._groups: dict[str, Group] = {}
         self._shared = SharedStreams()
         self._sweeper = Sweeper()
-        self._leases = Leases(self._url, self._held_leases)
+        self._leases = Leases(self._url, self._current_leases)
         self._stopping = threading.Event()
-        self._looked = False
+        self._refreshed = False
         self._failure: Failure | None = None
-        self._idle_told = False
+        self._idle_logged = False
         self._thread = threading.Thread(target=self._watch, name=f"relay {name}", daemon=True)
 
-    # -- what others ask
+    # -- status
 
     @property
     def ready(self) -> bool:
-        """Whether every group that there is runs, waits for something to run, or stands by."""
-        return self._looked and all(group.ready for group in self._groups.values())
+        """Whether each group delivers, has nothing to run, or stands by."""
+        return self._refreshed and all(group.ready for group in self._groups.values())
 
     @property
     def alive(self) -> bool:
@@ -89,23 +96,25 @@ class Relay:
         return self._thread.is_alive()
 
     def parts(self) -> list[Part]:
-        """Return how it is itself, and its groups and their pipelines, but for what runs."""
+        """Return its health, and that of its groups; their runs have states of their own."""
         subject, now = f"relay {self.name}", time.time()
-        own = worker_part(subject, self._failure, now, starting=not self._looked)
+        own = worker_part(subject, self._failure, now, starting=not self._refreshed)
         return [own] + [part for g in list(self._groups.values()) for part in g.parts(now)]
 
-    def states(self) -> list[State]:
+    def states(self) -> list[RunState]:
         """Return the states of the groups' runs."""
         return [state for g in list(self._groups.values()) if (state := g.run_state) is not None]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `/status` says of it: each group's state."""
-        return self._shared.told({n: group.as_json() for n, group in list(self._groups.items())})
+        """Return its part of `/status`: each group's state."""
+        return self._shared.with_warnings(
+            {n: group.as_json() for n, group in list(self._groups.items())}
+        )
 
     # -- the process
 
     def prepare(self) -> None:
-        """See that there is something to relay from; raises `SetupError`."""
+        """Check that the database can be relayed from; raises `SetupError`."""
         source = PostgresSource(type="postgres", url=self._url, tables=("tide.*",))
         with open_catalog(source) as catalog:
             (row,) = catalog.connection.execute(_SQL["access"]).fetchall()
@@ -126,7 +135,7 @@ class Relay:
                     "wrong_version",
                     f"The schema tide of database {database}: {message}.", remedy=f"Do: {remedy}.",
                 )  # fmt: skip
-            # Inboxes alone need none of what a capture does.
+            # Inboxes alone need no capture.
             fault = server_fault(catalog)
             if fault and (find(catalog.connection) or not find_inboxes(catalog.connection)):
                 raise fault
@@ -136,13 +145,13 @@ class Relay:
             )  # fmt: skip
 
     def start(self, spark: SparkSession) -> None:
-        """Begin; `prepare` has been called."""
+        """Start the threads; `prepare` has been called."""
         self._spark = spark
         self._thread.start()
         self._leases.start()
 
     def stop(self) -> None:
-        """Ask for the end, from any thread."""
+        """Begin an orderly end, from any thread."""
         self._stopping.set()
         for group in list(self._groups.values()):
             group.stop()
@@ -155,7 +164,7 @@ class Relay:
             group.join()
         self._leases.stop()
 
-    def _held_leases(self) -> list[Lease]:
+    def _current_leases(self) -> list[Lease]:
         return [of for g in list(self._groups.values()) if (of := g.lease()) is not None]
 
     # -- the watching thread
@@ -165,36 +174,36 @@ class Relay:
             try:
                 with contextlib.closing(connect(self._url)) as connection:
                     connection.execute(_SQL["listen"])
-                    for _ in self._looks(connection):
-                        self._look(connection)
-                        self._sweeper.look(connection)
+                    for _ in self._wakeups(connection):
+                        self._refresh(connection)
+                        self._sweeper.sweep(connection)
                         if self._failure is not None:
                             self._failure = None
-                            log.info("the relay looks at its pipelines again", relay=self.name)
+                            log.info("the relay reads its pipelines again", relay=self.name)
             except psycopg.Error as error:
                 known = postgres_error(error, self._url)
                 self._fail(known, "the outboxes' database does not answer")
                 self._stopping.wait(_RETRY_SECONDS)
-            except CaptureError as error:  # such as a route that could not be looked at now
-                self._fail(error, "the relay could not look at its pipelines")
+            except CaptureError as error:  # such as a route that can't be checked now
+                self._fail(error, "the relay could not read its pipelines")
                 self._stopping.wait(_POLL_SECONDS)
             except Exception as error:
                 cause = f"Unexpected: {type(error).__name__}."
-                self._note(Failure("internal", cause, "See the relay's log."))
-                log.exception("the relay could not look at its pipelines", relay=self.name)
+                self._keep(Failure("internal", cause, "See the relay's log."))
+                log.exception("the relay could not read its pipelines", relay=self.name)
                 self._stopping.wait(_POLL_SECONDS)
 
     def _fail(self, error: CaptureError, event: str) -> None:
-        """Report why the relay could not look; log it once."""
+        """Report why the relay could not read its pipelines; log it once."""
         if self._failure is None:
             log.warning(event, relay=self.name, code=error.code, error=str(error))
-        self._note(Failure.by(error))
+        self._keep(Failure.by(error))
 
-    def _note(self, failure: Failure) -> None:
+    def _keep(self, failure: Failure) -> None:
         self._failure = failure.lasting(self._failure, time.time())
 
-    def _looks(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """Yield when there is something to look at: at once, soon after it was told, now and then."""
+    def _wakeups(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """Yield at once, soon after a notification, and every few seconds."""
         quiet, most = _QUIET_SECONDS
         due, latest = time.monotonic(), math.inf
         while not self._stopping.is_set():
@@ -204,13 +213,12 @@ class Relay:
                 pause = _QUIET_SECONDS[0] if self._sweeper.busy else _POLL_SECONDS
                 due, latest = time.monotonic() + pause, math.inf
                 continue
-            told = list(connection.notifies(timeout=min(left, _HEAR_SECONDS), stop_after=1))
-            if told:
+            if list(connection.notifies(timeout=min(left, _LISTEN_SECONDS), stop_after=1)):
                 now = time.monotonic()
                 latest = min(latest, now + most)
                 due = min(now + quiet, latest)
 
-    def _look(self, connection: psycopg.Connection[Any]) -> None:
+    def _refresh(self, connection: psycopg.Connection[Any]) -> None:
         assert self._planner is not None  # noqa: S101 - `prepare` comes first
         assert self._spark is not None  # noqa: S101
         slots = [row[0] for row in connection.execute(_SQL["idle_slots"])]
@@ -218,7 +226,7 @@ class Relay:
         self._drop_slots(connection, slots, found)
         mine = [p for p in found if self._only in (None, p.relay_group)]
         planned = self._planner.plan(mine)
-        self._shared.look(planned.values())
+        self._shared.check(planned.values())
         inboxes: dict[str, list[InboxPipeline]] = {}
         for into in find_inboxes(connection):
             if self._only in (None, into.relay_group):
@@ -228,33 +236,33 @@ class Relay:
             self._groups[name] = group
             group.start()
         for name, group in self._groups.items():
-            group.want(planned.get(name), inboxes.get(name, ()))
-        self._looked = True
-        self._say_idle(planned, any(p.enabled for of in inboxes.values() for p in of))
+            group.set_desired(planned.get(name), inboxes.get(name, ()))
+        self._refreshed = True
+        self._log_idle(planned, any(p.enabled for of in inboxes.values() for p in of))
 
     def _drop_slots(
         self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
     ) -> None:
-        """Drop the slots of groups that are no more: they would keep the server's WAL for ever.
+        """Drop the slots of groups without pipelines: they would keep the server's WAL for ever.
 
-        A relay of inboxes alone may not be allowed to; it goes on without.
+        A relay of inboxes alone may lack the right; then the slots stay.
         """
         assert self._planner is not None  # noqa: S101
-        wanted = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
-        for slot in set(idle) - wanted:
+        in_use = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
+        for slot in set(idle) - in_use:
             refused = psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege
             with contextlib.suppress(*refused):
                 connection.execute(_SQL["drop_slot"], [slot])
                 log.info("slot dropped: its group has no pipelines any more", slot=slot)
 
-    def _say_idle(self, planned: dict[str, Wanted], filling: bool) -> None:
+    def _log_idle(self, planned: dict[str, DesiredState], filling: bool) -> None:
         idle = not filling and not any(
-            p.enabled for wanted in planned.values() for p in wanted.pipelines.values()
+            p.enabled for desired in planned.values() for p in desired.pipelines.values()
         )
-        if idle and not self._idle_told:
+        if idle and not self._idle_logged:
             which = "" if self._only is None else f" in group {self._only}"
             log.warning(
                 f"no pipeline is enabled{which}: waiting for one", relay=self.name,
-                remedy="select tide.relay_enable('…'); select * from tide.relay_list() has them",
+                remedy="select tide.relay_enable('…'); select * from tide.relay_list() lists them",
             )  # fmt: skip
-        self._idle_told = idle
+        self._idle_logged = idle

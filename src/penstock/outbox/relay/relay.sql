@@ -1,7 +1,7 @@
--- What the relay asks of the schema tide, and writes there. Parameters are psycopg's.
+-- What the relay reads from the schema tide, and writes there. Parameters are psycopg's.
 
 -- name: access
--- Whether there is the schema, and whether the role may do in it what a relay does.
+-- Whether the schema is installed, and whether the role may read it.
 SELECT c.oid IS NOT NULL AS installed, pg_catalog.current_database()::pg_catalog.text,
        current_user::pg_catalog.text,
        COALESCE(pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
@@ -14,21 +14,21 @@ LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.rel
 LISTEN tide_relay
 
 -- name: pipelines
--- The pipelines from outboxes. `placed`: whether a relay
--- has run it. What is visible in `snapshot` it has delivered, or never had to; a snapshot from the
--- future is of another cluster, out of which this database was restored, and tells nothing here.
--- `outbox_tag` is another for each outbox that was ever made, in whatever database and cluster.
+-- The pipelines from outboxes. `checkpointed`: whether a relay runs it. The messages that are visible in
+-- `snapshot` are delivered, or the pipeline need not deliver them; a snapshot from the future is of another
+-- cluster, from which this database was restored, and is ignored. `outbox_tag` differs for each outbox
+-- that was ever made, in any database and cluster.
 SELECT r.pipeline, r.outbox, r.relay_group, r.config, r.enabled, r.created_at,
        pg_catalog.left(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
            pg_catalog.concat_ws('/', c.system_identifier, pg_catalog.current_database(), o.name,
                (pg_catalog.date_part('epoch', o.created_at) * 1000000)::pg_catalog.int8), 'UTF8')),
            'hex'), 8) AS outbox_tag,
-       p.lsn IS NOT NULL AS placed, p.store,
+       p.lsn IS NOT NULL AS checkpointed, p.store,
        CASE WHEN pg_catalog.pg_snapshot_xmax(s.snapshot)
                <= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
            THEN s.snapshot::pg_catalog.text END AS snapshot,
        COALESCE(p.delivered, 0) AS delivered
-FROM tide.relays r LEFT JOIN tide.places p
+FROM tide.relays r LEFT JOIN tide.checkpoints p
     ON (p.relay_group, p.pipeline, p.outbox) = (r.relay_group, r.pipeline, r.outbox)
 JOIN tide.outboxes o ON o.name = r.outbox
 CROSS JOIN pg_catalog.pg_control_system() AS c
@@ -39,13 +39,13 @@ WHERE r.direction = 'out'
 ORDER BY r.pipeline
 
 -- name: try_lock
--- A group's lock, of the session; `class` tells it from locks of other kinds. The hash has 64 bits, as
--- of two groups with one lock the second would never run.
+-- A group's lock, held by the session; `class` is the kind of lock. The hash has 64 bits: of two groups with
+-- one lock the second would never run.
 SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%(group)s, %(class)s))
 
 -- name: short
--- A session whose client's machine is gone ends within seconds, and with it the lock. None waits long for
--- a transaction that somebody left open.
+-- A session whose client's machine is gone ends within seconds, and with it the lock. No statement waits
+-- long for an open transaction of another session.
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('idle_session_timeout', '0'),
@@ -64,7 +64,7 @@ SELECT
 SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text
 
 -- name: wal_end
--- Asked after a snapshot: what is visible in that was committed before here.
+-- Read after a snapshot: all that is visible in the snapshot was committed before this LSN.
 SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::pg_catalog.int8
 
 -- name: slot
@@ -72,8 +72,8 @@ SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')
 SELECT wal_status = 'lost' FROM pg_catalog.pg_replication_slots WHERE slot_name = %s
 
 -- name: idle_slots
--- Slots of relays of this database that nobody reads now. To be asked before the pipelines are: a slot
--- is made after the pipelines of its group.
+-- The slots of this database's relays that no session reads. Read it before the pipelines: a slot is made
+-- after the pipelines of its group.
 SELECT slot_name::pg_catalog.text FROM pg_catalog.pg_replication_slots
 WHERE database = pg_catalog.current_database() AND plugin = 'pgoutput' AND NOT active
   AND slot_name ~ '^tide_.*_[0-9a-f]{8}$'
@@ -83,7 +83,7 @@ SELECT pg_catalog.pg_drop_replication_slot(slot_name)
 FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND NOT active
 
 -- name: has_rows
--- Whether an outbox holds a message that fits.
+-- Whether an outbox holds a message that meets the condition.
 SELECT EXISTS (SELECT FROM {table} WHERE {condition})
 
 -- name: last_id
@@ -91,10 +91,10 @@ SELECT EXISTS (SELECT FROM {table} WHERE {condition})
 SELECT id FROM {table} WHERE pg_catalog.pg_visible_in_snapshot(xid, %s::pg_catalog.pg_snapshot)
 ORDER BY id DESC LIMIT 1
 
--- name: put_place
--- No row where the pipeline is gone, or is another one by now; a foreign key violation where it goes
--- while this waits. What is null stays as it was, but for the error.
-INSERT INTO tide.places AS p
+-- name: put_checkpoint
+-- Writes nothing where the pipeline was deleted, or made again; a foreign key is violated where it is deleted
+-- while this waits. Columns for which null is given keep their values, except the error's.
+INSERT INTO tide.checkpoints AS p
     (relay_group, pipeline, outbox, pipeline_created_at, store, lsn, delivered_snapshot, last_id,
      delivered, state, code, error, remedy, dead_letters, dead_letter, dead_letter_at, at)
 SELECT %(group)s, r.pipeline, r.outbox, r.created_at, %(store)s, %(lsn)s::pg_lsn,
@@ -116,53 +116,53 @@ SET pipeline_created_at = excluded.pipeline_created_at,
                           ELSE excluded.dead_letter_at END,
     at = excluded.at
 
--- name: put_trouble
--- The same for what keeps a whole group from running; places stay as they are.
-INSERT INTO tide.places AS p
+-- name: put_failure
+-- Reports a failure of the whole group in its pipelines' checkpoints; how far these are stays.
+INSERT INTO tide.checkpoints AS p
     (relay_group, pipeline, outbox, pipeline_created_at, state, code, error, remedy)
 SELECT r.relay_group, r.pipeline, r.outbox, r.created_at, 'error', %(code)s, %(error)s, %(remedy)s
 FROM tide.relays r
 JOIN ROWS FROM (
         pg_catalog.unnest(%(pipelines)s::pg_catalog.text[]),
-        pg_catalog.unnest(%(created_at)s::pg_catalog.timestamptz[])) AS told (pipeline, created_at)
+        pg_catalog.unnest(%(created_at)s::pg_catalog.timestamptz[])) AS given (pipeline, created_at)
     USING (pipeline, created_at)
 WHERE r.relay_group = %(group)s AND r.direction = 'out' AND r.enabled
 ON CONFLICT (relay_group, pipeline, outbox) DO UPDATE
-SET pipeline_created_at = excluded.pipeline_created_at, state = excluded.state, code = excluded.code, error = excluded.error, remedy = excluded.remedy,
-    at = pg_catalog.clock_timestamp()
+SET pipeline_created_at = excluded.pipeline_created_at, state = excluded.state, code = excluded.code,
+    error = excluded.error, remedy = excluded.remedy, at = pg_catalog.clock_timestamp()
 
--- name: unplace
--- Notes that what is committed goes nowhere from here on, but for some pipelines of a group, until the
--- others begin anew.
-UPDATE tide.places SET lsn = NULL
+-- name: clear_checkpoints
+-- Clears the LSNs of a group's pipelines except some: these no longer get what is committed, until they
+-- start again.
+UPDATE tide.checkpoints SET lsn = NULL
 WHERE relay_group = %(group)s AND lsn IS NOT NULL AND NOT pipeline = ANY (%(but)s::pg_catalog.text[])
 
 -- name: outboxes
 SELECT name FROM tide.outboxes ORDER BY name
 
 -- name: sweep
--- Null where another relay sweeps it now.
+-- Null where another relay is sweeping it.
 SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(
     pg_catalog.hashtextextended(%(outbox)s, %(class)s)) THEN tide.outbox_sweep(%(outbox)s) END
 
 -- name: backlog
--- Of each sink of a source that is behind: the first place that is not delivered yet, null where
--- everything is. The parameter: the source's id in the store.
+-- For each sink of a source that is behind: the first LSN that is not delivered, null where all is. The
+-- parameter: the source's id in the store.
 SELECT b.sink, CASE WHEN count(k.id) > 0 THEN GREATEST(min(k.first_lsn), b.drained_lsn) END
 FROM penstock.backlogs b LEFT JOIN penstock.backlog_blocks k USING (source_id, sink)
 WHERE b.source_id = %s
 GROUP BY b.sink, b.drained_lsn
 
 -- name: open_backfills
--- Of each sink of a source: whether rows that it began with are still to come, and whether what reads
--- them has failed. The parameter: the source's name.
+-- For each sink of a source with a backfill that is not done: whether it has failed, and why it stands
+-- still. The parameter: the source's name.
 SELECT sink, bool_or(state = 'failed'), max(error) FROM penstock.backfills
 WHERE source = %s AND state NOT IN ('done', 'cancelled')
 GROUP BY sink
 
 -- name: dead_letters
--- Of each of the sinks of a source, in the store: how many dead letters wait, the cause of the newest and
--- when it came. Those of another source there, which may have sinks of the same names, have its tag.
+-- For each of a source's sinks: how many dead letters are in the store, the newest one's cause and time.
+-- Another source may have sinks of the same names; its dead letters have its tag.
 SELECT d.sink, d.waiting, n.code || ': ' || n.reason, n.at
 FROM (SELECT l.sink, count(*) AS waiting, max(l.id) AS newest FROM penstock.dead_letters l
       WHERE l.sink = ANY (%(sinks)s) AND l.replayed_at IS NULL AND NOT EXISTS (
@@ -172,8 +172,8 @@ FROM (SELECT l.sink, count(*) AS waiting, max(l.id) AS newest FROM penstock.dead
 JOIN penstock.dead_letters n ON n.id = d.newest
 
 -- name: beat
--- Renews the leases of a process on groups, and takes away what others left of the groups that it runs:
--- there is one lock, so that none of them runs. Standbys stay for an hour after their last heartbeat.
+-- Renews the leases of a process on groups, and deletes those of other processes on groups that it runs:
+-- a group has one lock, so none of them runs. Standbys stay for an hour after their last heartbeat.
 WITH mine AS (
     SELECT * FROM ROWS FROM (
         pg_catalog.unnest(%(groups)s::pg_catalog.text[]),
@@ -202,7 +202,7 @@ SET state = excluded.state, warm = excluded.warm, lock_pid = excluded.lock_pid,
     heartbeat = excluded.heartbeat
 
 -- name: stopped
--- Notes the orderly end of a process.
+-- Records the orderly end of a process.
 UPDATE tide.leases SET state = 'stopped', since = pg_catalog.clock_timestamp(),
     heartbeat = pg_catalog.clock_timestamp(), lock_pid = NULL, code = NULL, error = NULL,
     remedy = NULL

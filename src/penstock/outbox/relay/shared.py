@@ -1,4 +1,4 @@
-"""Warns of pipelines that put one outbox's messages into the same stream, which keeps the first's."""
+"""Warns of pipelines that send one outbox's messages to the same stream, which drops the copies."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.outbox.relay.wanted import Wanted
+from penstock.outbox.relay.desired_state import DesiredState
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.sinks.nats.shared import shared_streams_of_outboxes
 
-_AGAIN_SECONDS: Final = 60.0
+_EVERY_SECONDS: Final = 60.0
 
 log = structlog.get_logger("penstock")
 
 
 class SharedStreams:
-    """Asks the servers now and then, in a thread, as one may be slow to answer; stops nothing."""
+    """Checks the servers every minute, in a thread, as one may be slow to answer; stops nothing."""
 
     def __init__(self) -> None:
         self._warnings: dict[str, str] = {}
-        self._asked: dict[str, OutboxSinkSettings] = {}
+        self._checked: dict[str, OutboxSinkSettings] = {}
         self._due = 0.0
         self._thread: threading.Thread | None = None
 
-    def look(self, planned: Iterable[Wanted]) -> None:
-        """Ask for the pipelines that run by `planned`, where they are others or a while has passed."""
+    def check(self, groups: Iterable[DesiredState]) -> None:
+        """Check the pipelines of the groups, where they have changed or a minute has passed."""
         sinks = {
             name: sink
-            for wanted in planned
-            for name, sink in wanted.sinks.items()
-            if isinstance(sink, OutboxSinkSettings) and name not in wanted.held
+            for desired in groups
+            for name, sink in desired.sinks.items()
+            if isinstance(sink, OutboxSinkSettings) and name not in desired.paused
         }
         if self._thread is not None and self._thread.is_alive():
             return
-        if sinks == self._asked and time.monotonic() < self._due:
+        if sinks == self._checked and time.monotonic() < self._due:
             return
-        self._asked, self._due = sinks, time.monotonic() + _AGAIN_SECONDS
+        self._checked, self._due = sinks, time.monotonic() + _EVERY_SECONDS
         self._thread = threading.Thread(
-            target=self._ask, args=(sinks,), name="shared streams", daemon=True
+            target=self._check, args=(sinks,), name="shared streams", daemon=True
         )
         self._thread.start()
 
-    def told(self, groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return what `/status` says of groups, with each pipeline's warning."""
+    def with_warnings(self, groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the groups' part of `/status` with each pipeline's warning."""
         for group in groups.values():
             for name, pipeline in group["pipelines"].items():
                 pipeline["warning"] = self._warnings.get(name)
         return groups
 
-    def _ask(self, sinks: dict[str, OutboxSinkSettings]) -> None:
+    def _check(self, sinks: dict[str, OutboxSinkSettings]) -> None:
         warnings: dict[str, str] = {}
         try:
             for finding in shared_streams_of_outboxes(sinks):
                 name = finding.subject.removeprefix("pipeline ")
                 warnings[name] = f"{finding.message}; {finding.fix}."
         except Exception:
-            log.exception("the pipelines' streams could not be looked at")
+            log.exception("the pipelines' streams could not be checked")
             return
         for name, warning in warnings.items():
             if self._warnings.get(name) != warning:

@@ -1,4 +1,4 @@
-"""What is in a database of the schema `tide`."""
+"""Reads what a database has of the schema `tide`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SQL: Final = queries.load("penstock.outbox.sql", "catalog.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerInfo:
     """A server and the database on it; `version` is Postgres' number, 180001."""
 
     version: int
@@ -25,10 +25,15 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Whether there is a schema tide, whose it is and what `role`, the session's, may do.
+    """The schema tide of a database, and what the session's `role` may do.
 
-    `owned`: it may act as the owner; `installed`: it has Penstock's table of versions, `readable` for
-    the role; `filled`: it has anything.
+    Attributes:
+        there: Whether there is a schema of this name.
+        owned: Whether the role may act as its owner.
+        installed: Whether it has Penstock's table of versions.
+        filled: Whether it has any table.
+        readable: Whether the role may read the table of versions.
+        may_create: Whether the role may make a schema in the database.
     """
 
     there: bool
@@ -42,27 +47,27 @@ class Schema:
     may_create: bool
 
 
-def server(connection: psycopg.Connection[Any]) -> Server:
-    """Return what the server is."""
-    with connection.cursor(row_factory=args_row(Server)) as cursor:
+def server(connection: psycopg.Connection[Any]) -> ServerInfo:
+    """Return the server's version and settings."""
+    with connection.cursor(row_factory=args_row(ServerInfo)) as cursor:
         (found,) = cursor.execute(_SQL["server"]).fetchall()
     return found
 
 
 def find_schema(connection: psycopg.Connection[Any]) -> Schema:
-    """Return what is there of the schema."""
+    """Return the schema and its rights."""
     with connection.cursor(row_factory=class_row(Schema)) as cursor:
         (found,) = cursor.execute(_SQL["schema"]).fetchall()
     return found
 
 
 def version_of(connection: psycopg.Connection[Any]) -> tuple[int, str] | None:
-    """Return the newest version that is installed and the digest of its functions, if any is."""
+    """Return the installed version and the digest of its functions, None where there is none."""
     row = connection.execute(_SQL["version"]).fetchone()
     return None if row is None else (int(row[0]), str(row[1]))
 
 
 def status(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    """Return `outboxes`, `inboxes`, `pipelines` and `relays`, each as its function of `tide` has it."""
+    """Return `outboxes`, `inboxes`, `pipelines` and `relays`, each as its function returns it."""
     ((found,),) = connection.execute(_SQL["status"]).fetchall()
     return dict(found)

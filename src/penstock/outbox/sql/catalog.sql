@@ -1,4 +1,4 @@
--- What the installation asks of a database.
+-- What the installation reads from a database.
 
 -- name: server
 -- The server's version (180001), the database's encoding, whether it is a standby, and the setting that
@@ -9,7 +9,7 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
 
 -- name: schema
 -- The schema tide: whether it is there, its owner, whether this role may act as that one, whether it is
--- Penstock's, and whether there is anything in it. The role, the database, and whether it may make one.
+-- Penstock's, and whether it has tables. The role, the database, and whether the role may make a schema.
 SELECT n.oid IS NOT NULL AS there, o.rolname::pg_catalog.text AS owner,
        COALESCE(pg_catalog.pg_has_role(n.nspowner, 'MEMBER'), false) AS owned,
        m.oid IS NOT NULL AS installed,
@@ -32,7 +32,7 @@ SELECT version, functions FROM tide.migrations ORDER BY version DESC LIMIT 1
 SELECT pg_catalog.pg_advisory_xact_lock(1886741603, 116)
 
 -- name: act_as
--- The rest of the transaction is that role's: what is made belongs to it.
+-- Acts as that role for the rest of the transaction: it owns what is made.
 SELECT pg_catalog.set_config('role', %s, true)
 
 -- name: status

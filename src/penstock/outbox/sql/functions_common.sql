@@ -13,69 +13,38 @@ BEGIN
         RAISE EXCEPTION '% cannot name %', quote_literal(left(given, 100)),
             CASE WHEN what ~ '^[aeiou]' THEN 'an ' ELSE 'a ' END || what
             USING ERRCODE = 'TD001',
-            HINT = 'Start with a letter or _, go on with letters, digits'
+            HINT = 'Start with a letter or _, continue with letters, digits'
                 || CASE WHEN dotted THEN ', _, - and .' ELSE ' and _' END
                 || '; at most 56 characters.';
     END IF;
 END $tide$;
 
--- name: nearest
--- Returns the one of `known` that takes the fewest edits to make `given` of; where all are far off the
--- shortest that begins with it, or else null.
-CREATE OR REPLACE FUNCTION tide._nearest(given text, known text[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
-DECLARE
-    word text; best text; best_edits integer := 1000;
-    above integer[]; below integer[]; i integer; j integer;
-BEGIN
-    IF length(given) > 60 THEN
-        RETURN NULL;
-    END IF;
-    FOREACH word IN ARRAY known LOOP
-        -- Row by row of the table of edit distances between the beginnings of both.
-        above := ARRAY(SELECT generate_series(0, length(word)));
-        FOR i IN 1 .. length(given) LOOP
-            below := ARRAY[i];
-            FOR j IN 1 .. length(word) LOOP
-                below := below || least(above[j + 1] + 1, below[j] + 1, above[j]
-                    + (lower(substr(given, i, 1)) <> substr(word, j, 1))::integer);
-            END LOOP;
-            above := below;
-        END LOOP;
-        IF above[length(word) + 1] < best_edits THEN
-            best := word;
-            best_edits := above[length(word) + 1];
-        END IF;
-    END LOOP;
-    IF best_edits <= greatest(2, length(given) / 3) THEN
-        RETURN best;
-    END IF;
-    RETURN (SELECT k FROM unnest(known) AS k
-            WHERE length(given) >= 3 AND starts_with(lower(k), lower(given))
-            ORDER BY length(k), k LIMIT 1);
-END $tide$;
-
 -- name: unknown
--- Raises the error for a name that nothing of its kind has, with the nearest that there is.
+-- Raises the error for a name that nothing of its kind has. The hint lists the names that there are, at
+-- most 20, and first those with the same beginning.
 CREATE OR REPLACE FUNCTION tide._unknown(what text, given text, known text[], code text)
 RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
+DECLARE names text := (
+    SELECT string_agg(quote_literal(n.name), ', ') FROM (
+        SELECT k.name FROM unnest(known) AS k (name)
+        ORDER BY starts_with(lower(k.name), lower(left(given, 3))) DESC, k.name LIMIT 20) AS n);
 BEGIN
     RAISE EXCEPTION 'there is no % %', what, quote_literal(left(given, 100))
-        USING ERRCODE = code, HINT = coalesce(
-            'Did you mean ' || quote_literal(tide._nearest(given, known)) || '?',
-            CASE WHEN cardinality(known) = 0 THEN 'There is none yet'
-                 ELSE 'There are: ' || array_to_string(known[1:20], ', ') END
+        USING ERRCODE = code, HINT = CASE
+            WHEN names IS NULL THEN 'There is none yet'
+            WHEN cardinality(known) > 20 THEN format('There are %s, among them: %s',
+                                                     cardinality(known), names)
+            ELSE 'There are: ' || names END
             || CASE what WHEN 'outbox' THEN '; tide.outbox_create makes one.'
                          WHEN 'inbox' THEN '; tide.inbox_create makes one.'
-                         ELSE '; tide.relay_set_outbox and tide.relay_set_inbox make one.' END);
+                         ELSE '; tide.relay_set_outbox and tide.relay_set_inbox make one.' END;
 END $tide$;
 
 -- name: require
--- Raises TD001, TD002 or TD008 unless there is an outbox or inbox of this name. `purpose` is for how
--- long: `read`, it may be gone the next moment; `use`, it is there until the transaction ends; `change`,
--- and others that would change it wait; `drop`, and others that would use it wait. All but the first
--- wait for a drop.
+-- Raises TD001, TD002 or TD008 unless there is an outbox or inbox of this name. `purpose` is what it is
+-- locked for until the transaction ends: `read` is no lock; `use` blocks a drop; `change` blocks other
+-- changes too; `drop` blocks all uses.
 CREATE OR REPLACE FUNCTION tide._require(what text, given text, purpose text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE there boolean;
@@ -97,8 +66,8 @@ BEGIN
 END $tide$;
 
 -- name: check_grant
--- Raises TD014 unless there is such a role, and waits for others that grant: two that change the rights
--- of one function at a time would fail.
+-- Raises TD014 unless there is such a role. Waits for other grants: two that change the rights of one
+-- function at a time would fail.
 CREATE OR REPLACE FUNCTION tide._check_grant(role text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -118,12 +87,12 @@ BEGIN
     IF given IS NULL OR given NOT BETWEEN 0 AND 1000000 THEN
         RAISE EXCEPTION 'retention_hours is %', coalesce(given::text, 'null')
             USING ERRCODE = 'TD011', HINT = 'Give hours from 0 to 1000000; with 0 a message is '
-                'deleted as soon as it was delivered.';
+                'deleted once it is delivered.';
     END IF;
 END $tide$;
 
 -- name: changed
--- Tells relays that what they run by is no longer as it was.
+-- Notifies relays of a change of the pipelines, outboxes or inboxes.
 CREATE OR REPLACE FUNCTION tide._changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN

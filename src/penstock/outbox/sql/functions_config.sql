@@ -1,40 +1,18 @@
--- The config of a pipeline, checked when it is set: its keys, the types of their values, and what can
--- be known of these without the relay. What is null is as if it was not given. A reference, ${env:NAME}
--- or ${file:path}, may stand in any text, and as a whole in the place of a number or a boolean; what it
--- gives is the relay's to check. Only `start` of an outbox's pipeline takes none.
+-- Checks the config of a pipeline when it is set: its keys, the types of their values, and what is known
+-- of these without the relay. A key that is null counts as not given. A reference, ${env:NAME} or
+-- ${file:path}, may stand in any text, and alone in the place of a number or a boolean; the relay checks
+-- what it gives. Lists in braces, such as {secrets}, come from Python (`penstock.outbox.sql.rules`).
 
 -- name: config_keys
--- The keys that a config knows, by direction; `kind` is what `_check_value` tests, `expected` the words
--- for it.
+-- The keys of a direction's configs, from `penstock.outbox.config_keys`: what `_check_value` checks, and
+-- the words for it.
 CREATE OR REPLACE FUNCTION tide._config_keys(direction text)
-RETURNS TABLE (key text, kind text, expected text)
+RETURNS TABLE (key text, kind text, expected text, pattern text, choices text[], required boolean,
+    takes_reference boolean)
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
-    SELECT k.key, k.kind, k.expected FROM (VALUES
-        ('out', 'sink_type', 'nats', '"nats"'),
-        ('in', 'source_type', 'nats', '"nats"'),
-        (NULL, 'url', 'url', 'nats://host:port or tls://host:port, several separated by commas'),
-        ('out', 'subject', 'subject',
-            'a subject, with {stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}'),
-        ('in', 'subject', 'text', 'the subject to read, * and > allowed'),
-        (NULL, 'stream', 'stream', 'the name of a stream: no blanks, . * > / \'),
-        ('in', 'durable', 'stream', 'the name of a durable consumer: no blanks, . * > / \'),
-        (NULL, 'credentials_file', 'path', 'the path of a file that `nsc generate creds` wrote'),
-        (NULL, 'nkey_seed', 'text', 'a seed (SU…), or the path of a file that holds it'),
-        (NULL, 'token', 'text', 'a text'),
-        (NULL, 'username', 'text', 'a text'),
-        (NULL, 'password', 'text', 'a text'),
-        (NULL, 'tls_enabled', 'boolean', 'true or false'),
-        (NULL, 'tls_ca_cert', 'path', 'the path of a PEM file'),
-        (NULL, 'tls_cert', 'path', 'the path of a PEM file'),
-        (NULL, 'tls_key', 'path', 'the path of a PEM file'),
-        (NULL, 'batch_size', 'batch_size', 'a whole number from 1 to 1000'),
-        ('out', 'format', 'format', '"plain", "envelope", "cloudevents" or "debezium"'),
-        ('out', 'start', 'start', '"beginning" or "end"'),
-        ('in', 'start', 'start_or_reference', '"beginning" or "end"'),
-        ('out', 'route', 'route', 'a list of rules {"when": condition, "to": subject}'),
-        ('out', 'group_by', 'group_by', '"payload.<field>", "header.<name>" or "none"'),
-        ('out', 'key_scope', 'key_scope', '"outbox" or "stream"')
-    ) AS k (direction, key, kind, expected)
+    SELECT k.key, k.kind, k.expected, k.pattern, k.choices, k.required, k.takes_reference FROM (VALUES
+        {config_keys}
+    ) AS k (direction, key, kind, expected, pattern, choices, required, takes_reference)
     WHERE k.direction IS NULL OR k.direction = _config_keys.direction
 $tide$;
 
@@ -47,33 +25,26 @@ BEGIN
 END $tide$;
 
 -- name: shown
--- Returns a value as an error may show it: a secret, or what may hold one, not at all.
+-- Returns a value as an error may show it; secrets, and texts that may hold one, are masked.
 CREATE OR REPLACE FUNCTION tide._shown(key text, value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
     SELECT CASE jsonb_typeof(value)
         WHEN 'object' THEN 'an object'
         WHEN 'array' THEN 'a list'
-        WHEN 'string' THEN CASE WHEN key IN ('password', 'token', 'nkey_seed')
+        WHEN 'string' THEN CASE WHEN key IN ({secrets})
             OR value::text ~ '@|BEGIN|\\n' THEN '***' ELSE left(value::text, 100) END
         WHEN 'number' THEN CASE WHEN key IN ('password', 'token') THEN '***'
             ELSE left(value::text, 100) END
         ELSE value::text END
 $tide$;
 
--- name: without_references
--- Returns a text with each reference replaced by a letter, so that the rest of it can be judged.
-CREATE OR REPLACE FUNCTION tide._without_references(given text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
-    SELECT regexp_replace(given, '\$\{[A-Za-z_]+:[^{}]*\}', 'x', 'g')
-$tide$;
-
 -- name: check_references
--- Raises TD006 where a reference in a text is none that a relay resolves. A secret may hold what only
--- begins like one, and is not shown.
+-- Raises TD006 where a relay can't resolve a reference in a text. In a secret `${` may be a part of it,
+-- and the error does not show it.
 CREATE OR REPLACE FUNCTION tide._check_references(key text, given text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
-    secret boolean := key IN ('password', 'token', 'nkey_seed', 'url');
+    secret boolean := key IN ({secrets}, 'url');
     wrong text;
 BEGIN
     SELECT f.found[1] INTO wrong
@@ -90,7 +61,7 @@ BEGIN
 END $tide$;
 
 -- name: masked
--- Returns a text in which what `pattern` finds is as many letters: the rest of it stays where it is.
+-- Returns a text in which letters replace what `pattern` finds: all other characters keep their positions.
 CREATE OR REPLACE FUNCTION tide._masked(given text, pattern text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE found text;
@@ -105,13 +76,12 @@ BEGIN
 END $tide$;
 
 -- name: subject_error
--- Returns what is wrong with a subject template, and where, from 0; null if nothing is. In the words of
--- `penstock.subject`.
+-- Returns the error of a subject template, with its position from 0, null if there is none: that of
+-- `SubjectTemplate.parse` (a test compares the two).
 CREATE OR REPLACE FUNCTION tide._subject_error(given text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
-    known constant text :=
-        '{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}';
+    known constant text := {subject_variables};
     plain text := tide._masked(given, '\$\{[A-Za-z_]+:[^{}]*\}');
     wrong text;
 BEGIN
@@ -150,15 +120,19 @@ BEGIN
 END $tide$;
 
 -- name: check_value
--- Raises TD006 unless `value` is one that `kind` takes.
-CREATE OR REPLACE FUNCTION tide._check_value(key text, kind text, expected text, value jsonb)
-RETURNS void
+-- Raises TD006 unless `value` fits the rule: its kind, and the pattern of a text.
+CREATE OR REPLACE FUNCTION tide._check_value(
+    key text, kind text, expected text, value jsonb, pattern text DEFAULT NULL,
+    choices text[] DEFAULT '{}', takes_reference boolean DEFAULT true
+) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
     given text := value #>> '{}';
     type text := jsonb_typeof(value);
-    whole boolean := type = 'string' AND given ~ '^\$\{(env|file):[^{}]+\}$';
-    bare text := CASE WHEN type = 'string' THEN tide._without_references(given) END;
+    -- `${}` in the place of each reference: the rest of the text is checked.
+    bare text := CASE WHEN type = 'string'
+        THEN regexp_replace(given, '\$\{[A-Za-z_]+:[^{}]*\}', '${}', 'g') END;
+    is_reference boolean := takes_reference AND bare IS NOT DISTINCT FROM '${}';
     good boolean; wrong text;
 BEGIN
     IF type = 'string' THEN
@@ -172,25 +146,13 @@ BEGIN
         END IF;
     END IF;
     good := CASE kind
-        WHEN 'boolean' THEN type = 'boolean' OR whole
-        WHEN 'batch_size' THEN whole OR type = 'number' AND CASE WHEN given ~ '^[0-9]{1,4}$'
-            THEN given::integer BETWEEN 1 AND 1000 ELSE false END
+        WHEN 'boolean' THEN type = 'boolean' OR is_reference
+        WHEN 'whole' THEN is_reference OR type = 'number' AND CASE WHEN given ~ '^[0-9]{1,9}$'
+            THEN given::integer BETWEEN {batch_size} ELSE false END
+        WHEN 'choice' THEN is_reference OR type = 'string' AND given = ANY (choices)
         WHEN 'route' THEN type = 'array' AND value <> '[]'
-        ELSE type = 'string' AND given <> '' AND CASE kind
-            WHEN 'nats' THEN whole OR given = 'nats'
-            WHEN 'format' THEN whole OR given IN ('plain', 'envelope', 'cloudevents', 'debezium')
-            -- What an outbox keeps for a pipeline is judged by it here, where nothing is resolved.
-            WHEN 'start' THEN given IN ('beginning', 'end')
-            WHEN 'start_or_reference' THEN whole OR given IN ('beginning', 'end')
-            -- What is in a file may be a private key, and a path is shown.
-            WHEN 'path' THEN given !~ '[[:cntrl:]]|-BEGIN'
-            WHEN 'group_by' THEN whole OR given = 'none' OR given ~ '^(payload|header)\..'
-            WHEN 'stream' THEN bare !~ '[[:space:][:cntrl:].*>/\\]'
-            WHEN 'key_scope' THEN whole OR given IN ('outbox', 'stream')
-            -- What a reference gives may be the scheme, or several servers.
-            WHEN 'url' THEN given ~ '\$\{'
-                OR bare ~ '^\s*((nats|tls)://)?[^\s/]+/?(\s*,\s*((nats|tls)://)?[^\s/]+/?)*\s*$'
-            ELSE true END
+        ELSE type = 'string' AND given <> ''
+            AND (is_reference OR pattern IS NULL OR bare ~ pattern)
         END;
     IF good IS NOT TRUE THEN
         PERFORM tide._config_error(format('%s is %s', key, tide._shown(key, value)),
@@ -199,7 +161,7 @@ BEGIN
 END $tide$;
 
 -- name: check_rules
--- Raises TD006 unless a route's rules are such as are read.
+-- Raises TD006 unless a relay can read a route's rules.
 CREATE OR REPLACE FUNCTION tide._check_rules(rules jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE rule jsonb; number integer := 0; place text; wrong text;
@@ -221,12 +183,10 @@ BEGIN
             PERFORM tide._config_error(format('%s has no "to"', place), 'Add the subject.');
         ELSIF NOT rule ? 'when' AND number < jsonb_array_length(rules) THEN
             PERFORM tide._config_error(
-                format('%s has no "when", so those behind it are never reached', place),
+                format('%s has no "when", so the rules behind it are never reached', place),
                 'Put it last, or add its condition.');
         END IF;
-        PERFORM tide._check_value(place || '.to', 'subject',
-            'a subject, with {stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}',
-            rule -> 'to');
+        PERFORM tide._check_value(place || '.to', 'subject', {subject_expected}, rule -> 'to');
         IF rule ? 'when' THEN
             PERFORM tide._check_value(place || '.when', 'text', 'a condition', rule -> 'when');
             PERFORM tide._check_condition(place || '.when', rule ->> 'when');
@@ -235,13 +195,12 @@ BEGIN
 END $tide$;
 
 -- name: check_config
--- Returns `config` without what is null in it; raises TD006 unless it can be a pipeline's of this
--- direction.
+-- Returns `config` without its nulls; raises TD006 unless a pipeline of this direction can have it.
 CREATE OR REPLACE FUNCTION tide._check_config(direction text, config jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
     known text[] := ARRAY(SELECT k.key FROM tide._config_keys(direction) AS k);
-    entry record; near text; ways text[]; pair text[];
+    entry record; ways text[]; pair text[];
 BEGIN
     IF config IS NULL OR jsonb_typeof(config) <> 'object' THEN
         PERFORM tide._config_error(
@@ -249,19 +208,19 @@ BEGIN
             format('Give {"%s": "nats", "url": …, …}.', known[1]));
     END IF;
     FOR entry IN
-        SELECT c.key, jsonb_strip_nulls(nullif(c.value, 'null')) AS value, k.kind, k.expected
+        SELECT c.key, jsonb_strip_nulls(nullif(c.value, 'null')) AS value, k.kind, k.expected,
+               k.pattern, k.choices, k.takes_reference
         FROM jsonb_each(config) AS c LEFT JOIN tide._config_keys(direction) AS k USING (key)
         ORDER BY k.kind IS NOT NULL, c.key
     LOOP
         IF entry.kind IS NULL THEN
-            near := tide._nearest(entry.key, known);
             PERFORM tide._config_error(
                 format('unknown key %s', quote_literal(left(entry.key, 60))),
-                coalesce('Did you mean ' || near || '? ', '')
-                || format('The keys are: %s.', array_to_string(known, ', ')));
+                format('The keys are: %s.', array_to_string(known, ', ')));
         END IF;
         IF entry.value IS NOT NULL THEN
-            PERFORM tide._check_value(entry.key, entry.kind, entry.expected, entry.value);
+            PERFORM tide._check_value(entry.key, entry.kind, entry.expected, entry.value,
+                entry.pattern, entry.choices, entry.takes_reference);
         END IF;
     END LOOP;
     config := jsonb_strip_nulls(config);
@@ -269,7 +228,7 @@ BEGIN
         PERFORM tide._check_rules(config -> 'route');
     END IF;
     FOR entry IN SELECT k.key, k.expected FROM tide._config_keys(direction) AS k
-        WHERE k.key IN ('sink_type', 'source_type', 'url') AND NOT config ? k.key
+        WHERE k.required AND NOT config ? k.key
     LOOP
         PERFORM tide._config_error(format('%s is missing', entry.key),
             format('Expected %s.', entry.expected));
@@ -284,7 +243,7 @@ BEGIN
     ) AS w (way, keys) WHERE config ?| w.keys);
     IF cardinality(ways) > 1 THEN
         PERFORM tide._config_error(
-            format('%s are %s ways to log in', array_to_string(ways, ', '), cardinality(ways)),
+            format('%s: use one way to log in, not %s', array_to_string(ways, ', '), cardinality(ways)),
             'Keep one of them.');
     END IF;
     FOREACH pair SLICE 1 IN ARRAY ARRAY[['username', 'password'], ['tls_cert', 'tls_key']] LOOP

@@ -1,10 +1,10 @@
--- The conditions of a route, checked when they are set. The language is `penstock.expressions`': each
--- word of a condition is held against what that knows, and written anew with nulls of the columns' types
--- in the place of names. Postgres' own parser judges the rest. Nothing of what was given is evaluated,
--- and only words that are listed here get there.
+-- Checks the conditions of a route when they are set. The language is that of `penstock.expressions`, and
+-- its words come from there (`penstock.outbox.sql.rules`). Each word of a condition must be one of them. A
+-- null of the column's type replaces each name, and Postgres parses the result: it evaluates nothing, and
+-- gets no other words.
 
 -- name: expression_error
--- Raises TD006 for what is wrong with a condition, from its character `at` on.
+-- Raises TD006 for a mistake in a condition, at its character `at`.
 CREATE OR REPLACE FUNCTION tide._expression_error(place text, at integer, what text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -15,19 +15,15 @@ BEGIN
 END $tide$;
 
 -- name: reference_type
--- Returns what stands for the value of a column in a condition: a null of its type, without one where
--- any type will do. Null for a column that there is not.
+-- Returns what replaces a column in a condition: a null of its type, or without one where any type fits.
+-- Null for an unknown column.
 CREATE OR REPLACE FUNCTION tide._reference_type(root text, name text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
     SELECT k.value FROM (VALUES
         ('record', 'id', 'NULL::bigint'), ('record', 'dedup_key', 'NULL::text'),
         ('record', 'payload', 'NULL'), ('record', 'headers', 'NULL'), ('record', 'xid', 'NULL'),
         ('record', 'created_at', 'NULL::timestamptz'),
-        ('metadata', 'table_schema', 'NULL::text'), ('metadata', 'table_name', 'NULL::text'),
-        ('metadata', 'commit_timestamp', 'NULL::timestamptz'),
-        ('metadata', 'commit_lsn', 'NULL::bigint'), ('metadata', 'commit_idx', 'NULL::bigint'),
-        ('metadata', 'transaction_id', 'NULL::bigint'), ('metadata', 'database', 'NULL::text'),
-        ('metadata', 'idempotency_key', 'NULL::text')
+        {metadata_columns}
     ) AS k (root, name, value)
     WHERE k.name = _reference_type.name
       AND k.root = CASE WHEN _reference_type.root = 'changes' THEN 'record'
@@ -35,28 +31,23 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 $tide$;
 
 -- name: check_condition
--- Raises TD006 unless a relay can read `given` as a condition over an outbox's messages. One in which a
--- reference gives more than a part of a text is the relay's to check.
+-- Raises TD006 unless a relay can read `given` as a condition over an outbox's messages. The relay checks a
+-- condition with a reference outside of quotes.
 CREATE OR REPLACE FUNCTION tide._check_condition(place text, given text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
-    words constant text[] := ARRAY['and', 'or', 'not', 'in', 'between', 'like', 'ilike', 'escape',
-        'is', 'null', 'true', 'false', 'distinct', 'from', 'case', 'when', 'then', 'else', 'end',
-        'cast', 'as'];
-    functions constant text[] := ARRAY['coalesce', 'lower', 'upper', 'length', 'abs', 'round',
-        'date_trunc', 'now'];
-    types constant text[] := ARRAY['boolean', 'bool', 'smallint', 'int2', 'integer', 'int', 'int4',
-        'bigint', 'int8', 'real', 'float4', 'double', 'precision', 'float8', 'float', 'numeric',
-        'decimal', 'text', 'varchar', 'character', 'varying', 'char', 'uuid', 'date', 'timestamp',
-        'timestamptz', 'time', 'with', 'without', 'zone', 'interval'];
-    roots constant text[] := ARRAY['record', 'changes', 'metadata'];
+    words constant text[] := {condition_words};
+    functions constant text[] := {condition_functions};
+    types constant text[] := {condition_types};
+    roots constant text[] := {condition_roots};
     at integer := 1; found text; word text; name text; value text; known text[];
     before text := ''; caller text := ''; made text := ''; opened text[] := '{}'; cases boolean := false;
 BEGIN
     IF regexp_replace(given, '''[^'']*''', '', 'g') LIKE '%${%' THEN
         RETURN;
-    ELSIF length(given) > 4000 THEN
-        PERFORM tide._expression_error(place, 4001, 'at most 4000 characters are allowed');
+    ELSIF length(given) > {condition_characters} THEN
+        PERFORM tide._expression_error(place, {condition_characters} + 1,
+            'at most {condition_characters} characters are allowed');
     END IF;
     WHILE at <= length(given) LOOP
         found := substring(substr(given, at) from '^[ \t\r\n]+');
@@ -69,7 +60,7 @@ BEGIN
         END IF;
         found := substring(substr(given, at) from '^''(?:[^'']|'''')*''');
         IF found IS NOT NULL THEN
-            -- What a reference gives may be of the type that is expected.
+            -- The value of a reference may be of the type that is expected.
             value := CASE WHEN found LIKE '%${%' THEN 'NULL'
                 ELSE quote_literal(replace(substr(found, 2, length(found) - 2), '''''', '''')) END;
             word := '''';
@@ -83,7 +74,7 @@ BEGIN
             word := lower(found);
             value := word;
             IF word = ANY (roots) THEN
-                -- The column, and the way into its JSON.
+                -- The column, and the path into its JSON.
                 name := substring(substr(given, at + length(word))
                     from '^\s*\.\s*([[:alpha:]_][[:alnum:]_$]*|"(?:[^"]|"")+")');
                 IF name IS NULL THEN
@@ -96,14 +87,10 @@ BEGIN
                     THEN replace(substr(name, 2, length(name) - 2), '""', '"') ELSE lower(name) END;
                 value := tide._reference_type(word, name);
                 IF value IS NULL THEN
-                    known := CASE word WHEN 'metadata' THEN ARRAY['table_schema', 'table_name',
-                        'commit_timestamp', 'commit_lsn', 'commit_idx', 'transaction_id', 'database',
-                        'idempotency_key']
+                    known := CASE word WHEN 'metadata' THEN {metadata_names}
                         ELSE ARRAY['id', 'dedup_key', 'payload', 'headers', 'xid', 'created_at'] END;
-                    PERFORM tide._expression_error(place, at, format('unknown column %s.%s', word,
-                        left(name, 60)) || coalesce(
-                            format('; did you mean %s.', word) || tide._nearest(name, known) || '?',
-                            '; there are ' || array_to_string(known, ', ')));
+                    PERFORM tide._expression_error(place, at, format('unknown column %s.%s; there are %s',
+                        word, left(name, 60), array_to_string(known, ', ')));
                 ELSIF value <> 'NULL' AND found ~ '^\w+\s*\.\s*("[^"]*"|[^".[]+)+[.[]' THEN
                     PERFORM tide._expression_error(place, at,
                         format('%s.%s has no parts', word, left(name, 60)));
@@ -118,6 +105,11 @@ BEGIN
                     PERFORM tide._expression_error(place, at,
                         format('%s takes a number; cast it by ::numeric', caller));
                 END IF;
+                -- Without a type the operators of JSON would be ambiguous.
+                IF name IN ('payload', 'headers')
+                   AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
+                    value := 'NULL::jsonb';
+                END IF;
                 word := 'record';
             ELSIF word = 'action' THEN
                 value := 'NULL::text';
@@ -128,7 +120,7 @@ BEGIN
             ELSIF word IS NULL THEN
                 found := coalesce(
                     substring(substr(given, at) from '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
-                    substring(substr(given, at) from '^(?:<>|!=|<=|>=|\|\||::|[-=<>+*/%(),])'));
+                    substring(substr(given, at) from {condition_operators}));
                 IF found IS NULL THEN
                     PERFORM tide._expression_error(place, at,
                         quote_literal(substr(given, at, 1)) || ' is not expected here');
@@ -137,7 +129,8 @@ BEGIN
                 END IF;
                 word := CASE WHEN found ~ '[0-9]' THEN '0' ELSE found END;
                 value := found;
-            ELSIF NOT word = ANY (words || types) THEN
+            ELSIF NOT word = ANY (words || types)
+                  AND NOT (before = '(' AND caller = 'extract') THEN  -- a unit, such as year
                 PERFORM tide._expression_error(place, at,
                     format('unknown name %s', left(found, 60)) || CASE
                         WHEN tide._reference_type('record', word) IS NOT NULL
@@ -178,7 +171,7 @@ BEGIN
              OR undefined_object OR datatype_mismatch OR invalid_text_representation
              OR invalid_datetime_format OR datetime_field_overflow OR numeric_value_out_of_range
              OR invalid_parameter_value OR cannot_coerce THEN
-            -- To Postgres the first value after `case` is a text, where its type is not known.
+            -- Postgres takes the first value after `case` for a text where its type is unknown.
             IF cases AND SQLSTATE IN ('42883', '42804') THEN
                 RETURN;
             END IF;

@@ -4,8 +4,8 @@
 -- UPDATE SKIP LOCKED, does its work and marks them, in one transaction.
 
 -- name: inbox_create
--- Makes an inbox. A message that failed `max_retries` times is a dead letter (status failed); one that
--- was processed is kept for `retention_hours`, so that it is known when it comes again. Raises TD001,
+-- Makes an inbox. A message that failed `max_retries` times is a dead letter (status failed). A processed
+-- one is kept for `retention_hours`, so that its copies are recognised. Raises TD001,
 -- TD003, TD011.
 CREATE OR REPLACE FUNCTION tide.inbox_create(
     name text, max_retries integer DEFAULT 5, retention_hours integer DEFAULT 168
@@ -48,12 +48,12 @@ CREATE INDEX %6$I ON tide.%1$I (id) WHERE status = 'failed';
 CREATE INDEX %7$I ON tide.%1$I (processed_at) WHERE status = 'processed'
 $make$, 'inbox_' || name, 'in_ids_' || name, 'in_key_' || name, 'in_msg_' || name,
         'in_new_' || name, 'in_bad_' || name, 'in_old_' || name);
-    -- Relays fill it: whoever may keep places is one.
+    -- Relays fill it: the roles that may write checkpoints are theirs.
     EXECUTE coalesce((
         SELECT string_agg(format('GRANT INSERT ON tide.%I TO %I', 'inbox_' || name, g.rolname), '; ')
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
         JOIN pg_roles g ON g.oid = a.grantee
-        WHERE c.oid = 'tide.places'::regclass AND a.privilege_type = 'INSERT'
+        WHERE c.oid = 'tide.checkpoints'::regclass AND a.privilege_type = 'INSERT'
           AND a.grantee <> c.relowner), 'SELECT');
 END $tide$;
 
@@ -81,7 +81,7 @@ END $tide$;
 
 -- name: inbox_mark
 -- Marks one message, found by its id or by its message_id, and returns its status. An error marks it
--- as failed once, none as processed. What was processed stays so. Raises TD001, TD008, TD013.
+-- as failed once, none as processed. A processed message stays processed. Raises TD001, TD008, TD013.
 CREATE OR REPLACE FUNCTION tide._inbox_mark(name text, by text, given text, failure text)
 RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
@@ -106,7 +106,7 @@ $mark$, 'inbox_' || name, by, CASE by WHEN 'id' THEN 'bigint' ELSE 'text' END)
         RAISE EXCEPTION 'the inbox % has no message with % %', quote_literal(name), by,
             coalesce(quote_literal(left(given, 100)), 'null')
             USING ERRCODE = 'TD013', HINT = 'Give the id or the message_id of one of its rows; '
-                'those that were processed are deleted after its retention.';
+                'processed ones are deleted after its retention.';
     END IF;
     RETURN status;
 END $tide$;
@@ -125,8 +125,8 @@ BEGIN
 END $tide$;
 
 -- name: inbox_mark_failed
--- Counts a failed attempt and returns the message's status: pending, it is there to be tried again, or
--- failed, a dead letter, after max_retries of them. Raises TD001, TD008, TD013.
+-- Counts a failed attempt and returns the message's status: pending, to be tried again, or failed, a dead
+-- letter, after max_retries attempts. Raises TD001, TD008, TD013.
 CREATE OR REPLACE FUNCTION tide.inbox_mark_failed(name text, message_id text, error text)
 RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
@@ -141,7 +141,7 @@ END $tide$;
 
 -- name: inbox_replay
 -- Makes dead letters pending again, with no attempts: one, by its message_id, or all. Returns how many.
--- Raises TD001, TD008, and TD013 where a message_id is none of a dead letter.
+-- Raises TD001, TD008, and TD013 where the message_id is not that of a dead letter.
 CREATE OR REPLACE FUNCTION tide.inbox_replay(name text, message_id text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE replayed bigint;
@@ -162,7 +162,7 @@ BEGIN
 END $tide$;
 
 -- name: inbox_status
--- How many messages an inbox has of each status, and what fills it. Raises TD001, TD008.
+-- How many messages an inbox has in each status, and the pipelines that fill it. Raises TD001, TD008.
 CREATE OR REPLACE FUNCTION tide.inbox_status(name text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE counts jsonb; found jsonb;
@@ -187,8 +187,8 @@ $count$, 'inbox_' || name) INTO counts;
 END $tide$;
 
 -- name: inbox_sweep
--- Deletes what was processed longer ago than the inbox's retention, at most 100,000 messages, and
--- returns how many. Raises TD001, TD008.
+-- Deletes messages that were processed before the inbox's retention, at most 100,000, and returns how
+-- many. Raises TD001, TD008.
 CREATE OR REPLACE FUNCTION tide.inbox_sweep(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE before timestamptz; swept bigint;
@@ -215,14 +215,14 @@ BEGIN
     EXECUTE format('GRANT SELECT, UPDATE (status, attempts, error, processed_at) ON tide.%I TO %I',
         'inbox_' || name, role);
     EXECUTE format('GRANT SELECT (name, max_retries) ON tide.inboxes TO %I', role);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION tide._check_name, tide._nearest, tide._unknown,'
+    EXECUTE format('GRANT EXECUTE ON FUNCTION tide._check_name, tide._unknown,'
         ' tide._require, tide._inbox_mark, tide.inbox_mark_processed(text, text),'
         ' tide.inbox_mark_processed(text, bigint), tide.inbox_mark_failed(text, text, text),'
         ' tide.inbox_mark_failed(text, bigint, text), tide.inbox_replay TO %I', role);
 END $tide$;
 
 -- name: inbox_revoke_process
--- Takes back what inbox_grant_process gave for one inbox. Raises TD001, TD008, TD014.
+-- Revokes what inbox_grant_process granted on one inbox. Raises TD001, TD008, TD014.
 CREATE OR REPLACE FUNCTION tide.inbox_revoke_process(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN

@@ -4,8 +4,8 @@
 -- tide."append_<name>" of its outbox, which runs as the schema's owner; the grant is that function's.
 
 -- name: outbox_append
--- Makes, or makes anew, the function that adds a message to an outbox. A disabled outbox's refuses:
--- so publishing looks nothing up, and switching waits for nobody who publishes.
+-- Makes or replaces the function that adds a message to an outbox. The one of a disabled outbox refuses. So
+-- publishing reads no setting, and enabling and disabling wait for no publisher.
 CREATE OR REPLACE FUNCTION tide._outbox_append(name text, enabled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -38,7 +38,7 @@ BEGIN
         IF made IS NULL THEN
             SELECT id INTO made FROM tide.%1$I WHERE dedup_key = $2;
         END IF;
-        -- Neither: it was swept in between.
+        -- Neither: the message was swept in between.
         IF made IS NOT NULL THEN
             RETURN made;
         END IF;
@@ -51,8 +51,8 @@ END $body$, name) END);
 END $tide$;
 
 -- name: check_headers
--- Raises TD009 unless a NATS message can carry `headers`: an object; a list is as many headers of one
--- name, null none, and what is no text its JSON.
+-- Raises TD009 unless a NATS message can carry `headers`, an object. A list is several headers of one name,
+-- null is none, and any other value its JSON.
 CREATE OR REPLACE FUNCTION tide._check_headers(headers jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE header record;
@@ -83,7 +83,7 @@ BEGIN
 END $tide$;
 
 -- name: check_dedup_key
--- Raises TD010 unless `given`, a key that looks odd, can be part of a Nats-Msg-Id.
+-- Raises TD010 unless `given` can be part of a Nats-Msg-Id.
 CREATE OR REPLACE FUNCTION tide._check_dedup_key(given text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -98,9 +98,9 @@ BEGIN
 END $tide$;
 
 -- name: outbox_publish
--- Adds a message to an outbox in the caller's transaction and returns its id; of a dedup_key that the
--- outbox still has the first message's, and adds nothing. `op` is what the event did: it goes along as
--- the header of that name. Raises TD001, TD002, TD004, TD005, TD009, TD010.
+-- Adds a message to an outbox in the caller's transaction and returns its id. If the outbox still has a
+-- message of this dedup_key, it adds nothing and returns that one's id. `op`, what the event did, becomes the
+-- header of that name. Raises TD001, TD002, TD004, TD005, TD009, TD010.
 CREATE OR REPLACE FUNCTION tide.outbox_publish(
     name text, payload jsonb, dedup_key text DEFAULT NULL, headers jsonb DEFAULT '{}',
     op text DEFAULT NULL
@@ -119,7 +119,7 @@ BEGIN
             headers := headers || jsonb_build_object('op', op);
         END IF;
     END IF;
-    -- Longer names would be cut, and may then be another's.
+    -- A longer name would be cut, and may then be that of another outbox.
     IF octet_length(name) <= 56
        AND to_regclass('tide.' || quote_ident('outbox_' || name)) IS NOT NULL THEN
         EXECUTE 'SELECT tide.' || quote_ident('append_' || name) || '($1, $2, $3)'
@@ -132,8 +132,8 @@ BEGIN
 END $tide$;
 
 -- name: outbox_create
--- Makes an outbox whose messages are kept for `retention_hours` at least. Its ids begin behind those of
--- the last one of its name. Raises TD001, TD003, TD011.
+-- Makes an outbox that keeps messages for `retention_hours` at least. Its ids continue those of the last
+-- outbox of its name. Raises TD001, TD003, TD011.
 CREATE OR REPLACE FUNCTION tide.outbox_create(name text, retention_hours integer DEFAULT 24)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -149,7 +149,7 @@ BEGIN
             USING ERRCODE = 'TD003', HINT = 'Use it, choose another name, or drop it first: '
                 'select tide.outbox_drop(' || quote_literal(name) || ')';
     END IF;
-    -- The names of what hangs on it cannot be another outbox's table, whatever that is called.
+    -- No outbox can have a table with the name of these indexes and sequences.
     EXECUTE format($make$
 CREATE TABLE tide.%1$I (
     id bigint GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME tide.%2$I START WITH %5$s)
@@ -187,7 +187,7 @@ BEGIN
     END IF;
     DELETE FROM tide.relays r WHERE r.outbox = outbox_drop.name;
     EXECUTE format('DROP FUNCTION tide.%I(jsonb, text, jsonb)', 'append_' || name);
-    -- Waits for publishers: no id is given behind the one that is read.
+    -- Waits for publishers, so that no id after the one that is read is used.
     EXECUTE format('LOCK TABLE tide.%I', 'outbox_' || name);
     EXECUTE format('INSERT INTO tide.dropped_outboxes (name, last_id)'
         ' SELECT $1, last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM tide.%I'
@@ -210,7 +210,7 @@ BEGIN
 END $tide$;
 
 -- name: outbox_disable
--- Has publishing to an outbox refused with TD004; what it holds is delivered. Raises TD001, TD002.
+-- Makes publishing to an outbox fail with TD004; its messages are delivered. Raises TD001, TD002.
 CREATE OR REPLACE FUNCTION tide.outbox_disable(name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -231,12 +231,12 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %I', role);
     EXECUTE format('GRANT EXECUTE ON FUNCTION tide.outbox_publish, tide.%I TO %I',
         'append_' || name, role);
-    -- Called with the publisher's rights, to say what is wrong with a name.
+    -- Called with the publisher's rights, for an error about a name.
     EXECUTE format('GRANT EXECUTE ON FUNCTION tide._check_name TO %I', role);
 END $tide$;
 
 -- name: outbox_revoke_publish
--- Takes back what outbox_grant_publish gave for one outbox. Raises TD001, TD002, TD014.
+-- Revokes what outbox_grant_publish granted on one outbox. Raises TD001, TD002, TD014.
 CREATE OR REPLACE FUNCTION tide.outbox_revoke_publish(name text, role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -246,9 +246,9 @@ BEGIN
 END $tide$;
 
 -- name: outbox_sweep
--- Deletes the messages of an outbox that are older than its retention and that every pipeline of it
--- has delivered, and returns how many; after 100,000 it ends, as its transaction would become a long
--- one: call it again. A pipeline holds nothing that it never had to deliver. Raises TD001, TD002.
+-- Deletes the messages of an outbox that are older than its retention and that all its pipelines have
+-- delivered, and returns how many. It ends after 100,000, to keep its transaction short: call it again.
+-- A pipeline keeps no message that it need not deliver. Raises TD001, TD002.
 CREATE OR REPLACE FUNCTION tide.outbox_sweep(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE
@@ -261,10 +261,10 @@ BEGIN
     PERFORM tide._require('outbox', name, 'use');
     SELECT clock_timestamp() - make_interval(hours => o.retention_hours) INTO before
     FROM tide.outboxes o WHERE o.name = outbox_sweep.name;
-    -- A snapshot from the future is from another cluster, out of which this database was restored.
+    -- A snapshot from the future is of another cluster, from which this database was restored.
     SELECT array_agg(s.snapshot) INTO snapshots
     FROM tide.relays r
-    LEFT JOIN tide.places p USING (relay_group, pipeline, outbox)
+    LEFT JOIN tide.checkpoints p USING (relay_group, pipeline, outbox)
     CROSS JOIN LATERAL (
         SELECT coalesce(p.delivered_snapshot,
             CASE WHEN r.config ->> 'start' = 'end' THEN r.since END) AS snapshot) AS s
@@ -273,9 +273,9 @@ BEGIN
                WHERE s IS NULL OR pg_snapshot_xmax(s) > pg_snapshot_xmax(pg_current_snapshot())) THEN
         RETURN 0;
     END IF;
-    -- Ids come in the order of time but for moments: the oldest windows are looked at until one has
-    -- nothing to delete, so that no index on the time is needed and a sweep with no work is short. One
-    -- with times to come, from a clock that ran ahead, tells nothing of those behind it.
+    -- Ids follow the time, except for moments. The oldest windows are read until one has nothing to delete:
+    -- no index on the time is needed, and a sweep without work is short. A window with times in the future,
+    -- from a clock that ran ahead, does not end the sweep.
     WHILE swept < enough LOOP
         EXECUTE format('SELECT max(id), min(created_at) > clock_timestamp() FROM'
             ' (SELECT id, created_at FROM tide.%I WHERE id > $1 ORDER BY id LIMIT $2) w',

@@ -1,7 +1,7 @@
 -- Pipelines: from an outbox to a sink, from a source into an inbox.
 
 -- name: relay_set
--- Makes a pipeline, disabled, or gives it other settings. Raises TD001, TD003.
+-- Makes a pipeline, disabled, or changes its config. Raises TD001, TD003.
 CREATE OR REPLACE FUNCTION tide._relay_set(
     pipeline text, direction text, box text, relay_group text, config jsonb
 ) RETURNS void
@@ -25,14 +25,14 @@ BEGIN
             quote_literal(pipeline), CASE there.direction WHEN 'out' THEN 'outbox' ELSE 'inbox' END,
             coalesce(there.outbox, there.inbox), there.relay_group
             USING ERRCODE = 'TD003', HINT = 'Only its config can be changed. Choose another name, or '
-                'delete it first, and with it its place: select tide.relay_delete('
+                'delete it first, with its checkpoint: select tide.relay_delete('
                 || quote_literal(pipeline) || ')';
     END IF;
 END $tide$;
 
 -- name: relay_set_outbox
--- Makes a pipeline from an outbox to a sink, disabled, or gives it other settings, which a relay that
--- runs takes within seconds. Raises TD001, TD002, TD003, TD006.
+-- Makes a pipeline from an outbox to a sink, disabled, or changes its config, which a relay reads within
+-- seconds. Raises TD001, TD002, TD003, TD006.
 CREATE OR REPLACE FUNCTION tide.relay_set_outbox(
     pipeline text, outbox text, relay_group text, config jsonb
 ) RETURNS void
@@ -45,8 +45,8 @@ BEGIN
 END $tide$;
 
 -- name: relay_set_inbox
--- Makes a pipeline from a source into an inbox, disabled, or gives it other settings. Raises TD001,
--- TD003, TD006, TD008.
+-- Makes a pipeline from a source into an inbox, disabled, or changes its config. Raises TD001, TD003,
+-- TD006, TD008.
 CREATE OR REPLACE FUNCTION tide.relay_set_inbox(
     pipeline text, inbox text, relay_group text, config jsonb
 ) RETURNS void
@@ -72,18 +72,18 @@ END $tide$;
 
 -- name: relay_switch
 -- Raises TD001, TD007.
-CREATE OR REPLACE FUNCTION tide._relay_switch(given text, wanted boolean) RETURNS void
+CREATE OR REPLACE FUNCTION tide._relay_switch(given text, enable boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
-    UPDATE tide.relays r SET enabled = wanted, changed_at = clock_timestamp()
-    WHERE r.pipeline = given AND r.enabled <> wanted;
+    UPDATE tide.relays r SET enabled = enable, changed_at = clock_timestamp()
+    WHERE r.pipeline = given AND r.enabled <> enable;
     IF NOT FOUND THEN
         PERFORM tide._require_pipeline(given);
     END IF;
 END $tide$;
 
 -- name: relay_enable
--- Starts a pipeline, where it stopped. Raises TD001, TD007.
+-- Starts a pipeline from its checkpoint. Raises TD001, TD007.
 CREATE OR REPLACE FUNCTION tide.relay_enable(pipeline text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
 BEGIN
@@ -91,7 +91,7 @@ BEGIN
 END $tide$;
 
 -- name: relay_disable
--- Stops a pipeline, which keeps its place; its outbox keeps what it has not delivered. Raises TD001,
+-- Stops a pipeline. It keeps its checkpoint, and its outbox keeps what it has not delivered. Raises TD001,
 -- TD007.
 CREATE OR REPLACE FUNCTION tide.relay_disable(pipeline text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -110,12 +110,12 @@ $tide$;
 
 -- name: drop_slots
 -- Drops the slots of this database's groups that have no pipeline any more, as they would keep WAL for
--- ever. What can't be dropped now is named in a NOTICE, with the statement that does it; a relay that
--- runs drops what it reads itself.
+-- ever. A NOTICE names a slot that can't be dropped now, with the statement that drops it. A relay drops
+-- the slot that it reads itself.
 CREATE OR REPLACE FUNCTION tide._drop_slots() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $tide$
 DECLARE slot record; allowed boolean; statement text;
-    -- An older snapshot may not know of a pipeline that was made meanwhile.
+    -- An older snapshot may lack a pipeline that was made meanwhile.
     is_now CONSTANT boolean NOT NULL
         := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 BEGIN
@@ -138,7 +138,7 @@ BEGIN
                 WHEN object_in_use THEN slot.active := true;
             END;
         END IF;
-        -- By its own process, within seconds.
+        -- Its relay drops it within seconds.
         CONTINUE WHEN (allowed OR slot.active) AND EXISTS (SELECT FROM tide.leases l
             WHERE l.state = 'running' AND l.heartbeat > clock_timestamp() - interval '10 s');
         IF slot.active THEN
@@ -159,7 +159,7 @@ BEGIN
 END $tide$;
 
 -- name: relay_delete
--- Deletes a pipeline and its place, and with the last one of a group the group's slot. Raises TD001,
+-- Deletes a pipeline and its checkpoint, and with the last one of a group the group's slot. Raises TD001,
 -- TD007.
 CREATE OR REPLACE FUNCTION tide.relay_delete(pipeline text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -172,16 +172,14 @@ BEGIN
 END $tide$;
 
 -- name: safe_config
--- Returns a config without secrets, nor a file's content in the place of its path; references to them
--- stay.
+-- Returns a config without secrets, and without a file's content in the place of its path; references stay.
 CREATE OR REPLACE FUNCTION tide._safe_config(config jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $tide$
     SELECT coalesce(jsonb_object_agg(c.key, CASE
         WHEN jsonb_typeof(c.value) <> 'string' THEN c.value
-        WHEN c.key IN ('password', 'token', 'nkey_seed')
+        WHEN c.key IN ({secrets})
              AND c.value #>> '{}' !~ '^\$\{(env|file):[^}]+\}$' THEN to_jsonb('***'::text)
-        WHEN c.key IN ('credentials_file', 'tls_ca_cert', 'tls_cert', 'tls_key')
-             AND c.value #>> '{}' ~ '[[:cntrl:]]|-BEGIN' THEN to_jsonb('***'::text)
+        WHEN c.key IN ({paths}) AND c.value #>> '{}' ~ {file_content} THEN to_jsonb('***'::text)
         WHEN c.key = 'url' THEN to_jsonb(regexp_replace(c.value #>> '{}',
             '((?:^|,)\s*(?:\w+://)?)[^,]*@', '\1***@', 'g'))
         ELSE c.value END), '{}')

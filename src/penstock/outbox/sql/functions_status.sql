@@ -1,7 +1,7 @@
--- What an outbox holds and why, how pipelines and relays are, and what a relay's role may do.
+-- The status of outboxes, pipelines and relays, and the rights of a relay's role.
 
 -- name: lock_pid
--- The process of the session that has a group's lock, null where none has it. 7383 is `LOCK_GROUP`.
+-- The process of the session that holds a group's lock, null where none holds it. 7383 is `LOCK_GROUP`.
 CREATE OR REPLACE FUNCTION tide._lock_pid(relay_group text) RETURNS integer
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
     SELECT l.pid FROM pg_locks l
@@ -13,7 +13,7 @@ $tide$;
 
 -- name: leases
 -- The relay processes of a group: each `running`, `standby`, `stopped`, or `dead`, which is one without
--- a heartbeat for 10 s, by the server's clock; then `was` is what it was before.
+-- a heartbeat for 10 s, by the server's clock; then `was` is its state before.
 CREATE OR REPLACE FUNCTION tide._leases(given text) RETURNS TABLE (
     host text, pid integer, state text, warm boolean, was text, lock_pid integer, code text,
     error text, remedy text, since timestamptz, heartbeat timestamptz, age numeric
@@ -31,9 +31,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 $tide$;
 
 -- name: relay
--- How a group is relayed. `state`: `running`; else as the last that ran it ended, `stopped` or `dead`;
--- `standby` where one is about to take it over; null where none has a lease. `code`, `error` and
--- `remedy`: why the group does not move.
+-- The relay of a group. `state`: `running`; `stopped` or `dead`, as the last relay ended; `standby` where one
+-- is about to take over; null where none has a lease. `code`, `error` and `remedy`: why the group does
+-- not move.
 CREATE OR REPLACE FUNCTION tide._relay(
     relay_group text, OUT state text, OUT code text, OUT error text, OUT remedy text,
     OUT info jsonb
@@ -58,7 +58,7 @@ BEGIN
         error := format('The relay of group %s is dead since %s: no heartbeat of process %s on %s.',
             relay_group, at, last.pid, last.host);
         IF last.was = 'running' AND holder = last.lock_pid THEN
-            error := error || ' It hangs: its session still has the group''s lock'
+            error := error || ' It hangs: its session still holds the group''s lock'
                 || CASE WHEN ready THEN ', so that the standby cannot take over.' ELSE '.' END;
             remedy := format('On %s: kill -9 %s. ', last.host, last.pid)
                 || CASE WHEN ready THEN 'The standby then takes over.' ELSE 'Then: ' || again END;
@@ -70,7 +70,7 @@ BEGIN
         state := 'standby';
         code := 'relay_standby';
         error := format('No relay runs the group %s, and a standby waits for the group''s lock', relay_group)
-            || coalesce(', which process ' || holder || ' of Postgres has.', '.');
+            || coalesce(', which process ' || holder || ' of Postgres holds.', '.');
         remedy := coalesce('If that lasts: select pg_terminate_backend(' || holder || ')',
             'It takes over within seconds.');
     ELSE
@@ -86,8 +86,8 @@ BEGIN
 END $tide$;
 
 -- name: pipeline_state
--- How a pipeline is: what its relay wrote last, if that is alive, and else what became of the relay. One
--- that was disabled is `stopping` until its relay has noted that.
+-- The state of a pipeline: what its relay wrote last, if that is alive, and else the state of the relay. A
+-- disabled pipeline is `stopping` until its relay has stopped it.
 CREATE OR REPLACE FUNCTION tide._pipeline_state(
     given text, OUT state text, OUT code text, OUT error text, OUT remedy text, OUT relay jsonb
 )
@@ -104,7 +104,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
              ELSE p.state END,
         e.code, e.error, e.remedy, g.info
     FROM tide.relays r
-    LEFT JOIN tide.places p ON (p.relay_group, p.pipeline, p.outbox)
+    LEFT JOIN tide.checkpoints p ON (p.relay_group, p.pipeline, p.outbox)
         = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
     CROSS JOIN LATERAL tide._relay(r.relay_group) AS g
     LEFT JOIN LATERAL (
@@ -126,7 +126,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $tide$
 $tide$;
 
 -- name: relay_list
--- All pipelines, with their settings but without secrets.
+-- All pipelines, with their configs without secrets.
 CREATE OR REPLACE FUNCTION tide.relay_list() RETURNS TABLE (
     pipeline text, direction text, outbox text, inbox text, relay_group text, enabled boolean,
     state text, config jsonb, created_at timestamptz, changed_at timestamptz
@@ -139,7 +139,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $t
 $tide$;
 
 -- name: relay_status
--- One pipeline: its settings without secrets, its place, whether its relay is alive, and the error that
+-- One pipeline: its config without secrets, its checkpoint, whether its relay is alive, and the error that
 -- keeps it from moving, with the remedy. Raises TD001, TD007.
 CREATE OR REPLACE FUNCTION tide.relay_status(pipeline text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -156,7 +156,7 @@ BEGIN
         'dead_letter_at', p.dead_letter_at, 'at', p.at)
     INTO found
     FROM tide.relays r CROSS JOIN LATERAL tide._pipeline_state(r.pipeline) AS s
-    LEFT JOIN tide.places p
+    LEFT JOIN tide.checkpoints p
         ON (p.relay_group, p.pipeline, p.outbox)
          = (r.relay_group, r.pipeline, coalesce(r.outbox, r.inbox))
     WHERE r.pipeline = relay_status.pipeline;
@@ -164,8 +164,8 @@ BEGIN
 END $tide$;
 
 -- name: outbox_backlog
--- How far one pipeline is behind: how many of the newest 100,000 messages it has not delivered, and when
--- the oldest of them was published.
+-- The lag of one pipeline: how many of the newest 100,000 messages it has not delivered, and when the
+-- oldest of them was published.
 CREATE OR REPLACE FUNCTION tide._outbox_backlog(
     name text, delivered pg_snapshot, OUT messages bigint, OUT oldest timestamptz
 )
@@ -178,9 +178,9 @@ BEGIN
 END $tide$;
 
 -- name: outbox_status
--- An outbox: its settings, what it holds, who may publish to it, how far its pipelines are, which of
--- these hold messages and why, and whether there are any beyond its retention (overdue). Rows are
--- counted up to 100,000, beyond that they are an estimate, and `rows_exact` is false. Raises TD001,
+-- An outbox: its settings, its size, the roles that may publish to it, its pipelines, those for which it
+-- keeps messages and why, and whether it has messages beyond its retention (overdue). Rows are counted
+-- up to 100,000; more are an estimate, and `rows_exact` is false. Raises TD001,
 -- TD002.
 CREATE OR REPLACE FUNCTION tide.outbox_status(name text) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -210,7 +210,7 @@ $count$, 'outbox_' || name) INTO counted, oldest, size;
                'remedy', h.remedy) ORDER BY r.pipeline) FILTER (WHERE b.messages > 0), '[]')
     INTO pipelines, holding
     FROM tide.relays r
-    LEFT JOIN tide.places p USING (relay_group, pipeline, outbox)
+    LEFT JOIN tide.checkpoints p USING (relay_group, pipeline, outbox)
     CROSS JOIN LATERAL tide._pipeline_state(r.pipeline) AS s
     CROSS JOIN LATERAL tide._outbox_backlog(outbox_status.name, coalesce(p.delivered_snapshot,
         CASE WHEN r.config ->> 'start' = 'end' THEN r.since END)) AS b
@@ -240,8 +240,8 @@ $count$, 'outbox_' || name) INTO counted, oldest, size;
 END $tide$;
 
 -- name: relay_grant
--- Lets a role run relays: read outboxes, pipelines and how they are, keep their places and its leases,
--- fill inboxes, sweep; also those that are made later. It needs the attribute REPLICATION too, and
+-- Lets a role run relays: read outboxes, pipelines and their status, write checkpoints and leases, fill
+-- inboxes, sweep; also those that are made later. It needs the attribute REPLICATION too, and
 -- CREATE on the database where it is the store. Raises TD014.
 CREATE OR REPLACE FUNCTION tide.relay_grant(role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $tide$
@@ -249,7 +249,7 @@ BEGIN
     PERFORM tide._check_grant(role);
     EXECUTE format('GRANT USAGE ON SCHEMA tide TO %1$I;'
         ' GRANT SELECT ON ALL TABLES IN SCHEMA tide TO %1$I;'
-        ' GRANT INSERT, UPDATE ON tide.places TO %1$I;'
+        ' GRANT INSERT, UPDATE ON tide.checkpoints TO %1$I;'
         ' GRANT INSERT, UPDATE, DELETE ON tide.leases TO %1$I;'
         ' GRANT EXECUTE ON FUNCTION tide.outbox_sweep, tide.inbox_sweep, tide.outbox_status,'
         ' tide.inbox_status, tide.relay_status, tide.relay_list, tide.relay_processes TO %1$I;'

@@ -1,7 +1,7 @@
-"""The schema `tide` in an application's database: installed, brought up to date, or printed.
+"""Installs the schema `tide` in an application's database, upgrades it, or prints its SQL.
 
-One script does all of it: the migrations that are due and all functions, which are replaced as a
-whole. `install` runs it; a migration tool can run what `script` returns.
+One script does both: it has the migrations that are due, and all functions, which are replaced as a
+whole. `install` runs it; a migration tool can run the text that `script` returns.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import psycopg
 from penstock.core import queries
 from penstock.outbox.errors import InstallError, install_error
 from penstock.outbox.sql.catalog import Schema, find_schema, server, version_of
+from penstock.outbox.sql.rules import render
 
 OLDEST_SERVER: Final = 14
 _PACKAGE: Final = "penstock.outbox.sql"
 _TABLES: Final = queries.load(_PACKAGE, "outbox.sql")
 _SQL: Final = queries.load(_PACKAGE, "catalog.sql")
 _FUNCTIONS: Final = tuple(
-    text
+    render(text)
     for file in ("common", "expressions", "config", "outbox", "relay", "inbox", "status")
     for text in queries.load(_PACKAGE, f"functions_{file}.sql").values()
 )
@@ -29,16 +30,19 @@ _PREFIX: Final = "migration_"
 VERSION: Final = max(
     int(name.removeprefix(_PREFIX)) for name in _TABLES if name.startswith(_PREFIX)
 )
-"""The newest version of the schema, that this Penstock works with."""
+"""The version of the schema that this Penstock works with."""
 DIGEST: Final = hashlib.sha256("\n".join((*_FUNCTIONS, _TABLES["end"])).encode()).hexdigest()[:16]
-"""Tells the functions of this Penstock from those of others."""
+"""Identifies the functions of this Penstock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an installation did: `before` is the version that was there, None where there was none.
+    """What an installation did.
 
-    `changed`: whether anything was done. `warnings` are what will keep a relay from running.
+    Attributes:
+        before: The version that was installed before, None where there was none.
+        changed: Whether anything was done.
+        warnings: What will keep a relay from running.
     """
 
     before: int | None
@@ -47,7 +51,7 @@ class Installed:
 
 
 def version_fault(found: tuple[int, str] | None) -> tuple[str, str] | None:
-    """Return why this Penstock can't work with a schema of that version, and what to do about it."""
+    """Return why this Penstock can't work with the version `found`, and the remedy."""
     if found is None or found[0] < VERSION:
         there = "none" if found is None else found[0]
         return f"its version is {there}, and {VERSION} is needed", "penstock outbox install --url …"
@@ -60,8 +64,8 @@ def version_fault(found: tuple[int, str] | None) -> tuple[str, str] | None:
 def script(after: int = 0) -> str:
     """Return the SQL that brings a schema of version `after` (0: there is none) up to `VERSION`.
 
-    It is to be run in one transaction by the role that shall own the schema, and says so where the
-    database has another version. Raises `InstallError` for an `after` that there is not.
+    Run it in one transaction, by the role that shall own the schema. It fails where the database has
+    another version than `after`. Raises `InstallError` where `after` is no version.
     """
     if not 0 <= after <= VERSION:
         raise InstallError(
@@ -77,10 +81,10 @@ def script(after: int = 0) -> str:
 
 
 def install(connection: psycopg.Connection[Any]) -> Installed:
-    """Make the schema or bring it up to date, in one transaction under a lock; else do nothing.
+    """Make the schema, or bring it up to date, in one transaction under a lock.
 
-    `connection` is in autocommit mode. Raises `InstallError` with the reason where the server, the
-    role or what is in the database stands in the way; then nothing was changed.
+    `connection` is in autocommit mode. Raises `InstallError` where the server, the role or the content
+    of the database does not allow it; then nothing was changed.
     """
     try:
         return _install(connection)
@@ -116,7 +120,7 @@ def _install(connection: psycopg.Connection[Any]) -> Installed:
         connection.execute(_SQL["lock"])
         schema = find_schema(connection)
         before = _version(connection, schema)
-        if before == (VERSION, DIGEST):  # by somebody else, meanwhile
+        if before == (VERSION, DIGEST):  # by another session, meanwhile
             return Installed(VERSION, changed=False, warnings=warnings)
         _check_rights(schema)
         if schema.owner is not None and schema.owner != schema.role:
@@ -126,7 +130,7 @@ def _install(connection: psycopg.Connection[Any]) -> Installed:
 
 
 def _version(connection: psycopg.Connection[Any], schema: Schema) -> tuple[int, str] | None:
-    """Return version and digest of what is installed; raises `InstallError` where it can't be told."""
+    """Return the installed version and digest; raises `InstallError` where they can't be read."""
     if not schema.installed:
         if schema.filled:
             raise InstallError(

@@ -1,13 +1,13 @@
--- The schema `tide`: what an application's own database holds of its outboxes and inboxes, and of the
--- relays that carry them. Each migration runs once, in its order, in one transaction with the others
--- that are due and with the functions (`functions_*.sql`), which are replaced as a whole. A migration
--- that has been released is never edited; functions that change in a release come with a new number.
+-- The schema `tide` in an application's own database: outboxes, inboxes, pipelines and relays. Each
+-- migration runs once, in its order, in one transaction with the others that are due and with the
+-- functions (`functions_*.sql`), which are replaced as a whole. A released migration is never edited;
+-- functions that change in a release come with a new number.
 --
--- No text here has a psycopg placeholder: `penstock outbox install --print` gives it as it stands.
+-- No text here has a psycopg placeholder: `penstock outbox install --print` prints it as it is.
 
 -- name: begin
--- One installation at a time, by whatever tool, and by one role: all functions act with its rights. The
--- schema and the publication may have been made for it before. {after} is the version to start from.
+-- One installation at a time, by any tool, and always by the same role: all functions act with its
+-- rights. The schema and the publication may be there already. {after} is the version to start from.
 DO $tide$ DECLARE
     there integer := 0;
     owner name := (SELECT nspowner::pg_catalog.regrole FROM pg_catalog.pg_namespace
@@ -33,7 +33,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'penstock outbox install brings any version up to date; or print with --from.';
     END IF;
-    -- Nobody makes, changes, drops or grants meanwhile; publishers go on. In the functions' order.
+    -- Blocks all functions that make, change, drop or grant, but no publisher. In the functions' order.
     IF there > 0 THEN
         LOCK TABLE tide.outboxes, tide.inboxes, tide.relays IN EXCLUSIVE MODE;
     END IF;
@@ -64,7 +64,7 @@ CREATE TABLE tide.outboxes (
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
 );
 
--- Where the ids of an outbox go on if one of its name is made again, so that none names two messages.
+-- The last id of a dropped outbox: one of the same name continues from it, so that ids stay unique.
 CREATE TABLE tide.dropped_outboxes (
     name text PRIMARY KEY,
     last_id bigint NOT NULL
@@ -78,8 +78,8 @@ CREATE TABLE tide.inboxes (
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now()
 );
 
--- Pipelines: from an outbox to a sink (direction out), or from a source into an inbox (in). What is
--- visible in `since` was published before the pipeline was.
+-- Pipelines: from an outbox to a sink (direction out), or from a source into an inbox (in). Messages that
+-- are visible in `since` were published before the pipeline was made.
 CREATE TABLE tide.relays (
     pipeline text PRIMARY KEY,
     direction text NOT NULL CHECK (direction IN ('out', 'in')),
@@ -96,12 +96,12 @@ CREATE TABLE tide.relays (
     UNIQUE (pipeline, created_at)
 );
 
--- How far each pipeline is, written by the relay. `outbox` is the outbox's or the inbox's name. All
--- that is visible in `delivered_snapshot` was delivered. `store` is where the relay keeps what waits. By
--- `pipeline_created_at` a relay that still runs a deleted pipeline writes nothing for the next one of
--- its name. `dead_letters` is how many of its dead letters wait in the relay's store, `dead_letter` the
--- cause of the newest.
-CREATE TABLE tide.places (
+-- The checkpoint of each pipeline, written by its relay. `outbox` is the outbox's or the inbox's name. All
+-- messages that are visible in `delivered_snapshot` are delivered. `store` is the store that has the
+-- backlog. `pipeline_created_at` keeps a relay that still runs a deleted pipeline from writing for the next
+-- one of its name. `dead_letters` counts its dead letters in the relay's store; `dead_letter` is the
+-- newest one's cause.
+CREATE TABLE tide.checkpoints (
     relay_group text NOT NULL,
     pipeline text NOT NULL REFERENCES tide.relays ON DELETE CASCADE,
     outbox text NOT NULL,
@@ -123,14 +123,14 @@ CREATE TABLE tide.places (
     FOREIGN KEY (pipeline, pipeline_created_at) REFERENCES tide.relays (pipeline, created_at)
         ON DELETE CASCADE
 );
-CREATE INDEX ON tide.places (pipeline);
+CREATE INDEX ON tide.checkpoints (pipeline);
 
 -- The lease of each relay process on each of its groups, renewed every two seconds by the server's clock
 -- while the process works. `state`: `running` with the group's lock, `standby` without it, `stopped` after
--- an orderly end. `warm`: whether a standby has Spark's session and workers ready. `since`: of this
--- state. `lock_pid`: the server's process of the session that has the lock. `code`,
--- `error` and `remedy` are of what keeps the whole group from moving. Pages have room for
--- new versions of a row, so that no index is written (HOT).
+-- an orderly end. `warm`: whether a standby has Spark's session and workers ready. `since`: when this state
+-- began. `lock_pid`: the server's process of the session that has the lock. `code`, `error` and `remedy`:
+-- what keeps the whole group from moving. Pages have room for new versions of a row, so that no index is
+-- written (HOT).
 CREATE TABLE tide.leases (
     relay_group text NOT NULL,
     instance text NOT NULL,
@@ -148,8 +148,7 @@ CREATE TABLE tide.leases (
 ) WITH (fillfactor = 50);
 
 -- name: end
--- Outboxes get their functions anew, and nobody may do anything that was not granted: a function is
--- made callable by all.
+-- Makes the outboxes' functions again, and revokes all rights of PUBLIC, which may call each new function.
 DO $tide$ BEGIN
     PERFORM tide._outbox_append(o.name, o.enabled) FROM tide.outboxes o;
 END $tide$;

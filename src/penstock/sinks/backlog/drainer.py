@@ -2,14 +2,14 @@
 
 It works in `penstock run`, in a thread for each NATS sink, and looks at the store alone: a sink has a
 row in `penstock.backlogs` while it is behind. What it delivers lies within what the capture has
-reported as wholly done, as a task that is under way, or comes again, may still add messages before
-others that are there. So one position says all that was delivered, and outlives any crash.
+reported as wholly done: a task that is under way, or comes again, may still add messages before
+others that are there. So one position holds all that was delivered, and outlives any crash.
 
 To join it keeps the source's writers out, delivers the few messages that are left, and takes the row
-away: whoever writes next, delivers directly. It does so only with a sink that has just been seen to
-take messages, and with no more of them than that takes soon; a sink that soon falls behind again is
-taken back later each time. What was delivered in a try to join that failed lies beyond what is wholly
-done, so no position says it; it is known here, and a run that ends meanwhile repeats it.
+away: the next writer delivers directly. It does so only with a sink that has just taken messages, and
+with no more of them than that takes soon; a sink that soon falls behind again joins later each time.
+What a failed try to join has delivered lies beyond what is wholly done, so no position holds it; it is
+known here, and a run that ends meanwhile repeats it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
 from penstock.core.backoff import Backoff
@@ -31,6 +30,7 @@ from penstock.core.delivery import Sink, Unfinished, Written
 from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.delivered import Delivered
 from penstock.sinks.backlog.store import Behind, Connection
 from penstock.streams.segments import lock_writers
 from penstock.streams.store import Store
@@ -38,10 +38,10 @@ from penstock.streams.store import Store
 Report = dict[str, Any]
 
 _POLL_SECONDS: Final = 2.0
-"""From one look at whether the sink is behind, or answers if it is not, to the next."""
+"""How often it reads whether the sink is behind, or checks that a sink that is not answers."""
 _FAILED_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.2
-_TELL_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
 _PATIENCE: Final = 2.0
 _JOIN_SECONDS: Final = 1.0
 """How long a join may keep the writers out; it begins if half of that is likely to do."""
@@ -49,8 +49,7 @@ _JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
 _PIECE: Final = 1_000
 _BACKOFF_SECONDS: Final = (0.1, 2.0)
 _SOON_SECONDS: Final = 60.0
-_HOLD_SECONDS: Final = (1.0, 60.0)
-_KEY: Final = "idempotency_key"
+_WAIT_SECONDS: Final = (1.0, 60.0)
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 log = structlog.get_logger("penstock")
@@ -63,9 +62,9 @@ class Drainer:
         url: The store's.
         source_id: The source's in the store.
         sink: The sink's name.
-        target: The sink itself; nobody else uses it.
-        detach_after: How long it may be behind before it is told to be detached.
-        on_report: Called with what `/status` and `/metrics` should know, from the drainer's thread.
+        target: The sink itself, for the drainer alone.
+        detach_after: How long it may be behind before it is reported as detached.
+        on_report: Called from the drainer's thread with reports for `/status` and `/metrics`.
     """
 
     def __init__(
@@ -91,16 +90,13 @@ class Drainer:
         self._state = "attached"
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
-        self._ahead: list[tuple[Position, pa.Array]] = []  # ends and keys of what failed joins did
-        # All up to here was counted when it was delivered directly, or from here; a batch that comes
-        # again brings some of it once more. None where that is not known.
-        self._counted: Position | None = None
+        self._delivered = Delivered()
         self._was_attached = False
         self._joined_at = float("-inf")
-        self._hold = 0.0
+        self._wait = 0.0
         self._since = 0.0
         self._store_failed = False
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._checked_at = 0.0
         self._check_failed = False
         self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
@@ -125,7 +121,7 @@ class Drainer:
         self._target.close()
 
     def wake(self) -> None:
-        """Have it look whether the sink is behind."""
+        """Have it read whether the sink is behind."""
         self._asked += 1
         self._wake.set()
 
@@ -139,7 +135,7 @@ class Drainer:
         """Whether the sink has no backlog; False where it has not looked since `wake`."""
         return self._looked == self._asked and self._state == "attached"
 
-    # The thread
+    # -- the thread
 
     def _run(self) -> None:
         backoff = Backoff(*_BACKOFF_SECONDS)
@@ -172,25 +168,25 @@ class Drainer:
             behind = backlog.behind(connection, self._source_id, self._sink)
             if behind is not None and self._done is not None:
                 taken = backlog.take(connection, behind, self._done)
-        self._tell(behind)
+        self._report_state(behind)
         self._looked = asked
         if behind is None:
             self._was_attached = True
             self._check()
             return False
         if taken is not None:
-            self._deliver(self._without_ahead(taken.messages))
-            self._counted = taken.end if self._counted is None else max(self._counted, taken.end)
+            self._deliver(self._delivered.missing(taken.messages))
+            self._delivered.drained(taken.end)
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
-            self._ahead = [ahead for ahead in self._ahead if ahead[0] > taken.end]
+            self._delivered.forget(taken.end)
             return True
-        if self._done is None or time.monotonic() < self._since + self._hold:
+        if self._done is None or time.monotonic() < self._since + self._wait:
             return False
         return self._join(behind)
 
     def _check(self) -> None:
-        """See whether the sink answers: of one that gets no messages no one else would know."""
+        """Check that the sink answers: one that gets no messages has no other check."""
         now = time.monotonic()
         if now < self._checked_at + _POLL_SECONDS:
             return
@@ -213,7 +209,7 @@ class Drainer:
         while messages.num_rows:
             try:
                 started = time.monotonic()
-                self._delivered(messages, _NOTHING, self._target.write(messages, _PATIENCE))
+                self._report_delivered(messages, _NOTHING, self._target.write(messages, _PATIENCE))
                 self._answers = True
                 per_second = messages.num_rows / max(time.monotonic() - started, 1e-6)
                 least, most = _JOIN_MESSAGES
@@ -221,23 +217,23 @@ class Drainer:
                 return
             except Unfinished as unfinished:
                 self._answers = False
-                self._delivered(messages, unfinished.rest, unfinished.written)
+                self._report_delivered(messages, unfinished.rest, unfinished.written)
                 if unfinished.written.delivered:  # it may be taken again, where the store fails
-                    self._note_ahead(messages, unfinished.rest, unfinished.written)
+                    self._delivered.note_ahead(messages, unfinished.rest, unfinished.written)
                 messages = unfinished.rest
                 delay = backoff.after_failure(messages.num_rows)
                 self._report_error(unfinished.error, delay)
             if self._stopping.wait(delay):
                 raise _Stopped
             with self._store.connection() as connection:
-                self._tell(backlog.behind(connection, self._source_id, self._sink))
+                self._report_state(backlog.behind(connection, self._source_id, self._sink))
 
     def _join(self, behind: Behind) -> bool:
-        """Deliver what is left while nobody writes, and join; return whether that went well."""
+        """Deliver what is left with the writers out, and join; return whether that went well."""
         if not self._answers:
-            # Nothing is left of what it may deliver, and nothing was delivered: does it live?
+            # It has delivered nothing, and has nothing left that it may deliver: does the sink live?
             try:
-                self._target.connect(_PATIENCE)
+                self._target.check(_PATIENCE)
             except Unfinished as unfinished:
                 self._report_error(unfinished.error, _TICK_SECONDS)
                 return False
@@ -252,15 +248,15 @@ class Drainer:
                 lock_writers(connection, self._source_id)
                 row = backlog.behind(connection, self._source_id, self._sink)
                 if not self._deliver_rest(connection, row):
-                    return False  # what is told in here stays told
+                    return False  # reports sent in here stay as they are
                 backlog.join(connection, self._source_id, self._sink)
         except StoreError as error:
             if error.code == "locked":
                 return False
             raise
-        self._ahead.clear()
+        self._delivered.forget()
         self._joined_at = time.monotonic()
-        self._tell(None)
+        self._report_state(None)
         self._target.close()
         return True
 
@@ -272,7 +268,7 @@ class Drainer:
         if waiting > self._at_once:
             return False
         while behind is not None and (taken := backlog.take(connection, behind)) is not None:
-            messages = self._without_ahead(taken.messages)
+            messages = self._delivered.missing(taken.messages)
             for first in range(0, messages.num_rows, _PIECE):
                 piece, left = messages.slice(first, _PIECE), deadline - time.monotonic()
                 if left <= 0:
@@ -281,33 +277,18 @@ class Drainer:
                     written = self._target.write(piece, left)
                 except Unfinished as unfinished:
                     self._answers = False
-                    self._note_ahead(piece, unfinished.rest, unfinished.written)
-                    self._delivered(piece, unfinished.rest, unfinished.written)
+                    self._delivered.note_ahead(piece, unfinished.rest, unfinished.written)
+                    self._report_delivered(piece, unfinished.rest, unfinished.written)
                     self._report_error(unfinished.error, _TICK_SECONDS)
                     return False
-                self._note_ahead(piece, _NOTHING, written)
-                self._delivered(piece, _NOTHING, written)
+                self._delivered.note_ahead(piece, _NOTHING, written)
+                self._report_delivered(piece, _NOTHING, written)
             behind = behind._replace(drained=taken.end)
         return True
 
-    def _note_ahead(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
-        """Note what of `messages` is delivered, perhaps beyond what is done.
+    # -- reports
 
-        Dead letters are not: they are kept only if this transaction is.
-        """
-        lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
-        dead = pa.array([letter.idempotency_key for letter in written.dead], pa.string())
-        done = _without(_without(messages, rest.column(_KEY)), dead)
-        self._ahead.append((Position(lsn.as_py(), idx.as_py()), done.column(_KEY)))
-
-    def _without_ahead(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        for _, keys in self._ahead:
-            messages = _without(messages, keys)
-        return messages
-
-    # What others are told
-
-    def _tell(self, behind: Behind | None) -> None:
+    def _report_state(self, behind: Behind | None) -> None:
         """Report the sink's state where it has changed, and while it is behind now and then."""
         now = time.monotonic()
         state = "attached"
@@ -317,9 +298,9 @@ class Drainer:
         changed = state != self._state
         if behind is None and not changed:
             return
-        if not changed and now < self._told_at + _TELL_SECONDS:
+        if not changed and now < self._reported_at + _REPORT_SECONDS:
             return
-        self._told_at = now
+        self._reported_at = now
         messages = bytes_ = 0
         if behind is not None:
             with self._store.connection() as connection:
@@ -355,20 +336,22 @@ class Drainer:
         if self._state == "attached" and behind is not None:
             self._since = now - behind.seconds
             if self._was_attached:
-                self._counted = self._done
+                self._delivered.begin(self._done)
             self._answers = False
             soon = now - self._joined_at < _SOON_SECONDS
-            first, most = _HOLD_SECONDS
-            self._hold = min(max(first, 2 * self._hold), most) if soon else 0.0
+            first, most = _WAIT_SECONDS
+            self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
         self._state = state
 
-    def _delivered(self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written) -> None:
-        """Report what became of `messages`, of which `rest` is left."""
+    def _report_delivered(
+        self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written
+    ) -> None:
+        """Report the outcome of `messages`, of which `rest` is left."""
         if not written.delivered and not written.dead:
             return
-        again = self._counted_of(messages) - self._counted_of(rest)
+        again = self._delivered.counted(messages) - self._delivered.counted(rest)
         if written.dead:
-            self._store.add_dead_letters(self._sink, written.dead)
+            self._store.letters.add(self._sink, written.dead)
         self._on_report(
             {
                 "sink": self._sink, "delivered": max(written.delivered - again, 0),
@@ -377,13 +360,6 @@ class Drainer:
             }
         )  # fmt: skip
 
-    def _counted_of(self, messages: pa.RecordBatch) -> int:
-        """Return how many of `messages` were counted before."""
-        if self._counted is None or not messages.num_rows:
-            return 0
-        new = pc.sum(backlog.is_behind(messages, self._counted)).as_py() or 0
-        return int(messages.num_rows - new)
-
     def _report_error(self, error: SinkError, seconds: float) -> None:
         self._on_report(
             {
@@ -391,10 +367,6 @@ class Drainer:
                 "remedy": error.remedy, "retry_in": seconds,
             }
         )  # fmt: skip
-
-
-def _without(messages: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
-    return messages.filter(pc.invert(pc.is_in(messages.column(_KEY), value_set=keys)))
 
 
 class _Stopped(Exception):  # noqa: N818 - no error

@@ -1,15 +1,14 @@
-"""Backlogs: what sinks that are behind should have had, kept in the store in blocks.
+"""Backlogs: the messages that sinks did not take in time, kept in the store in blocks.
 
 A task of a micro-batch adds blocks in its transaction, under the writers' shared lock; the drainer
 alone takes them away. Positions are the streams' (the source's `base` is added). Blocks of several
 tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
 once each, when they are read.
 
-A sink that is `STARTING` has rows to come from a backfill, which go before all that waits. What it does
-not take of these waits too, in negative positions, so that it is read first. The drainer is not at
-work then: it begins when the sink is told to be that no longer.
+A sink that is `STARTING` gets the rows of a backfill before all that waits. Those that it does not
+take wait too, in negative positions, so that they are read first. The drainer does not work meanwhile.
 
-A sink is meant by its source's id and its name: pipelines that share a store may name theirs alike.
+A source's id and a name identify a sink: pipelines that share a store may use the same name.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Taken(NamedTuple):
     end: Position
 
 
-# What the tasks do
+# -- what the tasks do
 
 
 def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
@@ -67,9 +66,9 @@ def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkEr
     connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
 
 
-def hold(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
-    """Note that a sink's messages wait in its backlog for this reason, whatever it was before."""
-    connection.execute(_SQL["hold"], [source_id, sink, error.code, str(error)])
+def put_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
+    """Note that a sink's messages wait in its backlog for this reason, in place of any before."""
+    connection.execute(_SQL["put_behind"], [source_id, sink, error.code, str(error)])
 
 
 def spill(
@@ -99,11 +98,11 @@ def spill(
         connection.execute(_SQL["add_block"], values)
 
 
-# What the drainer does
+# -- what the drainer does
 
 
 def behind(connection: Connection, source_id: int, sink: str) -> Behind | None:
-    """Return what is known of a sink that is behind, None if it is not."""
+    """Return a sink's row if it is behind, None if it is not."""
     row = connection.execute(_SQL["one"], [source_id, sink]).fetchone()
     return _behind(row) if row else None
 
@@ -133,7 +132,7 @@ def take(
     more = len(found) == look_at
     count = _enough(reached)
     while True:
-        # A block that was not read may begin anywhere behind the last that is known of.
+        # A block that was not read may begin anywhere behind the last one that was found.
         next_ = found[count] if count < len(found) else found[-1] if more else None
         end = _before(None if next_ is None else Position(*next_[1:3]), until)
         ids = [row[0] for row in found[:count]]
@@ -163,7 +162,7 @@ def drop(connection: Connection, source_id: int, sink: str, end: Position) -> No
 
 
 def join(connection: Connection, source_id: int, sink: str) -> None:
-    """Note that a sink is behind no more."""
+    """Note that a sink is not behind any more."""
     connection.execute(_SQL["join"], [source_id, sink])
 
 
@@ -223,7 +222,7 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
-    """Tell of each message whether it lies behind a position."""
+    """Return of each message whether it lies behind a position."""
     lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
     same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
     return pc.or_(pc.greater(lsn, position.lsn), same)

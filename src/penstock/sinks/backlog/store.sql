@@ -1,11 +1,11 @@
--- What sinks that are behind should have had, in blocks, and how far they were delivered since.
+-- The messages that sinks did not take in time, in blocks, and how far they were delivered since.
 
 -- name: fall_behind
--- Another task may have said so already.
+-- Another task may have added it already.
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
 ON CONFLICT (source_id, sink) DO NOTHING
 
--- name: hold
+-- name: put_behind
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
 ON CONFLICT (source_id, sink) DO UPDATE SET code = excluded.code, error = excluded.error,
     since = CASE WHEN backlogs.code = excluded.code THEN backlogs.since ELSE excluded.since END

@@ -107,7 +107,7 @@ def publish_denied(subject: str, server: Server) -> SinkError:
 
 
 def ack_overdue(subject: str, seconds: float) -> SinkError:
-    """Return the error for a message that nobody acked in time."""
+    """Return the error for a message without an ack in time."""
     return SinkError(
         "timeout",
         f"No ack for a message to {subject!r} within {seconds:g} s.",
@@ -306,8 +306,8 @@ def _settings(what: str, name: str, reply: dict[str, Any]) -> Iterable[Finding]:
 class _Api:
     """JetStream's API over a connection of its own.
 
-    A cluster is asked again for up to `patience` seconds where it has no leader, or says that there is
-    no stream: both may be so while it chooses one.
+    A cluster is asked again for up to `patience` seconds where it has no leader, or reports no stream:
+    both may be so while it chooses one.
     """
 
     def __init__(self, config: NatsSinkConfig, patience: float = 0.0):
@@ -318,7 +318,7 @@ class _Api:
         self._until = time.monotonic() + self._patience
 
     def ask(self, call: str, **payload: Any) -> dict[str, Any] | None:
-        """Return the reply of an API call, None if nobody answers for JetStream.
+        """Return the reply of an API call, None if JetStream does not answer.
 
         Raises `SinkError` (`no_quorum`) where a cluster has no leader.
         """

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Problem(NamedTuple):
+class ServerError(NamedTuple):
     """What the server reports by `-ERR`."""
 
     text: str
@@ -76,14 +76,14 @@ class Info(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """The server wants a PONG."""
+    """The server asks for a PONG."""
 
 
 class Pong(NamedTuple):
     """The server has handled all that was sent before our PING."""
 
 
-Event = Reply | Answer | Problem | Info | Ping | Pong
+Event = Reply | Answer | ServerError | Info | Ping | Pong
 
 
 class Parser:
@@ -143,7 +143,7 @@ class Parser:
         elif word == b"INFO":
             events.append(Info(orjson.loads(rest)))
         elif word == b"-ERR":
-            events.append(Problem(rest.decode(errors="replace").strip().strip("'")))
+            events.append(ServerError(rest.decode(errors="replace").strip().strip("'")))
         elif word != b"+OK":
             raise not_nats(self._where, line)
         return eol + 2
@@ -225,7 +225,7 @@ class Connection:
                 self.send(b"PONG\r\n")
             elif isinstance(event, Info):
                 self.info = event.fields
-            elif isinstance(event, Problem):
+            elif isinstance(event, ServerError):
                 self._note(event)
         return acks, events
 
@@ -249,7 +249,7 @@ class Connection:
             for event in self.step(left)[1]:
                 if isinstance(event, Reply) and event.number == 0:
                     return event
-                if isinstance(event, Problem):
+                if isinstance(event, ServerError):
                     raise problem_error(event.text, self._config, self.server)
         raise SinkError("timeout", f"{self.server} did not answer {subject} within {timeout:g} s.")
 
@@ -311,7 +311,7 @@ class Connection:
             self._events = events
         self._selector.select(timeout)
 
-    def _note(self, problem: Problem) -> None:
+    def _note(self, problem: ServerError) -> None:
         # Permission violations leave the connection open, so they are not why it closes.
         if "permissions violation" not in problem.text.lower():
             self._last_problem = problem.text
@@ -369,7 +369,7 @@ def connect(
         if isinstance(error, TimeoutError):
             raise SinkError(
                 "timeout",
-                f"{where} does not greet as a NATS server within {timeout:g} s.",
+                f"{where} sends no INFO of a NATS server within {timeout:g} s.",
                 remedy=f"Mend {config.setting('url')}; a server with tls handshake_first is not "
                 "supported.",
             ) from None
@@ -410,7 +410,7 @@ def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any
         if not data:
             raise SinkError("connection_lost", f"{where} hung up before its greeting.")
         for event in parser.feed(data)[1]:
-            if isinstance(event, Problem):
+            if isinstance(event, ServerError):
                 raise SinkError("server_error", f"{where} refuses to connect: {event.text}.")
             if isinstance(event, Info):
                 return event.fields
@@ -420,18 +420,18 @@ def _secure(
     sock: socket.socket, config: NatsSinkConfig, server: Server, info: dict[str, Any]
 ) -> socket.socket:
     required = bool(info.get("tls_required"))
-    wanted = server.tls or config.wants_tls
+    asked = server.tls or config.wants_tls
     tls = config.setting("tls")
     if config.tls is False and required:
         reason = f"the server requires TLS, and {tls} is false"
         raise tls_error(config, server, reason, f"Leave {tls} out.")
-    if wanted and not (required or info.get("tls_available")):
+    if asked and not (required or info.get("tls_available")):
         raise tls_error(
-            config, server, "TLS is wanted, and the server offers none",
+            config, server, "the configuration asks for TLS, and the server offers none",
             f"Leave {tls} and the certificates out, and write nats:// in {config.setting('url')}; or "
             "give the server a `tls {}` block.",
         )  # fmt: skip
-    if not (wanted or required):
+    if not (asked or required):
         return sock
     if info.get("tls_verify") and not config.tls_cert:
         cert, key = config.setting("tls_cert"), config.setting("tls_key")
@@ -446,7 +446,7 @@ def _await_pong(connection: Connection, config: NatsSinkConfig, timeout: float) 
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.step(left)[1]:
-            if isinstance(event, Problem):
+            if isinstance(event, ServerError):
                 raise problem_error(event.text, config, connection.server)
             if isinstance(event, Pong):
                 return

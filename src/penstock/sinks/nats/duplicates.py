@@ -34,7 +34,7 @@ ANSWER_SECONDS: Final = 1.0
 ASKING_SECONDS: Final = TRIES * ANSWER_SECONDS + 1.0
 """By how much the patience with a write is more where its messages are in doubt, at most."""
 SILENCE: Final = 1.5
-"""How often that time a server may say nothing at all before it counts as gone."""
+"""A server that is silent for so many times `ANSWER_SECONDS` counts as gone."""
 _DENIED: Final = "not permitted"
 _NO_MESSAGE: Final = 10037
 _ASK_AGAIN: Final = UNAVAILABLE | {_NO_MESSAGE}
@@ -166,7 +166,7 @@ class Doubts:
         return bool(self._rows)
 
     def add(self, row: int, where: Stored) -> None:
-        """Take a row that a stream has dropped."""
+        """Add a row that a stream has dropped."""
         self._rows[row] = _Asked(where)
         self._waiting.append(row)
 
@@ -185,7 +185,7 @@ class Doubts:
         return [(row, asked.where) for row, asked in self._rows.items()]
 
     def due(self, now: float, timeout: float) -> Iterator[tuple[int, Stored]]:
-        """Give the rows to ask for now: new ones, and those whose answer is overdue."""
+        """Yield the rows to ask for now: new ones, and those whose answer is overdue."""
         for row in [r for r in self._asked if now - self._rows[r].at > timeout]:
             self._asked.discard(row)
             self._waiting.append(row)
@@ -244,7 +244,7 @@ class Duplicates:
                 connection.send(head + where.question + b"\r\n")
 
     def judge(self, task: Task, answer: Answer) -> None:
-        """Take a stream's answer: its message is the sink's own, or the sink's is nowhere."""
+        """Judge by a stream's answer: its message is the sink's own, or the sink's is nowhere."""
         row = answer.number - task.base
         where = task.doubts.where(row)
         if where is None:
@@ -266,7 +266,7 @@ class Duplicates:
             task.bury(row, CODE, why)
 
     def denied(self, task: Task, subject: str) -> bool:
-        """Take a subject that the user may not publish to; return whether it is that of a question."""
+        """Return whether the denied `subject` is that of a question; if so, ask no more."""
         if f".API.{LOOKUP}." not in subject:
             return False
         self._give_up(task, _DENIED)

@@ -1,4 +1,4 @@
-"""What a nats-server has against a connection, in words: with which value, and what mends it."""
+"""Why a nats-server refuses a connection: the error, the value at fault, and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) t
 
 def none_of(errors: Sequence[SinkError]) -> SinkError:
     """Return one error for all servers of a sink, with each one's reason."""
-    # What a server said is worth more than that another could not be reached.
+    # A server's reply explains more than another server that could not be reached.
     lead = next((error for error in errors if not error.transient), errors[0])
     reasons = list(dict.fromkeys(error.message.removesuffix(".") for error in errors))
     if len(reasons) == 1:

@@ -210,7 +210,7 @@ def as_batch(frames: Sequence[memoryview]) -> bytes:
     """Return the frames of an atomic batch: theirs, with the headers that make a batch of them.
 
     The first message has a reply, which comes early if the stream takes no batches, and the last
-    has one, which tells of all.
+    has one for the whole batch.
     """
     start = b"NATS/1.0\r\nNats-Batch-Id: " + secrets.token_hex(12).encode()
     start += b"\r\nNats-Batch-Sequence: "
@@ -232,8 +232,8 @@ def as_batch(frames: Sequence[memoryview]) -> bytes:
 def as_links(frames: Sequence[memoryview]) -> bytes:
     """Return frames of which each but the first is refused where it does not follow the one before.
 
-    That is the case where the one before was lost or refused, and also where somebody else has
-    published to the stream meanwhile.
+    That is the case where the one before was lost or refused, and also where another
+    publisher has written to the stream meanwhile.
     """
     pieces: list[bytes] = []
     before = b""

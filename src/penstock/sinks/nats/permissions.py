@@ -17,7 +17,7 @@ import orjson
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers, overlaps
-from penstock.sinks.nats.client import Connection, Pong, Problem
+from penstock.sinks.nats.client import Connection, Pong, ServerError
 from penstock.sinks.nats.errors import unresponsive
 
 _USER_INFO: Final = "$SYS.REQ.USER.INFO"
@@ -107,7 +107,7 @@ def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
     deadline = time.monotonic() + _TIMEOUT
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.step(left)[1]:
-            if isinstance(event, Problem) and event.denied_subject is not None:
+            if isinstance(event, ServerError) and event.denied_subject is not None:
                 denied.add(event.denied_subject)
             if isinstance(event, Pong):
                 return [subject for subject in tried if subject in denied]

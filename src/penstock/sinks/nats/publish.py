@@ -18,7 +18,7 @@ from penstock.sinks.nats.check import (
     refused_by_stream,
     why_unanswered,
 )
-from penstock.sinks.nats.client import Event, Problem, Reply, connect_first
+from penstock.sinks.nats.client import Event, Reply, ServerError, connect_first
 from penstock.sinks.nats.duplicates import CODE, stored, verdict
 
 
@@ -91,7 +91,7 @@ class Publisher:
 
     def _is_ack(self, subject: str, key: str, message: bytes, event: Event) -> bool:
         """Return whether the stream has the message; raises for a refusal."""
-        if isinstance(event, Problem) and event.denied_subject is not None:
+        if isinstance(event, ServerError) and event.denied_subject is not None:
             raise publish_denied(subject, self._connection.server)
         if not isinstance(event, Reply) or event.number != self._number:
             return False
@@ -102,7 +102,7 @@ class Publisher:
         try:
             body = orjson.loads(event.body)
         except orjson.JSONDecodeError:
-            return False  # somebody else who listens on the subject; the stream's ack may follow
+            return False  # of another subscriber to the subject; the stream's ack may follow
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise refused_by_stream(body, self._config, subject)
         if not isinstance(body, dict) or not (body.get("stream") and body.get("seq")):

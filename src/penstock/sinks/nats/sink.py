@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.nats import NatsSinkConfig
+from penstock.core.backoff import Backoff
 from penstock.core.delivery import OnRetry, Unfinished, Written
 from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
@@ -54,15 +55,16 @@ from penstock.sinks.nats.client import (
     Answer,
     Connection,
     Event,
-    Problem,
     Reply,
+    ServerError,
     connect_first,
 )
 from penstock.sinks.nats.duplicates import ASKING_SECONDS, Duplicates
 from penstock.sinks.nats.errors import unresponsive
 from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.leader import Silence
-from penstock.sinks.nats.task import WAVE_BYTES, Task, backoff
+from penstock.sinks.nats.retries import backoff
+from penstock.sinks.nats.task import WAVE_BYTES, Task
 
 WINDOW: Final = 4096
 """Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
@@ -72,7 +74,7 @@ CONNECT_TRIES: Final = 3
 ATOMIC_RETRY: Final = 60.0
 """Seconds after which a stream that takes no atomic batches is asked again."""
 LINK_PAUSE: Final = (0.1, 60.0)
-"""Seconds for which messages are not linked once somebody else has published between two of them."""
+"""Seconds for which messages are not linked after another client has published between two of them."""
 STREAM_NAMES: Final = b"PUB $JS.API.STREAM.NAMES "
 STEADY_RATE: Final = 5_000
 """Messages a second that a sink may take its time for before patience runs out."""
@@ -114,8 +116,8 @@ class _Patience:
 class NatsSink:
     """Publishes batches to JetStream, see the top of this file.
 
-    `should_stop` is asked while something backs off; once it says yes, `write` raises the last
-    error instead of trying on.
+    `should_stop` is called while rows back off; once it returns True, `write` raises the last error
+    instead of trying again.
     """
 
     def __init__(
@@ -151,7 +153,8 @@ class NatsSink:
         self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
         self._duplicates = Duplicates(name, self._inbox, config.ack_timeout, self._on_retry)
         self._link_from = float("-inf")
-        self._link_pause = LINK_PAUSE[0]
+        self._link_pause = 0.0
+        self._link_backoff = Backoff(*LINK_PAUSE)
 
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
@@ -208,7 +211,7 @@ class NatsSink:
             raise Unfinished(error, _NOTHING, Written()) from None
 
     def check(self, patience: float) -> None:
-        """See that a server answers, over a connection that stays; raises `Unfinished`."""
+        """Check that a server answers, over a connection that stays; raises `Unfinished`."""
         self.connect(patience)
         assert self._connection is not None  # noqa: S101 - `connect` has made it
         try:
@@ -293,7 +296,7 @@ class NatsSink:
         denied: dict[str, str] = {}
         failed: dict[str, tuple[SinkError, list[int]]] = {}
         for event in events:
-            if isinstance(event, Problem) and (subject := event.denied_subject) is not None:
+            if isinstance(event, ServerError) and (subject := event.denied_subject) is not None:
                 if subject == "$JS.API.STREAM.NAMES":
                     self._silence.forbidden()
                 elif not self._duplicates.denied(task, subject):
@@ -306,7 +309,7 @@ class NatsSink:
                 self._jetstream = event.status != 503 and b'"error"' not in event.body
             elif isinstance(event, Reply) and (row := task.flies(event.number)) is not None:
                 if task.in_batch(row):
-                    self._settle_batch(task, event, row, now)
+                    self._handle_batch_reply(task, event, row, now)
                     continue
                 error = self._verdict(connection, task, event, row)
                 if error is not None and (error.code == "out_of_line" or task.is_early(row)):
@@ -326,18 +329,19 @@ class NatsSink:
             task.fail(task.flying_to(set(denied)), error, now, self._on_retry)
 
     def _pause_links(self, now: float) -> None:
-        """Link no messages for a while, longer each time, as somebody else publishes to the stream."""
-        again = now < self._link_from + 4 * self._link_pause
-        self._link_pause = min(2 * self._link_pause, LINK_PAUSE[1]) if again else LINK_PAUSE[0]
+        """Link no messages for a while, longer each time: another client publishes to the stream."""
+        if now >= self._link_from + 4 * self._link_pause:
+            self._link_backoff.reset()
+        self._link_pause = self._link_backoff.after_failure()
         self._link_from = now + self._link_pause
 
-    def _settle_batch(self, task: Task, reply: Reply, row: int, now: float) -> None:
-        """Take a reply to the first or the last message of an atomic batch."""
+    def _handle_batch_reply(self, task: Task, reply: Reply, row: int, now: float) -> None:
+        """Handle a reply to the first or the last message of an atomic batch."""
         if not reply.status:
             try:
                 body = orjson.loads(reply.body)
             except orjson.JSONDecodeError:
-                return  # empty, as the batch has begun; or of somebody else who listens
+                return  # empty, as the batch has begun; or of another subscriber
             if not isinstance(body, dict):
                 return
             error = body.get("error")
@@ -367,7 +371,7 @@ class NatsSink:
         try:
             body = orjson.loads(reply.body)
         except orjson.JSONDecodeError:
-            return None  # somebody else who listens on the subject; the stream's ack may follow
+            return None  # of another subscriber to the subject; the stream's ack may follow
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             return refused_by_stream(body, self._config, task.subject(row))
         if isinstance(body, dict) and body.get("stream") and body.get("seq"):

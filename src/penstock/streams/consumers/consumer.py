@@ -1,63 +1,97 @@
-"""A consumer as a process has it: what clients may ask of it."""
+"""A consumer as one process serves it: the requests that clients may make."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeVar
-
-import structlog
+from typing import Literal
 
 from penstock.core.message import Position
+from penstock.streams.consumers.entry import Entry
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
-from penstock.streams.consumers.loop import Stepper, Waiter
+from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import Reader
-from penstock.streams.consumers.sessions import SQL
-from penstock.streams.consumers.state import Entry
+from penstock.streams.consumers.sessions import SQL, Sessions
+from penstock.streams.consumers.steps import Steps
 from penstock.streams.consumers.types import (
+    ConsumerError,
+    ConsumerInfo,
     ConsumerLetter,
-    Looked,
+    ConsumerMessage,
     Outcome,
     Received,
     UnknownDeadLetter,
 )
+from penstock.streams.consumers.view import StreamRef
 from penstock.streams.records import commit_position
 
-_POLL: Final = 1.0
-_log: Final = structlog.get_logger("penstock.streams")
 
-T = TypeVar("T")
+class Consumer:
+    """A consumer of a stream. Every call raises `StoreUnavailable` where the store does not answer.
 
+    Args:
+        sessions: Connections to the store.
+        info: The consumer.
+        stream: What it reads.
+        save: Stores a change of `disabled`.
+        freed: Called when other processes may have something to hand out.
+    """
 
-class Consumer(Stepper):
-    """A consumer of a stream. Every call raises `StoreUnavailable` where the store does not answer."""
+    def __init__(
+        self,
+        sessions: Sessions,
+        info: ConsumerInfo,
+        stream: StreamRef,
+        save: Callable[[ConsumerInfo, str | None], Awaitable[None]],
+        freed: Callable[[int], None],
+    ) -> None:
+        self.stream = stream
+        self._sessions = sessions
+        self._save = save
+        self._freed = freed
+        self._steps = Steps(sessions, info, stream)
+        self._loop = Loop(self._steps, freed)
+
+    @property
+    def info(self) -> ConsumerInfo:
+        """The consumer's settings."""
+        return self._steps.info
+
+    def change(self, info: ConsumerInfo) -> None:
+        """Take over changed settings."""
+        self._steps.change(info)
+        self._loop.wake()
+
+    async def begin(self) -> None:
+        """Choose where a new consumer starts, before the first receive."""
+        if self._steps.log.state is None:
+            await self._loop.alone(self._steps.load)
+
+    def head_moved(self) -> None:
+        """Look for new messages."""
+        self._steps.reader.view.head_stale = True
+        self._loop.wake()
+
+    def log_moved(self) -> None:
+        """Look at the steps of other processes."""
+        self._steps.stale = True
+        self._loop.wake()
+
+    async def close(self, error: ConsumerError | None = None) -> None:
+        """Stop; what waits is answered with nothing, or with `error`."""
+        await self._loop.close(error)
+        await self._steps.close()
 
     async def receive(self, limit: int, wait: float) -> Received:
         """Hand out up to `limit` messages, as soon as there is one; none after `wait` seconds.
 
         Cancelling takes nothing. Raises `TooManyWaiting` where this would be one too many to wait.
         """
-        if (
-            wait > 0
-            and sum(w.seen and not w.done.done() for w in self._waiters)
-            >= self.info.settings.max_waiting
-        ):
-            raise self._too_many()
-        loop = asyncio.get_running_loop()
-        waiter = Waiter(limit, loop.time() + wait, loop.create_future())
-        self._waiters.append(waiter)
-        self._need_step()
-        try:
-            return await waiter.done
-        except asyncio.CancelledError:
-            if waiter.done.done() and not waiter.done.cancelled():
-                self._give_back(waiter.done)
-            raise
+        return await self._loop.receive(limit, wait)
 
     async def ack(self, tokens: Sequence[str]) -> Outcome:
         """Take messages as done, for ever; those that are done already count as taken."""
-        return await self._ask("ack", tokens)
+        return await self._loop.ask("ack", tokens)
 
     async def nack(
         self,
@@ -69,18 +103,18 @@ class Consumer(Stepper):
     ) -> Outcome:
         """Make messages available again after `delay` seconds; at `max_deliver` dead letters.
 
-        `reason` says why they failed, `status` is that of a webhook's HTTP answer.
+        `reason` is why they failed, `status` that of a webhook's HTTP answer.
         """
-        return await self._ask("nack", tokens, int(delay * 1_000_000), (status, reason))
+        return await self._loop.ask("nack", tokens, int(delay * 1_000_000), (status, reason))
 
     async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
         """Give deliveries `seconds` from now, or ack_wait_ms; those that are done are refused."""
-        wait = self._ack_wait if seconds is None else int(seconds * 1_000_000)
-        return await self._ask("extend", tokens, wait)
+        wait = self._steps.ack_wait if seconds is None else int(seconds * 1_000_000)
+        return await self._loop.ask("extend", tokens, wait)
 
     async def release(self, tokens: Sequence[str]) -> Outcome:
         """Give back what a client never got: available at once, and not counted as delivered."""
-        return await self._ask("release", tokens)
+        return await self._loop.ask("release", tokens)
 
     async def rewind(self, to: Position | datetime | Literal["all", "new"]) -> Position:
         """Go on from a message, a commit time, the first or the next one; return the cursor.
@@ -89,34 +123,36 @@ class Consumer(Stepper):
         """
 
         async def work() -> Position:
-            cursor = await self._target(to)
+            cursor = await self._steps.cursor_of(to)
             while True:
-                await self._load_newest()
-                if await self._log.append(Entry(cursor=cursor, rewound=True)):
-                    self._reader.seek(cursor)
-                    self._reader.forget()
+                await self._steps.load_newest()
+                if await self._steps.log.append(Entry(cursor=cursor, rewound=True)):
+                    self._steps.reader.seek(cursor)
+                    self._steps.reader.forget()
                     self._freed(self.info.id)
                     return commit_position(*cursor)
 
-        return await self._alone(work)
+        return await self._loop.alone(work)
 
     async def messages(
         self, state: Literal["pending", "delivered", "dead"], limit: int
-    ) -> list[Looked]:
+    ) -> list[ConsumerMessage]:
         """Look at messages without taking them, in their order."""
         if state == "dead":
             letters = await self._dead_letters(limit, 0, replayed=False)
             return [
-                Looked(letter.position, letter.deliver_count, letter.message.encode(), None)
+                ConsumerMessage(
+                    letter.position, letter.deliver_count, letter.message.encode(), None
+                )
                 for letter in letters
             ]
-        found = await self._alone(self._load_newest)
+        found = await self._loop.alone(self._steps.load_newest)
         if state == "delivered":
             now = self._sessions.clock.now()
             held = sorted(found.held.values())[:limit]
-            texts = await self._reader.texts([message[:2] for message in held])
+            texts = await self._steps.reader.texts([message[:2] for message in held])
             return [
-                Looked(
+                ConsumerMessage(
                     commit_position(*message[:2]),
                     message[4],
                     texts[message[:2]],
@@ -126,9 +162,9 @@ class Consumer(Stepper):
                 if message[:2] in texts
             ]
         reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings.filters)
-        await reader.refresh()
+        await reader.view.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
-        return [Looked(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]
+        return [ConsumerMessage(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]
 
     async def dead_letters(self, limit: int, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""
@@ -137,7 +173,7 @@ class Consumer(Stepper):
     async def _dead_letters(
         self, limit: int, after: int, *, replayed: bool
     ) -> list[ConsumerLetter]:
-        await self._alone(self._bury)
+        await self._loop.alone(self._expire)
         values = {"consumer": self.info.id, "after": after, "replayed": replayed, "limit": limit}
         rows = await self._sessions.rows(SQL["dead_letters"], values)
         return [ConsumerLetter(row[0], commit_position(*row[1:3]), *row[3:]) for row in rows]
@@ -146,10 +182,10 @@ class Consumer(Stepper):
         """Return how the consumer is, after the steps of all processes."""
 
         async def work() -> ConsumerFacts:
-            state = await self._load_newest()
-            reader = self._reader
+            state = await self._steps.load_newest()
+            reader = self._steps.reader
             reader.seek(state.cursor)
-            waiting = await self._pending.number(state)
+            waiting = await self._steps.pending.number(state)
             first = oldest_position(state)
             if first is not None:
                 oldest = await reader.oldest(first)
@@ -159,11 +195,11 @@ class Consumer(Stepper):
             now = self._sessions.clock.now()
             return facts_of(state, now, waiting=waiting, oldest=oldest, dead=dead)
 
-        return await self._alone(work)
+        return await self._loop.alone(work)
 
-    async def _bury(self) -> None:
-        await self._load_newest()
-        await self._step([], [])
+    async def _expire(self) -> None:
+        await self._steps.load_newest()
+        await self._loop.expire()
 
     async def replay(self, number: int) -> None:
         """Put a dead letter back into the consumer; raises `UnknownDeadLetter`."""
@@ -174,22 +210,22 @@ class Consumer(Stepper):
                 raise UnknownDeadLetter(f"Consumer {self.info.name!r} has no dead letter {number}.")
             position: tuple[int, int] = rows[0]
             while True:
-                state = await self._load_newest()
+                state = await self._steps.load_newest()
                 held = any(message[:2] == position for message in state.held.values())
                 # What lies behind the cursor comes anyway.
                 if held or position > state.cursor:
                     await self._sessions.execute(SQL["mark_replayed"], (number,))
                     return
-                groups = await self._reader.groups(position)
+                groups = await self._steps.reader.groups_of(position)
                 entry = Entry(replays=[(*position, *groups)])
-                if await self._log.append(entry, replayed=number):
+                if await self._steps.log.append(entry, replayed=number):
                     self._freed(self.info.id)
                     return
 
-        await self._alone(work)
+        await self._loop.alone(work)
 
     async def disable(self, reason: str) -> None:
-        """Note why the webhook is delivered to no more; nothing happens to its messages."""
+        """Record why the webhook gets no more deliveries; its messages stay."""
         await self._save(self.info, reason)
 
     async def enable(self) -> None:

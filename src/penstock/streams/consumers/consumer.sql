@@ -1,4 +1,4 @@
--- What consumers ask of the store. A consumer's log is {log}, a segment of its stream {segment}.
+-- The consumers' queries. A consumer's log is {log}, a segment of its stream {segment}.
 
 -- name: clock
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
@@ -28,7 +28,7 @@ SELECT FROM penstock.streams WHERE name = %(name)s
 UNION ALL SELECT FROM penstock.consumers WHERE name = %(name)s
 
 -- name: settings
--- Nobody else changes them until the transaction is over.
+-- No other session changes them until the transaction is over.
 SELECT type, settings FROM penstock.consumers WHERE id = %s FOR UPDATE
 
 -- name: set_settings
@@ -59,7 +59,7 @@ WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s - 1) ON CONFLICT DO NOTHING
 
 -- name: replace_log
 -- A whole state takes the place of all entries up to it, unless there is a newer one. In one statement, so
--- that nobody waits for a process that has stopped in the middle.
+-- that no process waits for one that has stopped in the middle.
 DO $penstock$ BEGIN
     SET LOCAL lock_timeout = '100ms';
     LOCK TABLE {log} IN ACCESS EXCLUSIVE MODE;
@@ -85,12 +85,12 @@ FROM unnest(%(groups)s::bigint[], %(lsns)s::bigint[], %(idxs)s::bigint[], %(last
 CROSS JOIN LATERAL (
     (SELECT m.* FROM {segment} m WHERE m.group_hash = g.group_hash
      AND (m.lsn, m.idx) >= (g.lsn, g.idx) AND (m.lsn, m.idx) <= (g.last_lsn, g.last_idx)
-     AND {wanted} ORDER BY m.lsn, m.idx LIMIT g.n)
+     AND {condition} ORDER BY m.lsn, m.idx LIMIT g.n)
     UNION ALL
     (SELECT m.* FROM {segment} m WHERE m.old_group_hash = g.group_hash
      AND m.group_hash <> m.old_group_hash
      AND (m.lsn, m.idx) >= (g.lsn, g.idx) AND (m.lsn, m.idx) <= (g.last_lsn, g.last_idx)
-     AND {wanted} ORDER BY m.lsn, m.idx LIMIT g.n)
+     AND {condition} ORDER BY m.lsn, m.idx LIMIT g.n)
     ORDER BY lsn, idx LIMIT g.n
 ) m ORDER BY g.number, m.lsn, m.idx
 
@@ -98,7 +98,7 @@ CROSS JOIN LATERAL (
 -- Messages of a segment by their positions.
 SELECT m.lsn, m.idx, m.message
 FROM unnest(%(lsns)s::bigint[], %(idxs)s::bigint[]) AS p (lsn, idx)
-JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx) WHERE {wanted}
+JOIN {segment} m ON (m.lsn, m.idx) = (p.lsn, p.idx) WHERE {condition}
 
 -- name: groups
 SELECT m.group_hash, m.old_group_hash FROM {segment} m WHERE (m.lsn, m.idx) = (%s, %s)
@@ -119,10 +119,10 @@ FROM (
     SELECT * FROM {segment} m
     WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
     ORDER BY m.lsn, m.idx LIMIT %(limit)s
-) m WHERE {wanted} ORDER BY m.lsn, m.idx LIMIT 1
+) m WHERE {condition} ORDER BY m.lsn, m.idx LIMIT 1
 
 -- name: window
--- Where the messages end among which `oldest` looked, if more come behind them.
+-- Where the messages end that `oldest` read, if more come behind them.
 SELECT lsn, idx FROM {segment}
 WHERE (lsn, idx) > (%(lsn)s, %(idx)s) AND (lsn, idx) <= (%(last_lsn)s, %(last_idx)s)
 ORDER BY lsn, idx OFFSET %(limit)s - 1 LIMIT 1
@@ -200,7 +200,7 @@ SELECT m.lsn, m.idx, m.message FROM (
                || replace(replace(replace(w.pks,
                     U&'\FDD2', '\'), U&'\FDD1', '\"'), U&'\FDD0', '\\') AS key
     ) k
-) m WHERE {wanted}
+) m WHERE {condition}
 
 -- name: drop_log
 DROP TABLE IF EXISTS {log}

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from penstock.core.health import Failure
 from penstock.core.message import Position
-from penstock.streams.consumers.state import DeliveryFailure, State
+from penstock.streams.consumers.entry import DeliveryFailure
+from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import ConsumerInfo
 
 FAILING: Final = 5
@@ -84,23 +85,25 @@ def facts_of(
 def failure_of(info: ConsumerInfo, facts: ConsumerFacts) -> Failure | None:
     """Return what is wrong with a consumer, None where nothing is."""
     webhook = info.type == "webhook"
-    mend = "Mend the endpoint" if webhook else "Look at the log of the workers"
+    remedy = "Repair the endpoint" if webhook else "Look at the log of the workers"
     why = "" if facts.last_failure is None else f" The last failure: {facts.last_failure.reason}."
     if info.disabled is not None:
         at = None if info.disabled_at is None else info.disabled_at.timestamp()
         cause = f"It is disabled: {info.disabled}. Messages that wait: {facts.lag_messages:,}."
-        remedy = f"{mend}, then POST /v1/http-consumers/{info.name}/enable."
+        remedy = f"{remedy}, then POST /v1/http-consumers/{info.name}/enable."
         return Failure("disabled", cause, remedy, at)
     if facts.failed_in_a_row >= FAILING:
         cause = f"{facts.failed_in_a_row:,} deliveries failed, and none was acked since.{why}"
-        remedy = f"{mend}: messages are delivered again by themselves."
+        remedy = f"{remedy}: Penstock delivers the messages again."
         return Failure("deliveries_fail", cause, remedy, facts.failing_since)
     if facts.most_failed >= FAILING:
         cause = (
             f"A message was delivered {facts.most_failed:,} times and never acked; it holds back its"
             f" group.{why}"
         )
-        remedy = f"{mend}, or set max_deliver: then it becomes a dead letter and its group goes on."
+        remedy = (
+            f"{remedy}, or set max_deliver: then it becomes a dead letter and its group goes on."
+        )
         return Failure("message_fails", cause, remedy, None)
     return None
 

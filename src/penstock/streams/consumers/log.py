@@ -9,10 +9,11 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.streams.consumers.reader import Position, Segment
+from penstock.streams.consumers.entry import Entry, StreamPosition
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
-from penstock.streams.consumers.state import Entry, Held, State, is_state, replay
+from penstock.streams.consumers.state import Held, State, is_state, replay
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
+from penstock.streams.consumers.view import Segment
 from penstock.streams.names import consumer_table, segment_table
 
 _ENTRIES: Final = 2_000
@@ -37,7 +38,7 @@ class ConsumerLog:
         self._bytes = 0
         self._doubtful: tuple[int, str, range] | None = None
         self.lost: range | None = None
-        """Deliveries of a step that was taken although its requests were told that it failed."""
+        """Deliveries of a step that was taken although its requests were answered with a failure."""
         log = consumer_table(consumer)
         self._append = composed("append", log=log)
         self._since = composed("entries", log=log)
@@ -47,7 +48,7 @@ class ConsumerLog:
         """Read the log anew before it is used again."""
         self.state = None
 
-    async def load(self, start: Callable[[], Awaitable[Position]]) -> State:
+    async def load(self, start: Callable[[], Awaitable[StreamPosition]]) -> State:
         """Return the state; an empty log gets its first entry, with the cursor from `start`."""
         if self.state is None:
             self._seq = 0
@@ -99,7 +100,7 @@ class ConsumerLog:
         assert state is not None  # noqa: S101 - a step is decided on it
         text = entry.encode().decode()
         values = {"seq": self._seq + 1, "entry": text}
-        handed_out = range(state.next, state.next + len(entry.again) + len(entry.new))
+        handed_out = range(state.next, state.next + len(entry.redelivered) + len(entry.new))
         try:
             async with self._sessions.session() as connection:
                 if dead:
@@ -146,14 +147,14 @@ class ConsumerLog:
                 "lsns": [message[0] for message, _cause in dead],
                 "idxs": [message[1] for message, _cause in dead],
                 "counts": [message[4] for message, _cause in dead],
-                "reasons": [reason_of(message[4], cause) for message, cause in dead],
+                "reasons": [dead_letter_reason(message[4], cause) for message, cause in dead],
             }
             queries: list[str | sql.Composed] = [SQL["dead_again"]]
             for segment in segments:
                 if any(segment.after < message[:2] <= segment.through for message, _ in dead):
                     table = segment_table(segment.id)
                     queries.append(composed("add_dead_letters", segment=table))
-            buried: set[Position] = set()
+            buried: set[StreamPosition] = set()
             for query in queries:
                 buried.update(await (await connection.execute(query, columns)).fetchall())
         if buried:
@@ -171,7 +172,7 @@ class ConsumerLog:
         return self._entries >= _ENTRIES or self._bytes >= _BYTES
 
     async def replace(self) -> None:
-        """Put the state in the place of all entries; if someone holds the table, another time."""
+        """Put the state in the place of all entries; where the table is locked, another time."""
         state = self.state
         assert state is not None  # noqa: S101 - it is read before it is replaced
         self._entries = self._bytes = 0
@@ -202,7 +203,7 @@ class ConsumerLog:
         return UnknownConsumer(f"There is no consumer {self._name!r} any more.")
 
 
-def reason_of(count: int, cause: str) -> str:
+def dead_letter_reason(count: int, cause: str) -> str:
     """Return the reason of a dead letter: how often it was delivered, and why the last one failed."""
     which = "The only delivery" if count == 1 else f"The last of {count} deliveries"
     return f"{which} failed: {cause}".replace("\0", "\N{REPLACEMENT CHARACTER}")

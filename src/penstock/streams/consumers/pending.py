@@ -7,7 +7,8 @@ import contextlib
 import time
 from typing import Final
 
-from penstock.streams.consumers.reader import Position, Reader
+from penstock.streams.consumers.entry import StreamPosition
+from penstock.streams.consumers.reader import Reader
 from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import StoreUnavailable
 
@@ -28,7 +29,7 @@ class Pending:
         self._reader = reader
         self._counted = 0  # between the cursor, when `passed` was so much, and `to`
         self._passed = 0
-        self._to: Position = (-1, -1)
+        self._to: StreamPosition = (-1, -1)
         self._epoch = 0
         self._at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -36,14 +37,18 @@ class Pending:
     async def number(self, state: State) -> int:
         """Return how many wait."""
         waiting = state.pending + len(state.replays)
-        rows = self._reader.rows
-        if self._reader.at_head and len(rows) <= _FEW:
+        rows = self._reader.ahead.rows
+        if self._reader.ahead.at_head and len(rows) <= _FEW:
             return waiting + sum(row[4] is not None for row in rows)
         if self._epoch != state.epoch or self._to < state.cursor:
             self._epoch, self._to = state.epoch, state.cursor
             self._counted, self._passed = 0, state.passed
         busy = self._task is not None and not self._task.done()
-        if not busy and self._to < self._reader.head and time.monotonic() - self._at >= _SECONDS:
+        if (
+            not busy
+            and self._to < self._reader.view.head
+            and time.monotonic() - self._at >= _SECONDS
+        ):
             self._at = time.monotonic()
             with contextlib.suppress(StoreUnavailable):  # another look a second later
                 if await self._count(_AT_ONCE):
@@ -58,7 +63,7 @@ class Pending:
             return False
         self._counted += counted
         self._to = end
-        return end < self._reader.head
+        return end < self._reader.view.head
 
     async def _count_on(self) -> None:
         with contextlib.suppress(StoreUnavailable):

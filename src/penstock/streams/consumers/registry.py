@@ -16,7 +16,6 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.reader import StreamRef
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed, stopped
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.types import (
@@ -30,6 +29,7 @@ from penstock.streams.consumers.types import (
     UnknownConsumer,
     UnknownStream,
 )
+from penstock.streams.consumers.view import StreamRef
 from penstock.streams.names import CHANNEL, batches_table, consumer_table
 from penstock.streams.records import commit_position
 
@@ -199,19 +199,21 @@ class Consumers:
 
     @contextlib.asynccontextmanager
     async def _changing(self) -> AsyncIterator[Connection]:
-        """Lend a connection in a transaction that every process hears of."""
+        """Lend a connection in a transaction that notifies every process."""
         async with self._sessions.session() as connection, connection.transaction():
             yield connection
             await connection.execute(_STORE_SQL["notify"], ("k",))
         await self._load()
 
     async def delete(self, name: str) -> None:
-        """Drop a consumer and all it knew; raises `UnknownConsumer`, `Refused` for a stream's own."""
+        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
         info = (await self.get(name)).info
         if info.own:
-            raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
+            raise Refused(
+                f"{name!r} is the stream's own consumer group: it lasts as long as the stream."
+            )
         async with self._changing() as connection:
-            # The log first, as a step has it: one that buries messages speaks of the row after it.
+            # The log first, as in a step: one with dead letters locks the consumer's row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
@@ -276,18 +278,18 @@ class Consumers:
             await self._sessions.execute(_STORE_SQL["notify"], (payload,))
 
     async def _listen(self, ready: asyncio.Event) -> None:
-        """Hear of new messages and changes, and of other processes, for as long as this one runs."""
+        """Receive notifications of new messages and of changes, for as long as this process runs."""
         while True:
             try:
                 connection = await self._sessions.connect(_LISTENER)
                 async with connection:
-                    await self._hear(connection, ready)
+                    await self._receive(connection, ready)
             except (StoreUnavailable, psycopg.Error):
                 self._alone, self._stale = False, True
                 ready.set()
                 await asyncio.sleep(_RETRY)
 
-    async def _hear(self, connection: Connection, ready: asyncio.Event) -> None:
+    async def _receive(self, connection: Connection, ready: asyncio.Event) -> None:
         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
         self._stale = True
         for consumer in self._consumers.values():
@@ -295,13 +297,13 @@ class Consumers:
             consumer.log_moved()
         await self._changed()
         while True:
-            row = await self._sessions.clock.ask(connection, SQL["presence"])
+            row = await self._sessions.clock.read(connection, SQL["presence"])
             self._alone = not row[1]
             ready.set()
             async for notice in connection.notifies(timeout=_PRESENCE):
-                self._heard(notice.payload)
+                self._notified(notice.payload)
 
-    def _heard(self, payload: str) -> None:
+    def _notified(self, payload: str) -> None:
         kind, number = payload[:1], payload[1:]
         if kind == "s":
             for consumer in self._consumers.values():

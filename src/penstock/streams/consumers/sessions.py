@@ -14,13 +14,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.core import queries
-from penstock.streams.connect import CONNECT, SESSION, is_lost
+from penstock.core.connect import AsyncConnection, is_lost
+from penstock.streams.connect import connect_async
 from penstock.streams.consumers.types import StoreUnavailable
-from penstock.streams.store import store_error
+from penstock.streams.errors import store_error
 
 SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Connection = AsyncConnection
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 _APPLICATION: Final = "penstock consumers"
@@ -49,10 +50,10 @@ class Clock:
         return time.monotonic_ns() // 1_000 + (self._offset or 0)
 
     async def measure(self, connection: Connection) -> None:
-        """Ask for the time."""
-        await self.ask(connection, SQL["clock"])
+        """Read the time."""
+        await self.read(connection, SQL["clock"])
 
-    async def ask(self, connection: Connection, query: Any) -> tuple[Any, ...]:
+    async def read(self, connection: Connection, query: Any) -> tuple[Any, ...]:
         """Run a query whose first column is the time, and return its row."""
         before = time.monotonic_ns()
         row = await (await connection.execute(query)).fetchone()
@@ -62,7 +63,7 @@ class Clock:
 
     @property
     def measured(self) -> bool:
-        """Whether the store was ever asked."""
+        """Whether the time was ever read."""
         return self._offset is not None
 
 
@@ -82,12 +83,8 @@ class Sessions:
 
     async def connect(self, application: str = _APPLICATION) -> Connection:
         """Return a connection that is not one of the pool's; raises `StoreUnavailable`."""
-        parameters = {**CONNECT, "application_name": application}
         try:
-            connection = await psycopg.AsyncConnection.connect(
-                self.url, autocommit=True, prepare_threshold=1, **parameters
-            )
-            await connection.execute(SESSION, prepare=False)
+            connection = await connect_async(self.url, application)
             if not self.clock.measured:
                 await self.clock.measure(connection)
         except psycopg.Error as error:

@@ -3,7 +3,7 @@
 The state is what the entries of the consumer's log come to, in their order, so that every process
 that reads them has the same. Times are microseconds since 1970, and stand in the entries.
 
-All up to the cursor has been looked at: it is done, *held*, or *parked*. A held message was handed
+All up to the cursor was passed: it is done, *held*, or *parked*. A held message was handed
 out and is not done; from its time `until` on it may be handed out again. At most one message of a
 group is held; the group's messages that the cursor passes meanwhile are parked: only the group's
 first and last such position are kept, and its messages are found by the stream's index later.
@@ -13,114 +13,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
-Message = tuple[int, int, int, int | None]
-"""lsn, idx, group, and the group that the message left, if it left one."""
+from penstock.streams.consumers.entry import (
+    DeliveryFailure,
+    Entry,
+    Message,
+    Parked,
+    failures_of,
+)
+
 Held = tuple[int, int, int, int | None, int, int]
 """lsn, idx, group, old group, deliver count, until."""
-Parked = tuple[int, int, int, int, int]
-"""How many, then lsn and idx of where the next one may be, then those of the last."""
 
 START: Final = (0, -1)
 _STATE: Final = '{"s":'
-
-
-class DeliveryFailure(NamedTuple):
-    """Why a delivery failed, and when, in µs; `status` is that of a webhook's HTTP answer."""
-
-    at: int
-    status: int | None
-    reason: str
-
-
-@dataclass(slots=True)
-class Entry:
-    """One step. Deliveries are numbered from 1, over the consumer's whole life."""
-
-    cursor: tuple[int, int] | None = None
-    passed: int = 0  # messages between the old cursor and the new one
-    done: list[tuple[int, int]] = field(default_factory=list)  # ranges of numbers, ends included
-    lapsed: int = 0  # how many of `done` the stream has no more: they were neither acked nor failed
-    moved: list[tuple[int, list[int]]] = field(default_factory=list)  # until, numbers
-    released: list[int] = field(default_factory=list)  # no longer counted as delivered
-    again: list[int] = field(default_factory=list)  # handed out again, under new numbers
-    new: list[Message] = field(default_factory=list)  # handed out for the first time, after those
-    until: int = 0  # of `again` and `new`
-    parked: list[tuple[int, Parked | None]] = field(default_factory=list)  # None: no more
-    replays: list[Message] = field(default_factory=list)
-    dropped: list[tuple[int, int]] = field(default_factory=list)  # replays that are no more
-    failures: list[tuple[DeliveryFailure, list[int]]] = field(default_factory=list)
-    """What failed, by the numbers before `again`; those that are in `done` too are dead letters."""
-    rewound: bool = False
-
-    def encode(self) -> bytes:
-        """Return the entry as JSON; what is empty is left out."""
-        body: dict[str, Any] = {}
-        if self.cursor is not None:
-            body["c"] = self.cursor
-            body["n"] = self.passed
-        if self.done:
-            body["d"] = [number for ends in self.done for number in ends]
-        if self.lapsed:
-            body["x"] = self.lapsed
-        if self.moved:
-            body["m"] = self.moved
-        if self.released:
-            body["r"] = self.released
-        if self.again:
-            body["a"] = self.again
-        if self.new:
-            base = self.new[0][0]
-            lsns, idxs, groups, olds = zip(*self.new, strict=True)
-            body["b"] = base
-            body["l"] = [lsn - base for lsn in lsns]
-            body["i"] = idxs
-            body["g"] = groups
-            if any(old is not None for old in olds):
-                body["o"] = olds
-        if self.again or self.new:
-            body["u"] = self.until
-        if self.parked:
-            body["p"] = self.parked
-        if self.replays:
-            body["y"] = self.replays
-        if self.dropped:
-            body["z"] = self.dropped
-        if self.failures:
-            body["f"] = [(*failure, numbers) for failure, numbers in self.failures]
-        if self.rewound:
-            body["w"] = True
-        return orjson.dumps(body)
-
-    @classmethod
-    def decode(cls, body: dict[str, Any]) -> Entry:
-        """Read what `encode` wrote, parsed."""
-        ends = body.get("d", ())
-        base = body.get("b", 0)
-        groups = body.get("g", ())
-        olds = body.get("o") or (None,) * len(groups)
-        lsns = [base + lsn for lsn in body.get("l", ())]
-        cursor = body.get("c")
-        return cls(
-            cursor=None if cursor is None else (cursor[0], cursor[1]),
-            passed=body.get("n", 0),
-            done=list(zip(ends[::2], ends[1::2], strict=True)),
-            lapsed=body.get("x", 0),
-            moved=body.get("m", []),
-            released=body.get("r", []),
-            again=body.get("a", []),
-            new=list(zip(lsns, body.get("i", ()), groups, olds, strict=True)),
-            until=body.get("u", 0),
-            parked=[(group, parked and tuple(parked)) for group, parked in body.get("p", ())],
-            replays=[(m[0], m[1], m[2], m[3]) for m in body.get("y", ())],
-            dropped=[(p[0], p[1]) for p in body.get("z", ())],
-            failures=_failures(body.get("f", ())),
-            rewound=body.get("w", False),
-        )
 
 
 class State:
@@ -199,7 +108,7 @@ class State:
                         self._free(message[3])
                     if self.ready:
                         self.ready.pop(number, None)
-        self._note(entry)
+        self._record(entry)
         for number in entry.released:
             lsn, idx, group, old, count, until = held[number]
             held[number] = (lsn, idx, group, old, max(count - 1, 0), until)
@@ -208,7 +117,7 @@ class State:
                 held[number] = (*held[number][:5], until)
                 self.ready.pop(number, None)
                 self._set_timer(until, number, number)
-        if entry.again or entry.new:
+        if entry.redelivered or entry.new:
             self._hand_out(entry)
         for group, parked in entry.parked:
             self.due.pop(group, None)
@@ -226,8 +135,8 @@ class State:
             self.cursor = entry.cursor
             self.passed += entry.passed
 
-    def _note(self, entry: Entry) -> None:
-        """Note what failed, and what did not."""
+    def _record(self, entry: Entry) -> None:
+        """Record what failed, and what did not."""
         if self.failing is not None and entry.done:
             done = sum(last - first + 1 for first, last in entry.done)
             dead = sum(n not in self.held for _failure, ns in entry.failures for n in ns)
@@ -256,7 +165,7 @@ class State:
     def _hand_out(self, entry: Entry) -> None:
         held, busy, until = self.held, self.busy, entry.until
         number = first = self.next
-        for old_number in entry.again:
+        for old_number in entry.redelivered:
             self.ready.pop(old_number, None)
             message = held.pop(old_number)
             held[number] = (*message[:4], message[4] + 1, until)
@@ -284,11 +193,11 @@ class State:
 
     def _forget(self) -> None:
         self.epoch = self.next
-        for kept in (
+        for part in (
             self.held, self.busy, self.parked, self.replays, self.due, self.ready, self.failed,
             self.returned,
         ):  # fmt: skip
-            kept.clear()
+            part.clear()
         self.failing = None
         self._timers.clear()
 
@@ -336,7 +245,7 @@ class State:
         state.parked = {group: tuple(parked) for group, parked in body["p"]}
         state.replays = {(m[0], m[1]): tuple(m) for m in body["y"]}
         state.due = {group: None for group in state.parked if group not in state.busy}
-        for failure, numbers in _failures(body.get("f", ())):
+        for failure, numbers in failures_of(body.get("f", ())):
             state.failed.update(dict.fromkeys(numbers, failure))
         state.returned = set(body.get("r", ()))
         state.redeliveries, state.failures, last, failing = body.get("n") or (0, 0, None, None)
@@ -346,12 +255,8 @@ class State:
         return state
 
 
-def _failures(found: Iterable[Any]) -> list[tuple[DeliveryFailure, list[int]]]:
-    return [(DeliveryFailure(at, status, why), numbers) for at, status, why, numbers in found]
-
-
 def is_state(entry: str) -> bool:
-    """Tell whether an entry of the log is a whole state."""
+    """Return whether an entry of the log is a whole state."""
     return entry.startswith(_STATE)
 
 

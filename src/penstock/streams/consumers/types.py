@@ -13,7 +13,7 @@ from penstock.core.message import Position
 
 
 class ConsumerError(PenstockError):
-    """A request cannot be served; its text says why, with which value, and what to do."""
+    """A request cannot be served; the text names the reason, the value and the remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(type(self).__name__, message)
@@ -62,7 +62,7 @@ class ConsumerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """A consumer; `own` tells that it is its stream's own group, `disabled` why nothing is pushed."""
+    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is pushed."""
 
     id: int
     name: str
@@ -92,9 +92,9 @@ class StreamInfo:
 class Delivery(NamedTuple):
     """A message handed out: `message` is the whole JSON, `deliver_count` 1 at first.
 
-    `position` is the stream's own, which tells all of its messages apart
-    (`penstock.streams.records.stream_idx`). Those of dead letters and of messages looked at have the
-    stream's LSN and the message's `commit_idx`; a stream's head is as the messages' metadata has it.
+    `position` is the stream's own, unique among its messages
+    (`penstock.streams.records.stream_idx`). The positions of dead letters and of a `ConsumerMessage`
+    have the stream's LSN and the message's `commit_idx`; a stream's head is as the metadata has it.
     """
 
     token: str
@@ -122,8 +122,8 @@ class Outcome(NamedTuple):
     refused: list[tuple[str, str]]
 
 
-class Looked(NamedTuple):
-    """A message looked at: how often it was handed out, and until when it is out, if it is."""
+class ConsumerMessage(NamedTuple):
+    """A message that is not taken: how often it was handed out, and until when it is out, if it is."""
 
     position: Position
     deliver_count: int

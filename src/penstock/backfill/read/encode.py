@@ -1,0 +1,141 @@
+"""Makes messages of the rows that COPY prints: Arrow parses them, and kernels put the JSON together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from penstock.backfill.read.kernels import Values, as_text, join, kernel
+from penstock.backfill.source_table import table_of
+from penstock.core.errors import BackfillError
+from penstock.core.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
+from penstock.postgres.reads import RANGE_BITS, Reads
+from penstock.postgres.table import Table, Transaction
+from penstock.postgres.values import Types
+
+# As in all other messages, a transaction's id is the 32 bits that the WAL has of it.
+_XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())
+
+
+class RangeEncoder:
+    """Turns the rows of `reads.ranges[index]`, as COPY prints them, into batches of `WIRE_SCHEMA`."""
+
+    def __init__(self, reads: Reads, index: int) -> None:
+        source = reads.source
+        types = Types(source.types)
+        self._table = table = table_of(source, dict(reads.moved))
+        self._kernels = [
+            kernel(types.converter(c.type_oid), utf8=source.utf8) for c in source.relation.columns
+        ]
+        names = [str(i) for i in range(len(table.columns))]
+        self._header = (",".join(names) + "\n").encode()
+        self._convert = csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()), null_values=[""],
+            strings_can_be_null=True, quoted_strings_can_be_null=False,
+        )  # fmt: skip
+        self._parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+        self._labels = [orjson.dumps(name) + b":" for name in table.columns]
+        transaction = Transaction(reads.lsn, reads.microseconds, reads.xid, source.tag.encode())
+        self._shared, self._key_prefix = table.constants(transaction)
+        self._where = self._shared.removesuffix(transaction.text)
+        self._published = _published(table)
+        self._touched = pa.Array.from_buffers(
+            pa.int64(), len(reads.touched) // 8, [None, pa.py_buffer(reads.touched)]
+        )
+        self._lsn = reads.lsn
+        self._next = index << RANGE_BITS
+        self._end = (index + 1) << RANGE_BITS
+
+    def batch(self, rows: Sequence[memoryview]) -> pa.RecordBatch:
+        """Return the messages of the next rows, without those whose key has changed since."""
+        columns = self._parsed(rows)
+        count = len(columns[0])
+        first, self._next = self._next, self._next + count
+        if self._next > self._end:
+            raise BackfillError("range", f"A range has more than {self._end - first} rows.")
+        numbers = pa.array(range(first, first + count), pa.int64())
+        idx = numbers.cast(pa.string()).cast(pa.binary())
+        values = [convert(column) for convert, column in zip(self._kernels, columns, strict=True)]
+        record: list[bytes | pa.BinaryArray] = []
+        text = b"{"
+        for label, value in zip(self._labels, values, strict=True):
+            record += (text + label + value.left, value.array)
+            text = value.right + b","
+        keys: list[bytes | pa.BinaryArray] = []
+        between = b',"record_pks":['
+        for place in self._table.groups.key:
+            value = values[place]
+            keys += (between + value.left, value.array)
+            between = value.right + b","
+        hashes = self._table.groups.hashes(values, count)
+        made = {
+            "record": as_text(join(*record, text[:-1] + b"}")),
+            "action": pa.repeat(READ, count),
+            "table_schema": pa.repeat(self._table.schema, count),
+            "table_name": pa.repeat(self._table.name, count),
+            "metadata": as_text(
+                join(
+                    *self._begin_metadata(columns, values, idx),
+                    *keys,
+                    between[:-1] + b'],"unavailable":[%b]}' % self._table.unavailable,
+                )
+            ),
+            "idempotency_key": as_text(join(self._key_prefix, idx)),
+            "commit_lsn": pa.repeat(pa.scalar(self._lsn, pa.int64()), count),
+            "commit_idx": numbers,
+            "group_hash": hashes.group,
+            "old_key": pa.nulls(count, OLD_KEY),
+            "part": pa.repeat(NO_PART, count),
+        }
+        if hashes.tie is not None:
+            made["old_group_hash"] = hashes.tie
+        batch = pa.RecordBatch.from_arrays(
+            [made[f.name] if f.name in made else pa.nulls(count, f.type) for f in WIRE_SCHEMA],
+            schema=WIRE_SCHEMA,
+        )
+        if not len(self._touched):
+            return batch
+        return batch.filter(pc.invert(pc.is_in(hashes.own, value_set=self._touched)))
+
+    def _begin_metadata(
+        self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
+    ) -> Iterable[bytes | pa.BinaryArray]:
+        """Return the parts of `metadata` before the key's values.
+
+        A row of an outbox's table was published once. It has the time and the transaction of that, and
+        no position in the WAL.
+        """
+        if self._published is None:
+            return self._shared, idx, b'","commit_idx":', idx
+        created, xid = values[self._published[0]], columns[self._published[1]]
+        narrow = pc.bit_wise_and(as_text(xid).cast(pa.int64()), _XID_MASK)
+        return (
+            self._where + b'"commit_timestamp":' + created.left, created.array,
+            created.right + b',"transaction_id":', narrow.cast(pa.string()).cast(pa.binary()),
+            b',"idempotency_key":"' + self._key_prefix, idx, b'"',
+        )  # fmt: skip
+
+    def _parsed(self, rows: Sequence[memoryview]) -> list[pa.BinaryArray]:
+        # A header first: Arrow would take a byte order mark at the start of the data for its own.
+        data = b"".join((self._header, *rows))
+        read = csv.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        table = csv.read_csv(
+            pa.BufferReader(data), read_options=read, parse_options=self._parse,
+            convert_options=self._convert,
+        )  # fmt: skip
+        return [column.combine_chunks() for column in table.columns]
+
+
+def _published(table: Table) -> tuple[int, int] | None:
+    """Return the places of an outbox's `created_at` and `xid`; None for any other table."""
+    names = table.columns
+    if table.schema != "tide" or not table.name.startswith("outbox_"):
+        return None
+    if "created_at" not in names or "xid" not in names:
+        return None
+    return names.index("created_at"), names.index("xid")

@@ -1,0 +1,91 @@
+"""What a run refuses and records, so that no gap in a source and no lost duplicate goes unseen."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, Protocol
+
+from penstock.config.file import Config
+from penstock.core.errors import CaptureError, StoreError
+from penstock.core.health import Failure
+from penstock.runtime import recovery
+from penstock.runtime.store_session import StoreSession
+from penstock.sinks.nats.shared import shared_streams
+from penstock.streams.positions import Positions, Recorder
+from penstock.streams.store import Store
+
+# A capture without its publication goes on reporting that.
+FATAL_CODES: Final = recovery.GAP_CODES - {"publication_missing"} | {"unknown_column", "internal"}
+"""Codes of a capture's errors that end a run."""
+
+
+class Guard(Protocol):
+    """What differs between runs that lose messages with their slot, and runs that don't."""
+
+    def refuse_gap(self, source: str) -> None:
+        """Raise `CaptureError` if a source must be recovered before its slot is made."""
+
+    def refuse_noted_gap(self, source: str) -> None:
+        """Raise the `CaptureError` of a gap that this run has met in a source."""
+
+    def shared_stream(self) -> str | None:
+        """Return the text of an error if two sinks' messages would be each other's duplicates."""
+
+    def confirmed(self, source: str, lsn: int, time: int) -> None:
+        """Note up to where a source's slot is confirmed; `time` counts as `Begin.timestamp`."""
+
+    def query_failed(self, source: str, failure: Failure) -> bool:
+        """Note the failure that ended a source's query; return whether it ends the run."""
+
+    def close(self) -> None:
+        """Write what is noted, and end."""
+
+
+class SlotGuard:
+    """The guard of a run whose messages are nowhere but in the WAL. A new slot would hide a gap."""
+
+    def __init__(self, config: Config, store: StoreSession) -> None:
+        self._config = config
+        self._store = store
+        self._gaps: dict[str, CaptureError] = {}
+        self._recorder = Recorder(store.url)
+
+    def refuse_gap(self, source: str) -> None:
+        """Raise `CaptureError` if the server, the store or the checkpoint shows a gap."""
+        with Store(self._store.url) as store:
+            recovery.refuse_gap(self._config, source, store)
+
+    def refuse_noted_gap(self, source: str) -> None:
+        """Raise the `CaptureError` of a noted gap: what is missed does not come back."""
+        if source in self._gaps:
+            raise self._gaps[source]
+
+    def shared_stream(self) -> str | None:
+        """Ask the sinks' servers; a server that does not answer is asked when its sink attaches."""
+        for source in self._config.sources:
+            sinks = self._config.sinks_of(source)
+            for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
+                if finding.level == "error":
+                    return f"{finding.subject}: {finding.message}; {finding.fix}."
+        return None
+
+    def confirmed(self, source: str, lsn: int, time: int) -> None:
+        """Record the position in the store, for a recovery."""
+        self._recorder.note(source, self._store.source(source).tag, lsn, time)
+
+    def query_failed(self, source: str, failure: Failure) -> bool:
+        """Note a gap, for this run and for later ones."""
+        if failure.code in recovery.GAP_CODES and source not in self._gaps:
+            self._note_gap(source, failure)
+        return failure.code in FATAL_CODES
+
+    def _note_gap(self, source: str, failure: Failure) -> None:
+        self._gaps[source] = CaptureError(
+            failure.code, failure.cause, remedy=failure.remedy, is_gap=True
+        )
+        with contextlib.suppress(StoreError), Store(self._store.url) as store:
+            Positions(store).note_gap(source, self._store.source(source).tag, failure.code)
+
+    def close(self) -> None:
+        """Record the newest positions, and end."""
+        self._recorder.close()

@@ -1,0 +1,89 @@
+"""The state of one sink: its counts, its failure, and its backlog."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.core.counting import Counts
+from penstock.core.health import Failure
+from penstock.runtime.has_failure import HasFailure
+
+_RATE_SECONDS: Final = 5.0
+
+
+class Rate:
+    """The recent rate of a count, a second."""
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self._marks = ((now, 0), (now, 0))
+
+    def note(self, count: int) -> None:
+        """Note the count so far."""
+        now = time.monotonic()
+        if now - self._marks[1][0] > _RATE_SECONDS:
+            self._marks = self._marks[1], (now, count)
+
+    def per_second(self, count: int) -> float:
+        """Return the rate, `count` being the count so far."""
+        now, (at, then) = time.monotonic(), self._marks[0]
+        if now - self._marks[1][0] > 2 * _RATE_SECONDS:
+            at, then = self._marks[1]
+        return (count - then) / max(now - at, 1.0)
+
+
+@dataclass
+class SinkState(HasFailure):
+    """A sink's counts since the run started, its failure, and its backlog.
+
+    `reason` is the failure that put it behind. `refused` is the failure of its expressions on the
+    columns that its tables have now.
+    """
+
+    type: str
+    source: str
+    delivered: int = 0
+    duplicates: int = 0
+    bytes: int = 0
+    dead_lettered: int = 0
+    filtered: int = 0
+    retries: int = 0
+    failure: Failure | None = None
+    reason: Failure | None = None
+    refused: Failure | None = None
+    delivered_at: float = 0.0
+    state: str = "attached"
+    since: float | None = None
+    backlog: int = 0
+    backlog_bytes: int = 0
+    rate: Rate = field(default_factory=Rate)
+
+    @property
+    def remedy(self) -> str:
+        """The failure's remedy, empty without one."""
+        return "" if self.failure is None else self.failure.remedy
+
+    def fail(self, code: str, text: str, remedy: str | None) -> None:
+        """Note a failure; it keeps the time of the first one since the last success."""
+        now = time.time()
+        self.failure = Failure.of(code, text, remedy, now).lasting(self.failure, now)
+
+    def count(self, counts: Counts) -> None:
+        """Add the counts of new messages; each message is counted once."""
+        self.delivered += counts.delivered
+        self.bytes += counts.bytes
+        self.dead_lettered += counts.dead_lettered
+        self.filtered += counts.filtered
+        self.rate.note(self.delivered)
+
+    @property
+    def behind(self) -> bool:
+        """Whether its messages go to its backlog."""
+        return self.state != "attached"
+
+    @property
+    def detached(self) -> bool:
+        """Whether it has been behind for `detach_after`."""
+        return self.state == "detached"

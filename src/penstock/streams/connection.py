@@ -1,0 +1,73 @@
+"""The store's connection that a process shares between its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from penstock.core.connect import is_lost
+from penstock.streams.connect import connect
+from penstock.streams.errors import store_error
+
+_CLOSE_SECONDS: Final = 1.0
+
+
+class StoreConnection:
+    """One connection to the store at `url`. Calls from several threads take turns.
+
+    A connection that was lost is made again by the next call. All methods raise `StoreError`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._lock = threading.RLock()
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def close(self) -> None:
+        """Close the connection; a call of another thread has a second, and is then ended."""
+        mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
+        if not mine and (connection := self._connection) is not None:
+            _end(connection)
+            mine = self._lock.acquire(timeout=_CLOSE_SECONDS)
+        if mine:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
+        with self._lock:
+            try:
+                if self._connection is not None and is_lost(self._connection):
+                    self._connection.close()
+                    self._connection = None
+                if self._connection is None:
+                    self._connection = connect(self.url)
+                yield self._connection
+            except psycopg.Error as error:
+                raise store_error(error, self.url) from None
+
+    def rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
+        """Run a query and return its rows."""
+        with self.lend() as connection:
+            return connection.execute(query, values).fetchall()
+
+
+def _end(connection: psycopg.Connection[Any]) -> None:
+    """End a connection that another thread waits at, also where the server hangs."""
+    with contextlib.suppress(psycopg.Error):
+        connection.cancel_safe(timeout=_CLOSE_SECONDS)
+    with (
+        contextlib.suppress(psycopg.Error, OSError),
+        socket.socket(fileno=os.dup(connection.fileno())) as shared,
+    ):
+        shared.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,143 @@
+"""A stream as one consumer sees it: its head, its segments, and the conditions on their messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from penstock.config.consumers import Filters
+from penstock.core import queries
+from penstock.streams.consumers.decide import Row
+from penstock.streams.consumers.entry import StreamPosition
+from penstock.streams.consumers.selection import ALL, matches, superseded
+from penstock.streams.consumers.sessions import Sessions, composed
+from penstock.streams.consumers.state import START
+from penstock.streams.names import batches_table
+
+BYTES: Final = 4 << 20
+"""How many bytes of messages are read at once."""
+
+_FIRST_ROWS: Final = 200
+_LAST: Final = (1 << 63) - 1
+_HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    """What a consumer needs to know of its stream."""
+
+    id: int
+    kind: str
+    source_id: int
+
+
+class Segment(NamedTuple):
+    """A segment holds the positions behind `after` up to `through`, which is the end of all if open."""
+
+    id: int
+    after: StreamPosition
+    through: StreamPosition
+
+
+class StreamView:
+    """The head and the segments of a stream as last read, and a consumer's conditions on them."""
+
+    def __init__(self, sessions: Sessions, stream: StreamRef, filters: Filters) -> None:
+        self._sessions = sessions
+        self._stream = stream
+        self.matches = matches(filters)
+        """The condition that a message is one of the consumer's."""
+        self.head: StreamPosition = START
+        self.head_stale = True
+        """Whether the head may have moved on."""
+        self.segments: list[Segment] = []
+        self.size = BYTES // _FIRST_ROWS
+        """The bytes of a message, roughly."""
+        self._reading = asyncio.Lock()
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the stream keeps the newest version of each row alone."""
+        return self._stream.kind == "rows"
+
+    async def refresh(self, cursor: StreamPosition = START) -> None:
+        """Read the head, and the segments up to there, if the head may have moved.
+
+        A `cursor` behind the known head shows that it has.
+        """
+        if not self.head_stale and cursor <= self.head:
+            return
+        async with self._reading:  # or the older of two answers could come last
+            if self.head_stale or cursor > self.head:
+                await self._read()
+
+    async def _read(self) -> None:
+        self.head_stale = False
+        try:
+            async with self._sessions.session() as connection:
+                query = sql.SQL(_HEAD).format(batches=batches_table(self._stream.source_id))
+                head = await (await connection.execute(query)).fetchone()
+                # After the head: these segments hold all up to it.
+                listed = await connection.execute(composed("segments"), (self._stream.id,))
+                rows = await listed.fetchall()
+        except BaseException:
+            self.head_stale = True
+            raise
+        self.segments = [
+            Segment(row[0], (row[1], row[2]), (_LAST, _LAST) if row[3] is None else row[3:5])
+            for row in rows
+        ]
+        if head is not None:
+            self.head = max(self.head, (head[0], head[1]))
+
+    async def whole(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`; repeat it with the newest segments where one was merged away."""
+        for _ in range(10):
+            try:
+                return await work()
+            except psycopg.errors.UndefinedTable:
+                self.head_stale = True
+                await self.refresh()
+        return await work()
+
+    def measure(self, rows: Sequence[Row]) -> None:
+        """Estimate `size` from messages that were read; it shrinks slowly, as the next may be larger."""
+        if rows:
+            self.size = max(size_of(rows) // len(rows) + 100, self.size // 8)
+
+    def text(self, segment: Segment) -> sql.Composable:
+        """Return the expression for the JSON of `Row`."""
+        parts: list[sql.Composable] = []
+        if self.matches is not ALL:
+            parts.append(sql.SQL("WHEN NOT ({}) THEN NULL").format(self.matches))
+        if self.of_rows:
+            parts.append(sql.SQL("WHEN {} THEN ''").format(self._superseded(segment)))
+        if not parts:
+            return sql.SQL("m.message")
+        return sql.SQL("CASE {} ELSE m.message END").format(sql.SQL(" ").join(parts))
+
+    def newest(self, segment: Segment, condition: sql.Composable = ALL) -> sql.Composable:
+        """Return the condition that a message fulfils `condition` and is not superseded."""
+        if not self.of_rows:
+            return condition
+        return sql.SQL("{} AND NOT {}").format(condition, self._superseded(segment))
+
+    def _superseded(self, segment: Segment) -> sql.Composable:
+        return superseded([s.id for s in self.segments if s.after >= segment.after])
+
+    def range(self, after: StreamPosition, last: StreamPosition) -> dict[str, Any]:
+        """Return the parameters of queries about positions behind `after` up to `last`."""
+        names = ("lsn", "idx", "last_lsn", "last_idx", "head_lsn", "head_idx")
+        return dict(zip(names, (*after, *last, *self.head), strict=True))
+
+
+def size_of(rows: Sequence[Row]) -> int:
+    """Return the bytes of the messages."""
+    return sum(len(row[4]) for row in rows if row[4])

@@ -1,0 +1,78 @@
+"""The dead letters in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.core import queries
+from penstock.core.delivery import DeadLetter
+from penstock.streams.connection import StoreConnection
+from penstock.streams.records import StoredLetter
+
+_SQL: Final = queries.load("penstock.streams", "store.sql")
+
+
+class DeadLetters:
+    """The dead letters of all sinks and consumers. All methods raise `StoreError`."""
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self._connection = connection
+
+    def add(self, sink: str, letters: Sequence[DeadLetter]) -> None:
+        """Store what a sink can never deliver."""
+        rows = [
+            (
+                sink,
+                letter.idempotency_key,
+                _storable(letter.subject),
+                letter.code,
+                _storable(letter.reason),
+                _storable(letter.body),
+            )
+            for letter in letters
+        ]
+        with self._connection.lend() as connection, connection.transaction():
+            connection.cursor().executemany(_SQL["add_dead_letter"], rows)
+
+    def page(
+        self,
+        sink: str | None = None,
+        consumer: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[StoredLetter]:
+        """Return dead letters, oldest first; of one sink or one consumer if named."""
+        values = {"sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset}
+        return [StoredLetter(*row) for row in self._connection.rows(_SQL["dead_letters"], values)]
+
+    def get(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
+        """Return one dead letter, None if there is none of that id."""
+        values = {"sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0}
+        rows = self._connection.rows(_SQL["dead_letters"], values)
+        return StoredLetter(*rows[0]) if rows else None
+
+    def mark_replayed(self, id: int) -> None:  # noqa: A002 - the field's name
+        """Record that a dead letter was delivered after all."""
+        with self._connection.lend() as connection:
+            connection.execute(_SQL["mark_replayed"], [id])
+
+    def purge(
+        self,
+        sink: str | None = None,
+        consumer: str | None = None,
+        id: int | None = None,  # noqa: A002 - the field's name
+        *,
+        replayed: bool = False,
+    ) -> int:
+        """Delete the dead letters that fit all that is given; return how many there were.
+
+        With `replayed` only those that were replayed.
+        """
+        values = {"sink": sink, "consumer": consumer, "id": id, "replayed": replayed}
+        with self._connection.lend() as connection:
+            return connection.execute(_SQL["purge"], values).rowcount
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,106 @@
+"""Rows that are to be read again, as the WAL leaves their large values out, through new attempts."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.backfilling import Backfilling, backfilling, fold
+from tests.integration.capturing import eventually
+from tests.integration.test_backfill_altered import delays, paused
+from tests.integration.test_backfill_attempts import BACKENDS, TABLE, expected, taken
+
+from penstock.backfill.chunks import retries, sizing
+from penstock.backfill.events import Delivered
+from penstock.embedded.handles import Database
+
+MOVE = "UPDATE t SET id = -1 WHERE id = 40"  # behind the cursor, without its large value
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "FEWEST", 4)
+    monkeypatch.setattr(sizing, "MOST", 4)
+
+
+def delivered(driver: Backfilling) -> None:
+    while driver.batch(0.3):
+        pass
+
+
+def test_a_lost_connection_forgets_none(database: Database) -> None:
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        paused(driver)
+        database.execute(MOVE)
+        delivered(driver)
+        database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
+        driver.backfiller.resume()
+        driver.run()
+        assert "connection_lost" in delays(driver)
+        assert fold(driver.received) == expected(database)
+
+
+def test_rows_that_move_between_two_attempts_are_read(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_BACKOFF_SECONDS", (1.0, 1.0))
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        paused(driver)
+        database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
+        driver.backfiller.resume()
+        driver.run(lambda: "connection_lost" in delays(driver))
+        database.execute(MOVE)
+        driver.run()
+        assert fold(driver.received) == expected(database)
+
+
+@pytest.mark.parametrize("when", ["to come", "read"])
+def test_a_start_from_the_last_cursor_forgets_none(database: Database, when: str) -> None:
+    """As the run does where a task failed: it cancels, and starts again a little later."""
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        paused(driver)
+        database.execute(MOVE)
+        cursor = driver.cursor
+        if when == "to come":
+            delivered(driver)
+        else:
+            # The chunk with the row is delivered, but the task that read it had failed.
+            driver.backfiller.resume()
+            driver.run(lambda: any(m.record["id"] == -1 for m in driver.reads()))
+            driver.received = [
+                m for m in driver.received if m.action != "read" or m.record["id"] != -1
+            ]
+        driver.backfiller.cancel()
+        driver.new_events()
+        driver.start(cursor=cursor)
+        driver.run()
+        assert fold(driver.received) == expected(database)
+
+
+def test_the_cursor_waits_for_rows_that_moved(database: Database) -> None:
+    """So that a kill goes back to before them, if they went no further."""
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        taken(driver)
+        database.execute(MOVE)
+        capture, position = driver.reader.capture, driver.reader.position
+        eventually(lambda: capture.available(position, 100, 1) > position)
+        capture.confirm(position)
+        event = driver.await_event(Delivered)
+        assert isinstance(event, Delivered)
+        assert (event.chunk, event.cursor) == (0, None)
+
+
+def test_another_backfill_knows_nothing_of_them(database: Database) -> None:
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        paused(driver)
+        database.execute(MOVE)
+        delivered(driver)
+        driver.backfiller.cancel()
+        driver.start(where="id = 7")
+        driver.run()
+        assert [m.record["id"] for m in driver.reads()[-1:]] == [7]
+        with driver.reader.capture.decoder() as decoder:
+            assert decoder.watch is None
