@@ -8,23 +8,26 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import orjson
 
 from penstock.config.consumers import WebhookSettings
-from penstock.core.message import Position
+from penstock.streams.consumers.ack_tokens import read_tokens
 from penstock.streams.consumers.consumer import Consumer
+from penstock.streams.consumers.decide import Step
+from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import (
     ConsumerInfo,
-    Delivery,
+    ConsumerMessage,
     Outcome,
     Received,
     StoreUnavailable,
     UnknownConsumer,
 )
+from penstock.testing import Clock, InMemoryConsumer, InMemoryStream, StreamRow
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HANG = b""
@@ -165,36 +168,33 @@ def settings(url: str, **others: Any) -> WebhookSettings:
 
 
 @dataclass
-class _Message:
-    position: Position
-    group: Any
+class Published:
+    """A message of the stream, and how far the consumer is with it."""
+
     body: bytes
     deliver_count: int = 0
-    token: str | None = None
-    ready_at: float = 0.0
     acked: bool = False
 
 
-class MemoryConsumer:
-    """A consumer in memory: order by group, leases, nack with delay; `away` makes the store fail."""
+class MemoryConsumer(InMemoryConsumer):
+    """A consumer in memory that counts what is asked of it; `away` makes the store fail."""
 
     def __init__(self, name: str, of: WebhookSettings, number: int = 7) -> None:
-        self.info = ConsumerInfo(number, name, "s", "webhook", False, of, None, datetime.now(UTC))
-        self.log: list[_Message] = []
+        clock = Clock(datetime.now(UTC), running=True)
+        info = ConsumerInfo(number, name, "s", "webhook", False, of, None, clock.now)
+        super().__init__(info, InMemoryStream(1, "s", "changes", "shop", clock.now), clock, START)
+        self.clock = clock
         self.away = False
         self.gone = False
-        self.disabled: str | None = None
+        self._published: dict[tuple[int, int], Published] = {}
         self.nacks: list[tuple[Any, float]] = []
         self.failures: list[tuple[int | None, str | None]] = []
         self.extended = 0
         self.received: list[int] = []
-        self._tokens = itertools.count(1)
-        self._changed = asyncio.Condition()
-        self._ack_wait = of.ack_wait_ms / 1000
 
     @property
     def whole(self) -> Consumer:
-        """Itself, for those who need but what it has."""
+        """Itself, where the type of the real one is expected."""
         return cast(Consumer, self)
 
     async def publish(
@@ -203,27 +203,44 @@ class MemoryConsumer:
         group: Callable[[Any], Any] = lambda k: k,
         route: Callable[[Any], str | None] = lambda _: None,
     ) -> None:
-        for key in keys:
-            metadata = {} if route(key) is None else {"route": route(key)}
+        lsn, idx = max(self.stream.head, (1000, 0))
+        for number, key in enumerate(keys, 1):
+            metadata = {"table_name": "items"}
+            if (to := route(key)) is not None:
+                metadata["route"] = to
             body = orjson.dumps({"record": {"id": key}, "metadata": metadata})
-            place = Position(1000, len(self.log))
-            self.log.append(_Message(place, group(key), body))
-        await self._tell()
+            row = (lsn, idx + number, hash(group(key)), None, None, "public", "items", "insert")
+            self.stream.add([StreamRow(*row, body)])
+            self._published[row[:2]] = Published(self._with_consumer(body))
+        self.clock.notify()
 
     async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds), self._changed:
-            await self._changed.wait_for(condition)
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await self.clock.wait()
 
     async def all_acked(self, seconds: float = 20.0) -> None:
         await self.until(lambda: all(message.acked for message in self.log), seconds)
 
-    def held(self) -> list[_Message]:
-        now = time.monotonic()
-        return [m for m in self.log if m.token and not m.acked and m.ready_at > now]
+    @property
+    def log(self) -> list[Published]:
+        """All messages, in their order."""
+        return list(self._published.values())
 
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    @property
+    def disabled(self) -> str | None:
+        return self.info.disabled
+
+    @disabled.setter
+    def disabled(self, reason: str | None) -> None:
+        self.change(replace(self.info, disabled=reason))
+
+    def held(self) -> list[ConsumerMessage]:
+        return [looked for looked in self.left() if looked.until is not None]
+
+    def _begin(self) -> Step:
+        self._check()
+        return super()._begin()
 
     def _check(self) -> None:
         if self.gone:
@@ -231,87 +248,52 @@ class MemoryConsumer:
         if self.away:
             raise StoreUnavailable("away")
 
-    async def receive(self, limit: int, wait: float) -> Received:
-        self._check()
-        deadline = time.monotonic() + wait
-        while not (taken := self._take(limit)):
-            now = time.monotonic()
-            due = [m.ready_at for m in self.log if not m.acked and m.ready_at > now]
-            left = min([deadline, *due]) - now
-            if deadline <= now:
-                break
-            try:
-                async with asyncio.timeout(left), self._changed:
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            self._check()
-        self.received.append(len(taken))
-        return Received(taken, 0, 0)
+    async def receive(self, limit: int, wait: float = 0.0) -> Received:
+        received = await super().receive(limit, wait)
+        self.received.append(len(received.deliveries))
+        for delivery in received.deliveries:
+            self._published[delivery.position].deliver_count = delivery.deliver_count
+        return received
 
-    def _take(self, limit: int) -> list[Delivery]:
-        busy: set[Any] = set()
-        taken: list[Delivery] = []
-        now = time.monotonic()
-        for message in self.log:
-            if len(taken) == limit:
-                break
-            if message.acked or message.group in busy:
-                continue
-            busy.add(message.group)
-            if message.ready_at <= now:
-                message.token = str(next(self._tokens))
-                message.deliver_count += 1
-                message.ready_at = now + self._ack_wait
-                count, body = message.deliver_count, message.body
-                taken.append(Delivery(message.token, count, body, message.position))
-        return taken
-
-    def _held(self, tokens: Sequence[str]) -> list[_Message]:
-        self._check()
-        return [m for m in self.log if m.token in tokens and not m.acked]
-
-    def _outcome(self, tokens: Sequence[str], done: list[_Message]) -> Outcome:
-        known = {m.token for m in self.log}
-        return Outcome(len(done), [(token, "expired") for token in tokens if token not in known])
+    def _taken(self, tokens: Sequence[str], outcome: Outcome) -> list[Published]:
+        refused = {token for token, _ in outcome.refused}
+        refs = read_tokens(self.info.id, [token for token in tokens if token not in refused])
+        return [self._published[ref[:2]] for ref in refs if ref is not None]
 
     async def ack(self, tokens: Sequence[str]) -> Outcome:
-        found = self._held(tokens)
-        for message in found:
+        outcome = await super().ack(tokens)
+        for message in self._taken(tokens, outcome):
             message.acked = True
-        await self._tell()
-        return self._outcome(tokens, found)
+        return outcome
 
     async def nack(
-        self, tokens: Sequence[str], delay: float, *, reason: str, status: int | None
+        self,
+        tokens: Sequence[str],
+        delay: float = 0.0,
+        *,
+        reason: str | None = None,
+        status: int | None = None,
     ) -> Outcome:
-        found = self._held(tokens)
+        outcome = await super().nack(tokens, delay, reason=reason, status=status)
         self.failures.append((status, reason))
-        for message in found:
-            message.ready_at = time.monotonic() + delay
+        for message in self._taken(tokens, outcome):
             self.nacks.append((orjson.loads(message.body)["record"]["id"], delay))
-        await self._tell()
-        return self._outcome(tokens, found)
+        return outcome
 
     async def extend(self, tokens: Sequence[str], seconds: float | None = None) -> Outcome:
-        found = self._held(tokens)
-        for message in found:
-            message.ready_at = time.monotonic() + (seconds or self._ack_wait)
-        self.extended += len(found)
-        return self._outcome(tokens, found)
+        outcome = await super().extend(tokens, seconds)
+        self.extended += outcome.done
+        return outcome
 
     async def release(self, tokens: Sequence[str]) -> Outcome:
-        found = self._held(tokens)
-        for message in found:
-            message.ready_at = 0.0
+        outcome = await super().release(tokens)
+        for message in self._taken(tokens, outcome):
             message.deliver_count -= 1
-        await self._tell()
-        return self._outcome(tokens, found)
+        return outcome
 
     async def disable(self, reason: str) -> None:
         self._check()
-        self.disabled = reason
-        await self._tell()
+        await super().disable(reason)
 
 
 class MemoryConsumers:
@@ -330,13 +312,7 @@ class MemoryConsumers:
     async def list(self) -> list[ConsumerInfo]:
         if self.away:
             raise StoreUnavailable("away")
-        return [
-            ConsumerInfo(
-                **{name: getattr(c.info, name) for name in ConsumerInfo.__slots__}
-                | {"disabled": c.disabled}
-            )
-            for c in self.consumers.values()
-        ]
+        return [consumer.info for consumer in self.consumers.values()]
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback

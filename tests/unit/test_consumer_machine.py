@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,34 +13,23 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.consumer_model import Model
 
+from penstock.config.consumers import Filters
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
-from penstock.streams.consumers.decide import Row, Step
-from penstock.streams.consumers.entry import DeliveryFailure, Entry, Parked
+from penstock.streams.consumers.decide import Step
+from penstock.streams.consumers.entry import DeliveryFailure, Entry
 from penstock.streams.consumers.state import State, replay
+from penstock.testing import InMemoryStream, StreamRow
+from penstock.testing.stream import View
 
 CONSUMER = 7
 ACK_WAIT = 30
 
 
-class Stream:
-    """Messages in memory; as `GroupRows`, all is known."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.cursor = (0, -1)
-
-    def knows(self, group: int, parked: Parked) -> bool:
-        return True
-
-    def next(self, group: int, parked: Parked) -> Row | None:
-        behind = (r for r in self.rows if group in r[2:4] and r[:2] >= parked[1:3])
-        return next((row for row in behind if row[:2] <= self.cursor and row[4]), None)
-
-
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.stream = Stream()
+        self.stream = InMemoryStream(1, "events", "changes", "shop", datetime.now(UTC))
+        self.view = View(self.stream, Filters(table=("items",)))
         self.model = Model()
         self.log: list[bytes] = []
         self.seen = [0, 0]
@@ -98,8 +89,8 @@ class Machine(RuleBasedStateMachine):
         lsn, idx = self.stream.rows[-1][:2] if self.stream.rows else (1, -1)
         lsn, idx = (lsn + 5, 0) if new_lsn else (lsn, idx + 1)
         old = None if old == group else old
-        text = b"{}" if wanted else None
-        self.stream.rows.append((lsn, idx, group, old, text))
+        table = "items" if wanted else "others"
+        self.stream.add([StreamRow(lsn, idx, group, old, None, "public", table, "insert", b"{}")])
         if wanted:
             self.model.publish((lsn, idx), [g for g in (group, old) if g is not None])
 
@@ -113,9 +104,8 @@ class Machine(RuleBasedStateMachine):
         step.take_redeliveries(limit)
         free = step.free_replays(limit)
         step.take_replays(free, dict.fromkeys(free, b"{}"))
-        self.stream.cursor = state.cursor
-        assert step.take_parked(limit, self.stream) == []
-        rows = [row for row in self.stream.rows if row[:2] > state.cursor][:scanned]
+        assert step.take_parked(limit, self.view) == []
+        rows = list(islice(self.view.behind(state.cursor), scanned))
         step.take_new(limit, rows)
         first = state.next
         again = [state.held[n][:2] for n in step.redelivered]

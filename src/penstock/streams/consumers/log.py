@@ -147,7 +147,7 @@ class ConsumerLog:
                 "lsns": [message[0] for message, _cause in dead],
                 "idxs": [message[1] for message, _cause in dead],
                 "counts": [message[4] for message, _cause in dead],
-                "reasons": [_reason(message[4], cause) for message, cause in dead],
+                "reasons": [dead_letter_reason(message[4], cause) for message, cause in dead],
             }
             queries: list[str | sql.Composed] = [SQL["dead_again"]]
             for segment in segments:
@@ -203,6 +203,7 @@ class ConsumerLog:
         return UnknownConsumer(f"There is no consumer {self._name!r} any more.")
 
 
-def _reason(count: int, cause: str) -> str:
+def dead_letter_reason(count: int, cause: str) -> str:
+    """Return the reason of a dead letter: how often it was delivered, and why the last one failed."""
     which = "The only delivery" if count == 1 else f"The last of {count} deliveries"
     return f"{which} failed: {cause}".replace("\0", "\N{REPLACEMENT CHARACTER}")
