@@ -27,6 +27,7 @@ from penstock.expressions import (
     typed,
     vocabulary,
 )
+from penstock.expressions.functions import FUNCTIONS
 from penstock.expressions.syntax import Expr
 
 
@@ -85,6 +86,21 @@ def shape(expr: Expr) -> Any:
         ("record.a like '%'", ("like", "record.a", "%")),
         ("record.a = '-- no comment; select'", ("=", "record.a", "-- no comment; select")),
         ("record.a = 'x\\'", ("=", "record.a", "x\\")),
+        ("trim(both 'x' from record.a)", ("btrim", "record.a", "x")),
+        ("trim(leading from record.a)", ("ltrim", "record.a")),
+        ("trim('x' from record.a)", ("btrim", "record.a", "x")),
+        ("trim(trailing record.a)", ("rtrim", "record.a")),
+        ("substring(record.a from 2 for -1)", ("substring", "record.a", "2", ("neg", "1"))),
+        ("substring(record.a for 3)", ("substring", "record.a", "1", "3")),
+        ("position('x' in record.a || 'y')", ("position", ("||", "record.a", "y"), "x")),
+        ("extract(Year from record.a)", ("extract", "year", "record.a")),
+        ("trim(case when record.a is distinct from 1 then 'x' end from record.b)",
+         ("btrim", "record.b", ("case", ("is distinct", "record.a", "1"), "x", "null"))),
+        ("record.a -> 'B' ->> 0 || 'x'", ("||", 'record.a."B"[0]', "x")),
+        ("record.a #>> '{b,0,\"c d\"}'", 'record.a.b[0]."c d"'),
+        ("record.a.b -> 'c' @> '{}'::jsonb", ("@>", "record.a.b.c", "{}")),
+        ("record.a ? 'x' and record.b", ("and", ("?", "record.a", "x"), "record.b")),
+        ("(record.a ->> 'x' in ('y')) is null", ("is null", ("in", "record.a.x", "y"))),
     ],
 )  # fmt: skip
 def test_what_belongs_to_what(text: str, tree: Any) -> None:
@@ -109,8 +125,8 @@ def test_what_belongs_to_what(text: str, tree: Any) -> None:
         ("exists (select 1)", "position 1: exists is not allowed: no subqueries, no arrays"),
         ("record.a = any(record.b)", "position 12: any is not allowed: no subqueries, no arrays"),
         ("record.a in (select 1)", "position 14: select is not allowed: no subqueries, no arrays"),
-        ("pg_read_file('/etc/passwd') = 'x'", "position 1: unknown function pg_read_file; there are coalesce, "
-         "lower, upper, length, abs, round, date_trunc, now and cast"),
+        ("pg_read_file('/etc/passwd') = 'x'", "position 1: unknown function pg_read_file; "
+         "the reference lists the functions, under Expressions"),
         ("java_method('java.lang.Runtime', 'x') is null", "position 1: unknown function java_method;"),
         ("reflect('java.lang.System', 'exit', 1) is null", "position 1: unknown function reflect;"),
         ("lowr(record.a) = 'x'", "position 1: unknown function lowr; did you mean lower?"),
@@ -127,7 +143,23 @@ def test_what_belongs_to_what(text: str, tree: Any) -> None:
         ("record.a = 'x' 'y'", "position 16: two strings side by side; join them by ||"),
         ("record.a == 1", "position 10: '==' is not allowed; write ="),
         ("record.a <=> 1", "position 10: '<=>' is not allowed; write is not distinct from"),
-        ("record.a ->> 'x' = 'y'", "position 10: '->>' is not allowed; write record.column.key"),
+        ("record.a -> 'x' ->> record.b = 'y'", "position 21: after ->> a literal is expected: a key '…', or an index"),
+        ("record.a -> -1 is null", "position 14: after -> a literal is expected: a key '…', or an index from 0"),
+        ("record.a ->> 'x' ->> 'y' = 'z'", "position 1: ->> takes a column of JSON, or a part of one that -> gives"),
+        ("lower(record.a) ->> 'x' = 'y'", "position 1: ->> takes a column of JSON"),
+        ("1 + record.a ->> 'x' = 'y'", "position 1: ->> takes a column of JSON"),
+        ("record.a ->> 'x'::text = 'y'", "position 14: after ->> a literal is expected"),
+        ("record.a #>> 'x' = 'y'", "position 14: after #>> a path like '{key,0}' is expected"),
+        ("record.a @> record.b", "position 13: the JSON after @> must be a '…' literal"),
+        ("record.a ? 1", "position 12: the key after ? must be a '…' literal"),
+        ("record.a <@ '{}'", "position 10: '<@' is not allowed; write it the other way round, by @>"),
+        ("record.a ?| 'x'", "position 10: '?|' is not allowed; write two conditions"),
+        ("record.a ->", "position 12: it ends where a value is expected"),
+        ("-> 'a' = 'x'", "position 1: "),
+        ("initcap(record.a) = 'A'", "position 1: there is no function initcap: what a word is depends on"),
+        ("extract(year) = 1", "position 1: write extract(year from …), or date_part('year', …)"),
+        ("position('a') = 1", "position 1: position takes 2 arguments, not 1"),
+        ("nullif(record.a) = 1", "position 1: nullif takes 2 arguments, not 1"),
         ("record.a ~ 'x'", "position 10: '~' is not allowed; write like or ilike"),
         ("record.a = 1_000", "position 12: this number can't be read"),
         ("record.a = 0x1F", "position 12: "),
@@ -380,6 +412,27 @@ def test_a_select_list_that_is_refused(text: str, message: str) -> None:
         ("record.span > '1 month' and record.at < '10:30'", None),
         ("metadata.commit_timestamp > now() - interval '1 hour' and metadata.commit_lsn > 5", None),
         ("changes.amount <> record.amount and action = 'update'", None),
+        ("record.data -> 'a' = '1'", "position 1: -> gives JSON, which is not taken here; ->> gives its text"),
+        ("record.data -> 'a'", "position 1: -> gives JSON, which is not taken here"),
+        ("record.name ->> 'a' = 'x'", "position 1: this takes json or jsonb, and record.name is of type text"),
+        ("record.tags ->> 0 = 'x'", "position 1: this takes json or jsonb, and record.tags is of type text[]; "
+         "an element is record.tags[0]"),
+        ("metadata.database ->> 'a' = 'x'", "position 1: metadata.database.a is no JSON"),
+        ("record.data @> '{a: 1}'", "position 16: '{a: 1}' is not JSON"),
+        ("jsonb_typeof(record.data ->> 'a') = 'x'", "position 14: a column of JSON is expected here"),
+        ("json_typeof(record.data) = 'x'", "position 13: this takes json, and record.data is of type jsonb"),
+        ("left(record.name, record.amount) = 'x'", "position 19: left takes an integer here, not a numeric; cast it"),
+        ("left(record.name, 3000000000) = 'x'", "position 19: 3000000000 is out of integer's range"),
+        ("left(record.id, 1) = 'x'", "position 6: left takes a text, and this is an integer; cast it by ::text"),
+        ("substring(record.name from 'a') = 'x'", "position 28: 'a' is not an integer"),
+        ("concat(record.code, 'x') = 'x'", "position 8: concat sees the blanks of a char(n) in this"),
+        ("greatest(record.mood, 'sad') = 'sad'", "position 1: greatest does not compare an enum here"),
+        ("power(record.amount, 2) = 4", "position 7: power takes a float here, not a numeric; cast it by ::float8"),
+        ("sqrt(2.0) > 1", "position 6: sqrt takes a float here, not a numeric; cast it by ::float8"),
+        ("trunc(record.ratio, 2) = 1", "position 1: trunc takes no places for a float; cast it by ::numeric"),
+        ("extract(yaer from record.day) = 1", "position 9: unknown unit 'yaer'; there are microseconds"),
+        ("extract(hour from record.day) = 1", "position 9: a date has no hour"),
+        ("extract(day from record.span) = 1", "position 18: extract takes a date or timestamp, not an interval"),
     ],
 )  # fmt: skip
 def test_what_the_types_allow(text: str, message: str | None) -> None:
@@ -447,6 +500,18 @@ def test_columns_of_several_tables() -> None:
         ),
         ("not paid and id = -1::bigint", '((NOT "paid") AND ("id" = (- (1::pg_catalog.int8))))'),
         ("lower(name) = 'x'", "(pg_catalog.lower(\"name\") = 'x')"),
+        (
+            "left(name, id) = data -> 'a' ->> 0",
+            '(pg_catalog.left("name", "id"::pg_catalog.int4) = (("data" -> \'a\') ->> 0))',
+        ),
+        (
+            "nullif(name, '') is null and data @> '{\"a\": 1}'",
+            '((NULLIF("name", \'\') IS NULL) AND ("data" @> \'{"a": 1}\'))',
+        ),
+        (
+            "extract(year from created_at) = 2024",
+            "(pg_catalog.extract('year', \"created_at\") = 2024)",
+        ),
     ],
 )
 def test_a_where_written_out(text: str, sql: str) -> None:
@@ -483,7 +548,7 @@ def test_sql_knows_the_same_words() -> None:
 
     check = sql["check_condition"]
     assert set(listed(check, "words")) == vocabulary.KEYWORDS | {"cast", "as"}
-    assert set(listed(check, "functions")) == set(vocabulary.FUNCTIONS)
+    assert set(listed(check, "functions")) == set(FUNCTIONS)
     assert set(listed(check, "types")) == {w for t in vocabulary.TYPES for w in t.split()}
     assert tuple(listed(check, "roots")) == vocabulary.ROOTS
     named = re.findall(r"\('metadata', '(\w+)'", sql["reference_type"])

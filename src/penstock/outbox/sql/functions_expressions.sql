@@ -43,8 +43,14 @@ DECLARE
     words constant text[] := ARRAY['and', 'or', 'not', 'in', 'between', 'like', 'ilike', 'escape',
         'is', 'null', 'true', 'false', 'distinct', 'from', 'case', 'when', 'then', 'else', 'end',
         'cast', 'as'];
-    functions constant text[] := ARRAY['coalesce', 'lower', 'upper', 'length', 'abs', 'round',
-        'date_trunc', 'now'];
+    functions constant text[] := ARRAY[
+        'coalesce', 'nullif', 'greatest', 'least', 'lower', 'upper', 'length', 'char_length',
+        'character_length', 'concat', 'concat_ws', 'trim', 'btrim', 'ltrim', 'rtrim', 'substring',
+        'substr', 'left', 'right', 'strpos', 'position', 'starts_with', 'replace', 'translate',
+        'split_part', 'reverse', 'repeat', 'lpad', 'rpad', 'ascii', 'chr', 'md5', 'abs', 'ceil',
+        'ceiling', 'floor', 'round', 'trunc', 'sign', 'mod', 'power', 'pow', 'sqrt', 'now',
+        'date_trunc', 'date_part', 'extract', 'jsonb_typeof', 'json_typeof', 'jsonb_array_length',
+        'json_array_length'];
     types constant text[] := ARRAY['boolean', 'bool', 'smallint', 'int2', 'integer', 'int', 'int4',
         'bigint', 'int8', 'real', 'float4', 'double', 'precision', 'float8', 'float', 'numeric',
         'decimal', 'text', 'varchar', 'character', 'varying', 'char', 'uuid', 'date', 'timestamp',
