@@ -196,8 +196,23 @@ FORMS: dict[str, list[str]] = {
            "record.js #>> '{o}'"],
     "@>": ["record.j @> '<json>'", "record.j -> '<key>' @> '<json>'::jsonb"],
     "?": ["record.j ? '<key>'", "record.j -> '<key>' ? '<member>'"],
+    "~": ["<plain> ~ '<regular>'", "<plain> ~* '<regular>'", "<plain> !~ '<regular>'",
+          "lower(<plain>) !~* '<regular>'", "record.j ->> 's' ~ '<regular>'"],
+    "similar to": ["<plain> similar to '<similar>'", "<plain> not similar to '<similar>'",
+                   "<plain> similar to 'a!%' escape '!'"],
 }  # fmt: skip
 """Calls of what the table of functions types by rules of its own, and uses of operators."""
+REGULAR = [
+    "a", "^a", "b$", "^a.*b$", "a.b", "", "^$", "[a-c]+", "^[^a-z]*$", "\\d+", "^-?\\d+(\\.\\d+)?$",
+    "\\w", "^\\w+$", "\\s", "^\\S+$", "(a|b)c", "^(a|ab)b?", "x|z{2}", "a{1,2}B", "\\.", "50% o",
+    "e\nb", ".*a.*b", "STRASSE", "straße", "^.$", "^..?$", "[[]|_", "[]_]", "[\\d-]", "^[\\w.]+$",
+    "a|", "(?:1|true)$", "^(t|f)[a-z]{3,}", "\u03c3", "ß", "^[A-Z]+$", "[^\\d]$", "é|ÿ", "\\W",
+    "\\D{2}", "(ab){1,2}",
+]  # fmt: skip
+SIMILAR = [
+    "%", "a%", "%b", "%a%", "_", "__", "(a|b)%", "a|b|x", "[a-c]+", "%[0-9]{2}", "1|-7|2.50", "a_c",
+    "A?", "%(rue|ome)", "\\%", "a\\\\b", "a\\_c", "50\\%%", "[^a]%", "%\n%", "", ".", "^a",
+]  # fmt: skip
 WHOLE = ["round", "trunc", "floor", "ceil", "sign"]
 PARTS = ["year", "month", "day", "dow", "isodow", "doy", "week", "quarter", "isoyear", "epoch"]
 CLOCK_PARTS = ["hour", "minute", "second", "milliseconds", "microseconds", "seconds", "hours"]
@@ -293,6 +308,10 @@ class Generator:
                 return rng.choice(CLOCK_PARTS)
             case "key":
                 return rng.choice(["s", "x", "ok", "l", "o", "deep", "none"])
+            case "regular":
+                return rng.choice(REGULAR)
+            case "similar":
+                return rng.choice(SIMILAR)
             case "member":
                 return rng.choice(["deep", "b", "z", "scalar", "a", "1"])
             case "json":
@@ -579,7 +598,7 @@ class Generator:
             lambda: self.same(f"record.u {rng.choice(['=', '<>'])} '{rng.choice(UUIDS).upper()}'"),
             lambda: self.same("record.b = 'yes'"),
             lambda: self.called(BOOL),
-            lambda: self.call(rng.choice(["@>", "?"])),
+            lambda: self.call(rng.choice(["@>", "?", "~", "similar to"])),
             lambda: self.same(f"nullif(record.t, {self.quoted(rng.choice(TEXTS))}) is null"),
             lambda: Pair(f"record.j.s {op} 'a'", f"(record.j ->> 's') {op} 'a'"),
             lambda: Pair(f"record.j.x {op} 1", f"(record.j ->> 'x')::numeric {op} 1"),

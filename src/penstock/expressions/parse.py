@@ -57,6 +57,7 @@ _LEVELS: Final[dict[Any, int]] = {
     exp.NullSafeNEQ: _IS,
     exp.Like: _LIKE,
     exp.ILike: _LIKE,
+    exp.SimilarTo: _LIKE,
     exp.Escape: _LIKE,
     exp.In: _LIKE,
     exp.Between: _LIKE,
@@ -211,7 +212,7 @@ class _Builder:
                 continue
             part = self.build(each, level + 1, depth)
             if other is not None:
-                part = member(other, parts.pop(), part)
+                part = _combined(other, parts.pop(), part)
                 other = None
             parts.append(part)
         return parts[0] if len(parts) == 1 else Expr(op, parts[0].position, tuple(parts))
@@ -253,7 +254,7 @@ class _Builder:
                 if isinstance(node, exp.NullSafeNEQ):
                     return distinct
                 return Expr("not", left.position, (distinct,))
-            case exp.Like() | exp.ILike() | exp.Escape():
+            case exp.Like() | exp.ILike() | exp.SimilarTo() | exp.Escape():
                 return self._like(node, depth)
             case exp.In():
                 self._only(node, "this", "expressions")
@@ -298,14 +299,16 @@ class _Builder:
                 raise ExpressionError(self._start(node), "`escape` takes one character in quotes")
             escape = character.this
             node = node.this
-        if not isinstance(node, exp.Like | exp.ILike):
-            raise ExpressionError(self._start(node), "`escape` belongs to like and ilike")
+        op = _PATTERNS.get(type(node))
+        if op is None:
+            raise ExpressionError(
+                self._start(node), "`escape` belongs to like, ilike and similar to"
+            )
         self._only(node, "this", "expression")
         args = (
             self.build(node.this, _LIKE + 1, depth),
             self.build(node.expression, _LIKE + 1, depth),
         )
-        op = "like" if isinstance(node, exp.Like) else "ilike"
         return self._negated(node, Expr(op, args[0].position, args, escape))
 
     def _case(self, node: Node, depth: int) -> Expr:
@@ -349,4 +352,18 @@ class _Builder:
         return min(starts, default=self._words.tokens[0].start) + 1
 
 
+def _combined(op: str, left: Expr, right: Expr) -> Expr:
+    """Return what one of `OTHER_OPERATORS` makes of two operands; raises `ExpressionError`."""
+    if op.startswith("!"):
+        return Expr("not", left.position, (_combined(op[1:], left, right),))
+    if op in ("~", "~*"):
+        return Expr(op, left.position, (left, right))
+    return member(op, left, right)
+
+
+_PATTERNS: Final[dict[Any, str]] = {
+    exp.Like: "like",
+    exp.ILike: "ilike",
+    exp.SimilarTo: "similar to",
+}
 _UNCLEAR: Final = "what belongs to what is not clear; put parentheses"

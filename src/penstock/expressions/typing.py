@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.expressions import operators, probes
+from penstock.expressions import operators, patterns, probes
 from penstock.expressions.calls import call, padded
 from penstock.expressions.casts import cast, convert, settled, text_form
 from penstock.expressions.catalog import Columns
@@ -97,7 +97,7 @@ class Typer:
             case "=" | "<>" | "<" | "<=" | ">" | ">=" | "is distinct":
                 args = comparable(expr.op, self._nodes(expr.args), _positions(expr))
                 return Node(expr.op, BOOL, args)
-            case "like" | "ilike":
+            case "like" | "ilike" | "similar to" | "~" | "~*":
                 return self._like(expr)
             case "case":
                 return self._case(expr)
@@ -135,14 +135,30 @@ class Typer:
                 pattern.position, f"the pattern of {expr.op} must be a '…' literal"
             )
         node = self.text(value, expr.op)
-        if node.op != "field" and padded(node):
+        is_like = expr.op in ("like", "ilike")
+        if padded(node) and not (is_like and node.op == "field"):
             raise ExpressionError(
                 value.position, f"{expr.op} sees the blanks of a char(n) in this; cast it by ::text"
             )
         assert isinstance(pattern.value, str)  # noqa: S101
+        if not is_like:
+            return self._matches(expr, node, pattern.value)
         escaped = operators.like_pattern(pattern.value, expr.value, pattern.position)
         op = "ilike" if node.type.folded else expr.op
         return Node(op, BOOL, (node,), escaped)
+
+    def _matches(self, expr: Expr, node: Node, pattern: str) -> Node:
+        escape = expr.value
+        assert escape is None or isinstance(escape, str)  # noqa: S101
+        folded = node.type.folded or expr.op == "~*"
+        try:
+            if expr.op == "similar to":
+                found = patterns.similar(pattern, escape, folded=folded)
+            else:
+                found = patterns.regular(pattern, folded=folded)
+        except ValueError as error:
+            raise ExpressionError(expr.args[1].position, f"{pattern[:50]!r}: {error}") from None
+        return Node("matches", BOOL, (node,), found, fails=found.longest > 0)
 
     def text(self, expr: Expr, op: str) -> Node:
         """Return a text, as `op` takes it; raises `ExpressionError` for what is none."""

@@ -37,7 +37,7 @@ KEYWORDS: Final = frozenset(
 OPERATORS: Final = frozenset(
     ["=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "::", "(", ")", ","]
 )
-OTHER_OPERATORS: Final = frozenset(["->", "->>", "#>", "#>>", "@>", "?"])
+OTHER_OPERATORS: Final = frozenset(["->", "->>", "#>", "#>>", "@>", "?", "~", "~*", "!~", "!~*"])
 """Operators that bind as tightly as `||`, from left to right."""
 SEPARATORS: Final = {
     "position": ("in",),
@@ -97,6 +97,7 @@ BEFORE_VALUE: Final = frozenset(
         "between",
         "like",
         "ilike",
+        "similar to",
         "escape",
         "is",
         "from",
@@ -114,8 +115,6 @@ HINTS: Final = {
     "<@": "; write it the other way round, by @>",
     "?|": "; write two conditions with ?, and `or`",
     "?&": "; write two conditions with ?, and `and`",
-    "~": "; write like or ilike",
-    "!~": "; write not like or not ilike",
     "[": " here",
     "^": "",
 }
@@ -126,7 +125,6 @@ WORD_HINTS: Final = {
     "current_timestamp": "; write now()",
     "current_date": "; write now()::date",
     "localtimestamp": "; write now()",
-    "similar": "; write like",
     "collate": ": text is compared by code point",
     "symmetric": "; put the smaller value first",
     "over": ": no window functions",

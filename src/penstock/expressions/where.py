@@ -119,7 +119,9 @@ class _Writer:
                 first, low, high = expr.args
                 bounds = f"{self.write(low, first)} AND {self.write(high, first)}"
                 return f"({self.write(first, _told([low, high]))} BETWEEN {bounds})"
-            case "like" | "ilike":
+            case "~" | "~*":
+                return f"({self.write(expr.args[0])} {expr.op} {self.write(expr.args[1])})"
+            case "like" | "ilike" | "similar to":
                 escape = "" if value is None else f" ESCAPE {_string(str(value))}"
                 left, right = (self.write(a) for a in expr.args)
                 return f"({left} {expr.op.upper()} {right}{escape})"

@@ -127,6 +127,13 @@ class Reader:
             self._operator(token, source)
         elif source in OTHER_OPERATORS:
             self._other_operator(token, source)
+        elif source == "!" and self._source_at(self._at + 1) in ("~", "~*"):
+            self._at += 1
+            self._other_operator(token, source + self._source_at(self._at))
+        elif token.token_type is TokenType.SIMILAR_TO:
+            self._drop_prefixes("similar to")
+            self._emit(token.token_type, "similar to", token.start, token.end)
+            self._at += 1
         elif WORD.match(source):
             self._word(token, fold(source))
         else:

@@ -106,6 +106,17 @@ def _power(_: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, i
     return column, copies(max(sizes), 12) + 1, 60
 
 
+def _matches(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
+    java, longest = node.value
+    if not longest:
+        return operands[0].rlike(java), 1, 2
+
+    def matched(text: Column) -> Column:
+        return F.when(F.char_length(text) <= F.lit(longest), text.rlike(java))
+
+    return let(operands[0], sizes[0], matched), copies(sizes[0], 2), 6
+
+
 def part(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
     """Return a field of a date or timestamp, as `extract` or `date_part` gives it."""
     type_ = node.args[0].type
@@ -194,6 +205,7 @@ SKIPPING_NULLS: Final = {
 """Functions that leave out arguments that are null."""
 
 FUNCTION_CALLS: Final[dict[str, Call]] = {
+    "matches": _matches,
     "trunc": _trunc,
     "ceil": _whole,
     "floor": _whole,
