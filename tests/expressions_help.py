@@ -190,9 +190,11 @@ FORMS: dict[str, list[str]] = {
     "->": [
         "record.j -> '<key>' ->> '<key>'", "record.j -> 'l' ->> 1", "record.js ->> '<key>'",
         "record.j -> 'o' -> 'deep' is null", "record.j -> '<key>' is not null",
-        "(record.j -> '<key>' ->> 0) || 'x'", "record.j ->> '<key>' || <text>",
+        "(record.js -> '<key>' ->> 0) || 'x'",
+        "case when jsonb_typeof(record.j -> 'l') = 'array' then record.j -> 'l' ->> 0 end",
+        "record.j ->> '<key>' || <text>",
     ],
-    "#>": ["record.j #>> '{o,deep}'", "record.j #> '{l}' ->> 0", "record.j #>> '{l,1}'",
+    "#>": ["record.j #>> '{o,deep}'", "record.j #> '{l}' ->> 1", "record.j #>> '{l,1}'",
            "record.js #>> '{o}'"],
     "@>": ["record.j @> '<json>'", "record.j -> '<key>' @> '<json>'::jsonb"],
     "?": ["record.j ? '<key>'", "record.j -> '<key>' ? '<member>'"],

@@ -57,7 +57,9 @@ def test_every_function_gives_what_postgres_gives(bed: Bed, seed: int) -> None:
     wrong: list[tuple[Any, ...]] = []
     for start in range(0, len(pairs), 100):
         wrong += _differences(bed, pairs[start : start + 100])
-    assert not wrong, f"{len(wrong)}\n" + "\n".join(map(str, wrong[:40]))
+    # One row of each call is enough to see what is wrong.
+    shown = {call: (call, *rest) for call, *rest in wrong}.values()
+    assert not wrong, "\n".join(map(str, list(shown)[:60]))
 
 
 def _differences(bed: Bed, pairs: list[Pair]) -> Iterator[tuple[Any, ...]]:
@@ -73,6 +75,8 @@ def _same(ours: str, made: Typed, mine: Outcome, theirs: str | None) -> bool:
     if theirs is not None and theirs.startswith("error"):
         # Class 22 is about values; any other would be a fault of the generator.
         return mine.bad and theirs.startswith(("error 22", "error 54000"))
+    if made.kind is Kind.NUMERIC and theirs in ("Infinity", "-Infinity"):
+        return mine.bad  # no numeric of Spark's is infinite
     if mine.bad or mine.value is None or theirs is None:
         return not mine.bad and mine.value is None and theirs is None
     match made.kind:

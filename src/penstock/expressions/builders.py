@@ -20,7 +20,7 @@ def substring(f: Any, text: Any, start: Any, count: Any = None) -> Any:
         return f.when(start.isNotNull(), found)
     end = start.cast("bigint") + count.cast("bigint")
     length = f.least(f.greatest(end - first, f.lit(0)), f.lit(_LAST)).cast("int")
-    return f.when(count >= 0, f.substring(text, first, length))
+    return f.when((count >= 0) & start.isNotNull(), f.substring(text, first, length))
 
 
 def left(f: Any, text: Any, count: Any) -> Any:
@@ -61,8 +61,8 @@ def rpad(f: Any, text: Any, length: Any, by: Any = None) -> Any:
 
 
 def _padded(f: Any, name: str, text: Any, length: Any, by: Any) -> Any:
-    padded = f.call_function(name, text, length, f.lit(" ") if by is None else by)
-    return f.when(length <= LONGEST, padded)
+    fill = f.lit(" ") if by is None else by
+    return f.when((length <= LONGEST) | (fill == ""), f.call_function(name, text, length, fill))
 
 
 def character(f: Any, code: Any) -> Any:

@@ -60,6 +60,8 @@ def _reason(message: pa.RecordBatch, field: Field) -> str:
         value = None if at is None else text_of(bytes(at))
     except UNREADABLE as error:
         return f"{reference} can't be read: {error}"
+    if field.probe is not None:
+        return f"{reference} is {'no array' if field.probe[0] == 'array_length' else 'nested too deep'}"
     shown = (value or "")[:_LONGEST]
     if field.kind in (Kind.NUMERIC, Kind.KEY, Kind.FLOAT) and _NUMBER.fullmatch(value or ""):
         return f"{reference} is {shown}, {_limit(field)}"

@@ -96,7 +96,7 @@ def _power(_: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, i
         nan = F.isnan(x) | F.isnan(y)
         one = (x == 1.0) | (y == 0.0)
         endless = infinite(x) | infinite(y)
-        impossible = ((x == 0.0) & (y < 0.0)) | ((x < 0.0) & ~infinite(x) & (F.rint(y) != y))
+        impossible = ((x == 0.0) & (y < 0.0)) | ((x < 0.0) & (F.rint(y) != y))
         lost = infinite(result) | ((result == 0.0) & (x != 0.0)) | F.isnan(result)
         found = F.when(one, F.lit(1.0)).when(nan, F.lit(math.nan)).when(impossible, None)
         return found.when(endless & (F.abs(x) == 1.0), F.lit(1.0)).when(endless | ~lost, result)
