@@ -79,18 +79,12 @@ def _same(ours: str, made: Typed, mine: Outcome, theirs: str | None) -> bool:
         return mine.bad  # no numeric of Spark's is infinite
     if mine.bad or mine.value is None or theirs is None:
         return not mine.bad and mine.value is None and theirs is None
-    match made.kind:
-        case Kind.BOOL:
-            return mine.value is (theirs == "true")
-        case Kind.INT:
-            return mine.value == int(theirs)
-        case Kind.NUMERIC:
-            return mine.value == Decimal(theirs)
-        case Kind.FLOAT:
-            value = float(theirs)
-            if "pow" in ours:  # its last digit may differ
-                return mine.value == pytest.approx(value, rel=1e-14, abs=0, nan_ok=True)
-            return mine.value == value or (math.isnan(mine.value) and math.isnan(value))
-        case Kind.DATE:
-            return str(mine.value) == theirs
-    return str(mine.value) == theirs
+    value = mine.value
+    if made.kind is Kind.FLOAT:
+        number = float(theirs)
+        if "pow" in ours:  # its last digit may differ
+            return bool(value == pytest.approx(number, rel=1e-14, abs=0, nan_ok=True))
+        return bool(value == number or (math.isnan(value) and math.isnan(number)))
+    if made.kind is Kind.NUMERIC:
+        return bool(value == Decimal(theirs))
+    return str(value) == (theirs.title() if made.kind is Kind.BOOL else theirs)

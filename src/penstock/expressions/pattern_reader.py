@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.expressions.pattern_tree import (
@@ -109,7 +110,7 @@ class Reader:
             return found
         raise ValueError(f"\\{character} is not taken here")
 
-    def _repeated(self, item: Item) -> list[Item]:
+    def _repeated(self, item: Item) -> Sequence[Item]:
         """Return an item as often as what follows it says."""
         bounds = _BOUNDS.match(self._text, self._at)
         digit = self._text[self._at + 1 : self._at + 2].isdigit()

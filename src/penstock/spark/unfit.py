@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from penstock.core.json_members import members, text_of
 from penstock.expressions import decimals
-from penstock.expressions.fields import UNREADABLE, Extractor, Walk, place
+from penstock.expressions.fields import Extractor, Walk, place
+from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.types import TIMES, Field, Kind
 
 _NUMBER: Final = re.compile(

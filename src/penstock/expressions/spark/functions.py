@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import Column
@@ -196,7 +197,7 @@ def _least(*columns: Column) -> Column:
     return F.least(*columns) if len(columns) > 1 else columns[0]
 
 
-SKIPPING_NULLS: Final = {
+SKIPPING_NULLS: Final[dict[str, Callable[..., Column]]] = {
     "greatest": _greatest,
     "least": _least,
     "concat all": lambda *columns: F.concat_ws("", *columns),
