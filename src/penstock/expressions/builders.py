@@ -13,7 +13,10 @@ _LAST: Final = (1 << 31) - 1
 
 
 def substring(f: Any, text: Any, start: Any, count: Any = None) -> Any:
-    """Postgres counts from positions before the first one, Spark from the end of the text."""
+    """Return `substring(text from start for count)`; null where the count is below 0.
+
+    A start below 1 is a position before the text to Postgres, and one from its end to Spark.
+    """
     first = f.greatest(start, f.lit(1))
     if count is None:
         found = f.substring(text, first, f.lit(_LAST))
@@ -24,14 +27,14 @@ def substring(f: Any, text: Any, start: Any, count: Any = None) -> Any:
 
 
 def left(f: Any, text: Any, count: Any) -> Any:
-    """A count below 0 leaves so many characters out at the end."""
+    """Return `left(text, count)`: a count below 0 leaves so many characters out at the end."""
     rest = f.greatest(f.char_length(text).cast("bigint") + count, f.lit(0)).cast("int")
     length = f.when(count >= 0, count).otherwise(rest)
     return f.when(count.isNotNull(), f.substring(text, f.lit(1), length))
 
 
 def right(f: Any, text: Any, count: Any) -> Any:
-    """A count below 0 leaves so many characters out at the start."""
+    """Return `right(text, count)`: a count below 0 leaves so many characters out at the start."""
     count = count.cast("bigint")
     before = f.char_length(text) - count
     skipped = f.when(count >= 0, f.greatest(before, f.lit(0))).otherwise(-count)
@@ -40,23 +43,23 @@ def right(f: Any, text: Any, count: Any) -> Any:
 
 
 def split_part(f: Any, text: Any, by: Any, number: Any) -> Any:
-    """There is no field 0."""
+    """Return `split_part(text, by, number)`; null for field 0, which there is not."""
     return f.split_part(text, by, f.nullif(number, f.lit(0)))
 
 
 def repeat(f: Any, text: Any, count: Any) -> Any:
-    """Null where the text would be longer than `LONGEST`."""
+    """Return `repeat(text, count)`; null where it would be longer than `LONGEST`."""
     length = f.char_length(text).cast("bigint") * count.cast("bigint")
     return f.when(length <= LONGEST, f.call_function("repeat", text, count))
 
 
 def lpad(f: Any, text: Any, length: Any, by: Any = None) -> Any:
-    """Null where the text would be longer than `LONGEST`."""
+    """Return `lpad(text, length, by)`; null where it would be longer than `LONGEST`."""
     return _padded(f, "lpad", text, length, by)
 
 
 def rpad(f: Any, text: Any, length: Any, by: Any = None) -> Any:
-    """Null where the text would be longer than `LONGEST`."""
+    """Return `rpad(text, length, by)`; null where it would be longer than `LONGEST`."""
     return _padded(f, "rpad", text, length, by)
 
 
@@ -66,7 +69,7 @@ def _padded(f: Any, name: str, text: Any, length: Any, by: Any) -> Any:
 
 
 def character(f: Any, code: Any) -> Any:
-    """Null for 0, for halves of surrogate pairs and for what is beyond Unicode."""
+    """Return `chr(code)`; null for 0, halves of surrogate pairs and what is beyond Unicode."""
     valid = code.between(1, 0xD7FF) | code.between(0xE000, 0x10FFFF)
     digits = f.lpad(f.hex(f.when(valid, code)), 8, "0")
     return f.decode(f.unhex(digits), "UTF-32")

@@ -111,7 +111,7 @@ class Reader:
         raise ValueError(f"\\{character} is not taken here")
 
     def _repeated(self, item: Item) -> Sequence[Item]:
-        """Return an item as often as what follows it says."""
+        """Return an item as often as the repetition after it asks for."""
         bounds = _BOUNDS.match(self._text, self._at)
         digit = self._text[self._at + 1 : self._at + 2].isdigit()
         if self._next() == "{" and bounds is None and (self._similar or digit):

@@ -153,7 +153,7 @@ def _before(item: Item, after: _After) -> _After:
         case Chars():
             return _After(item.ranges, done=False)
         case Edge():
-            # After the end there is nothing; the start says nothing of what comes.
+            # After the end comes nothing; after the start anything.
             return _After((), done=False) if item is END else _After(((0, LAST),), done=False)
         case Repeat():
             inner = _before(item.item, after)
