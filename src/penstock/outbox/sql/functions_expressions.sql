@@ -123,6 +123,8 @@ BEGIN
                       AND substr(given, at + length(found)) ~ '^\s*[,)]' THEN
                     PERFORM tide._expression_error(place, at,
                         format('%s takes a number; cast it by ::numeric', caller));
+                ELSIF value = 'NULL' AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
+                    value := 'NULL::jsonb';
                 END IF;
                 word := 'record';
             ELSIF word = 'action' THEN
@@ -134,7 +136,8 @@ BEGIN
             ELSIF word IS NULL THEN
                 found := coalesce(
                     substring(substr(given, at) from '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
-                    substring(substr(given, at) from '^(?:<>|!=|<=|>=|\|\||::|[-=<>+*/%(),])'));
+                    substring(substr(given, at) from
+                        '^(?:<>|!=|<=|>=|\|\||::|->>?|#>>?|@>|!?~\*?|\?|[-=<>+*/%(),])'));
                 IF found IS NULL THEN
                     PERFORM tide._expression_error(place, at,
                         quote_literal(substr(given, at, 1)) || ' is not expected here');
@@ -161,7 +164,7 @@ BEGIN
             opened := trim_array(opened, 1);
         ELSIF word = ',' AND (cardinality(opened) = 0 OR opened[cardinality(opened)] <> 'list') THEN
             PERFORM tide._expression_error(place, at, ''','' is not expected here');
-        ELSIF before IN ('like', 'ilike') AND word NOT IN ('''', '(') THEN
+        ELSIF before IN ('like', 'ilike', '~', '~*', '!~', '!~*') AND word NOT IN ('''', '(') THEN
             PERFORM tide._expression_error(place, at,
                 format('the pattern of %s must be a ''…'' literal', before));
         END IF;
