@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -17,6 +18,7 @@ from penstock.expressions import Columns, Field, Kind, load_columns, parse_condi
 from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Typed
+from penstock.expressions.patterns import regular, similar
 from penstock.expressions.probes import probe
 from penstock.expressions.spark.columns import compile as to_columns
 from penstock.expressions.types import BOOL, INT, TEXT, Type
@@ -311,14 +313,25 @@ class Generator:
             case "key":
                 return rng.choice(["s", "x", "ok", "l", "o", "deep", "none"])
             case "regular":
-                return rng.choice(REGULAR)
+                return rng.choice(REGULAR) if rng.random() < 0.5 else self.pattern(regular)
             case "similar":
-                return rng.choice(SIMILAR)
+                made = self.pattern(lambda text: similar(text, None))
+                return rng.choice(SIMILAR) if rng.random() < 0.5 else made
             case "member":
                 return rng.choice(["deep", "b", "z", "scalar", "a", "1"])
             case "json":
                 return rng.choice(CONTAINED)
         raise AssertionError(match[0])
+
+    def pattern(self, read: Callable[[str], object]) -> str:
+        """Return a random pattern that the language takes."""
+        while True:
+            text = "".join(
+                self.rng.choices("aabb()[]|*+?{},12^$.\\dwsS-:%_é", k=self.rng.randint(1, 8))
+            )
+            with contextlib.suppress(ValueError):
+                read(text)
+                return text
 
     def called(self, *result: Type) -> Pair:
         """Return a call of one of the table's functions that gives one of some types."""

@@ -52,3 +52,11 @@ def test_similar_matches_the_whole_text() -> None:
 def test_patterns_that_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         regular(pattern)
+
+
+def test_what_similar_refuses() -> None:
+    for pattern in ("%?", r"\d", "a**", "[[:alpha:]]", "(a|b)+", "a{"):
+        with pytest.raises(ValueError, match=r"\w"):
+            similar(pattern, None)
+    with pytest.raises(ValueError, match="one character"):
+        similar("a", "ab")

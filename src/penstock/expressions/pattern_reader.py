@@ -131,6 +131,8 @@ class Reader:
             self._at += 1  # Which match is found makes no difference to whether there is one.
         if self._next() and (self._next() in "*+?" or _BOUNDS.match(self._text, self._at)):
             raise ValueError("a repetition of a repetition is not taken")
+        if isinstance(item, Repeat):
+            raise ValueError("% can't be repeated")
         if isinstance(item, Edge):
             raise ValueError("^ and $ can't be repeated")
         if isinstance(item, Chars):
