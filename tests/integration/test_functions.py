@@ -17,6 +17,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.expressions import Kind, parse_value, typed
 from penstock.expressions.functions import FUNCTIONS
+from penstock.expressions.literals import narrow
 from penstock.expressions.nodes import Typed
 from penstock.spark.session import create
 
@@ -81,7 +82,7 @@ def _same(ours: str, made: Typed, mine: Outcome, theirs: str | None) -> bool:
         return not mine.bad and mine.value is None and theirs is None
     value = mine.value
     if made.kind is Kind.FLOAT:
-        number = float(theirs)
+        number = narrow(float(theirs)) if made.type.single else float(theirs)
         if "pow" in ours:  # its last digit may differ
             return bool(value == pytest.approx(number, rel=1e-14, abs=0, nan_ok=True))
         return bool(value == number or (math.isnan(value) and math.isnan(number)))
