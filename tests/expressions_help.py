@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,17 +15,21 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from penstock.expressions import Columns, Field, Kind, load_columns, parse_condition, typed
+from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Typed
+from penstock.expressions.patterns import regular, similar
+from penstock.expressions.probes import probe
 from penstock.expressions.spark.columns import compile as to_columns
-from penstock.expressions.types import Type
+from penstock.expressions.types import BOOL, INT, TEXT, Type
 from penstock.expressions.values import arrow
 
 TABLE = """
 CREATE TABLE things (
     id int PRIMARY KEY, i bigint, k bigint, n numeric, m numeric(12,2), f float8, r float4,
     t text COLLATE pg_c_utf8, v varchar(20) COLLATE pg_c_utf8, c char(6) COLLATE pg_c_utf8, b bool,
-    d date, ts timestamp, tz timestamptz, tm time, iv interval, u uuid, j jsonb, a int[], w numeric)
+    d date, ts timestamp, tz timestamptz, tm time, iv interval, u uuid, j jsonb, a int[], w numeric,
+    js json)
 """
 OUTCOMES = """
 CREATE FUNCTION outcomes(condition text) RETURNS TABLE (id int, outcome text)
@@ -111,7 +117,7 @@ def random_rows(rng: random.Random, count: int) -> list[list[Any]]:
             [number, of(INTS), small, of(NUMERICS), cents, of(FLOATS), of(REALS), of(TEXTS), of(TEXTS),
              of([t[:6] for t in TEXTS]), of([True, False]), day, of([moment()]), of([moment()]),
              of(CLOCKS), of(SPANS), of(UUIDS), None if document is None else json.dumps(document), array,
-             of(WIDE)]
+             of(WIDE), None if document is None else json.dumps(document)]
         )  # fmt: skip
     return rows
 
@@ -120,6 +126,106 @@ def stamp(day: str, clock: str, zone: str = "", between: str = " ") -> str:
     """Return a moment as Postgres reads it."""
     era = " BC" if day.endswith(" BC") else ""
     return f"{day.removesuffix(' BC')}{between}{clock}{zone}{era}"
+
+
+FORMS: dict[str, list[str]] = {
+    "coalesce": ["coalesce(<text>, <text>, 'z')", "coalesce(<int>, <numeric>)"],
+    "nullif": ["nullif(<text>, <text>)", "nullif(<int>, <int>)", "nullif(record.m, <int>)"],
+    "greatest": [
+        "greatest(<plain>, <plain>)", "greatest(<int>, <int>, <int>)", "greatest(<numeric>, <int>)",
+        "greatest(<float>, <float>)", "greatest(record.b, <condition>)",
+    ],
+    "least": [
+        "least(<plain>, <plain>, <plain>)", "least(<int>, <int>)", "least(<numeric>, <int>, null)",
+        "least(<float>, <float>)", "least(<int>)",
+    ],
+    "lower": ["lower(<text>)"],
+    "upper": ["upper(<text>)"],
+    "length": ["length(<text>)"],
+    "char_length": ["char_length(<text>)"],
+    "character_length": ["character_length(<text>)"],
+    "concat": [
+        "concat(<plain>, <int>, <plain>, <condition>)", "concat(<plain>)", "concat(null, <plain>)",
+    ],
+    "concat_ws": [
+        "concat_ws(<text>, <plain>, <int>, <plain>, record.b)", "concat_ws('-', <plain>, null)",
+    ],
+    "trim": [
+        "trim(<text>)", "trim(both <text> from <text>)", "trim(leading from <text>)",
+        "trim(<text> from <text>)", "trim(trailing <text> from <text>)", "trim(<text>, <text>)",
+    ],
+    "substring": [
+        "substring(<text> from <int>)", "substring(<text> from <int> for <int>)",
+        "substring(<text> for <int>)", "substring(<text>, <int>, <int>)", "substring(<text>, <int>)",
+    ],
+    "position": ["position(<text> in <text>)", "position('' in <text>)", "position('b' in <text>)"],
+    "abs": ["abs(<int>)", "abs(<numeric>)", "abs(<float>)", "abs(record.i)"],
+    "ceil": ["ceil(<int>)", "ceil(<numeric>)", "ceil(<float>)", "ceil(record.m)"],
+    "ceiling": ["ceiling(<numeric>)"],
+    "floor": ["floor(<int>)", "floor(<numeric>)", "floor(<float>)", "floor(record.m)"],
+    "round": ["round(<int>)", "round(<numeric>)", "round(<float>)", "round(record.m, 1)"],
+    "trunc": [
+        "trunc(<int>)", "trunc(<numeric>)", "trunc(<float>)", "trunc(record.m, 1)",
+        "trunc(record.m, -2)", "trunc(<numeric>, 3)", "trunc(record.m, 5)", "trunc(<int>, -1)",
+    ],
+    "sign": ["sign(<int>)", "sign(<numeric>)", "sign(<float>)"],
+    "mod": ["mod(<int>, <int>)", "mod(<numeric>, <int>)", "mod(record.m, 0.7)"],
+    "power": [
+        "power(<float>, <int>)", "power(<int>, <int>)", "power(<float>, <float>)", "power(<float>, 0.5)",
+    ],
+    "pow": ["pow(<int>, 2)"],
+    "sqrt": ["sqrt(<float>)", "sqrt(<int>)", "sqrt(record.m::float8)"],
+    "now": ["now() > record.tz"],
+    "date_trunc": ["date_trunc('hour', record.ts) = record.ts"],
+    "date_part": [
+        "date_part('<part>', record.ts)", "date_part('<part>', record.tz)",
+        "date_part('<part>', record.d)", "date_part('<clock>', record.ts)",
+    ],
+    "extract": [
+        "extract(<part> from record.ts)", "extract(<part> from record.tz)",
+        "extract(<part> from record.d)", "extract(<clock> from record.ts)",
+    ],
+    "jsonb_typeof": ["jsonb_typeof(record.j)", "jsonb_typeof(record.j -> '<key>')"],
+    "json_typeof": ["json_typeof(record.js)", "json_typeof(record.js -> '<key>')"],
+    "jsonb_array_length": ["jsonb_array_length(record.j)", "jsonb_array_length(record.j -> 'l')"],
+    "json_array_length": ["json_array_length(record.js -> 'l')"],
+    "->": [
+        "record.j -> '<key>' ->> '<key>'", "record.j -> 'l' ->> 1", "record.js ->> '<key>'",
+        "record.j -> 'o' -> 'deep' is null", "record.j -> '<key>' is not null",
+        "(record.js -> '<key>' ->> 0) || 'x'",
+        "case when jsonb_typeof(record.j -> 'l') = 'array' then record.j -> 'l' ->> 0 end",
+        "record.j ->> '<key>' || <text>",
+    ],
+    "#>": ["record.j #>> '{o,deep}'", "record.j #> '{l}' ->> 1", "record.j #>> '{l,1}'",
+           "record.js #>> '{o}'"],
+    "@>": ["record.j @> '<json>'", "record.j -> '<key>' @> '<json>'::jsonb"],
+    "?": ["record.j ? '<key>'", "record.j -> '<key>' ? '<member>'"],
+    "~": ["<plain> ~ '<regular>'", "<plain> ~* '<regular>'", "<plain> !~ '<regular>'",
+          "lower(<plain>) !~* '<regular>'", "record.j ->> 's' ~ '<regular>'"],
+    "similar to": ["<plain> similar to '<similar>'", "<plain> not similar to '<similar>'",
+                   "<plain> similar to 'a!%' escape '!'"],
+}  # fmt: skip
+"""Calls of what the table of functions types by rules of its own, and uses of operators."""
+REGULAR = [
+    "a", "^a", "b$", "^a.*b$", "a.b", "", "^$", "[a-c]+", "^[^a-z]*$", "\\d+", "^-?\\d+(\\.\\d+)?$",
+    "\\w", "^\\w+$", "\\s", "^\\S+$", "(a|b)c", "^(a|ab)b?", "x|z{2}", "a{1,2}B", "\\.", "50% o",
+    "e\nb", ".*a.*b", "STRASSE", "straße", "^.$", "^..?$", "[[]|_", "[]_]", "[\\d-]", "^[\\w.]+$",
+    "a|", "(?:1|true)$", "^(t|f)[a-z]{3,}", "\u03c3", "ß", "^[A-Z]+$", "[^\\d]$", "é|ÿ", "\\W",
+    "\\D{2}", "(ab){1,2}",
+]  # fmt: skip
+SIMILAR = [
+    "%", "a%", "%b", "%a%", "_", "__", "(a|b)%", "a|b|x", "[a-c]+", "%[0-9]{2}", "1|-7|2.50", "a_c",
+    "A?", "%(rue|ome)", "\\%", "a\\\\b", "a\\_c", "50\\%%", "[^a]%", "%\n%", "", ".", "^a",
+]  # fmt: skip
+WHOLE = ["round", "trunc", "floor", "ceil", "sign"]
+PARTS = ["year", "month", "day", "dow", "isodow", "doy", "week", "quarter", "isoyear", "epoch"]
+CLOCK_PARTS = ["hour", "minute", "second", "milliseconds", "microseconds", "seconds", "hours"]
+CONTAINED = [
+    '{"s": "a"}', '{"x": 1.0}', '{"x": 1.5, "ok": false}', '{"l": ["b"]}', '{"l": [1]}', '{"l": []}',
+    '{"l": [true]}', '{"l": "scalar"}', '{"l": ["scalar"]}', '{"o": {}}', '{"o": {"deep": "z"}}',
+    '{}', '[]', '"text"', '["text"]', '5', '[5]', '5.0', 'null', '{"s": null}', '1', '[1, null]', '"b"',
+    'true',
+]  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -147,6 +253,94 @@ class Generator:
     def quoted(self, text: str) -> str:
         return "'" + text.replace("'", "''") + "'"
 
+    # Calls
+
+    def call(self, name: str) -> Pair:
+        """Return a call of a function, or a use of an operator."""
+        forms = FORMS.get(name)
+        if forms is None:
+            function = FUNCTIONS[name]
+            count = self.rng.randint(function.least, function.most)
+            args = ", ".join(
+                "<int>" if a is Arg.INTEGER else "<text>" for a in function.args[:count]
+            )
+            forms = [f"{name}({args})"]
+        form = self.rng.choice(forms)
+        return self.same(re.sub(r"<(\w+)>", self.argument, form))
+
+    def argument(self, match: re.Match[str]) -> str:
+        """Return an argument that is written the same in both languages."""
+        rng = self.rng
+        match match[1]:
+            case "text":
+                texts = ["record.t", "record.t", "record.v", "record.c", "(record.j ->> 's')"]
+                return rng.choice(
+                    [*texts, "lower(record.t)", "null", *map(self.quoted, TEXTS), "'a'", "'b'"]
+                )
+            case "plain":
+                return rng.choice(
+                    ["record.t", "record.v", "(record.j ->> 's')", *map(self.quoted, TEXTS)]
+                )
+            case "int":
+                return rng.choice(
+                    ["record.k::int"] * 3
+                    + [
+                        "length(record.t)",
+                        "0",
+                        "1",
+                        "2",
+                        "3",
+                        "-1",
+                        "-2",
+                        "null::int",
+                        "65",
+                        "8364",
+                    ]
+                    + ["2147483647"]
+                )
+            case "numeric":
+                return rng.choice(
+                    ["record.n", "record.m", "record.m", "1.5", "-2.55", "record.m * 1.1"]
+                )
+            case "float":
+                return rng.choice(["record.f", "record.f", "record.r", "'1.5'::float8"])
+            case "condition":
+                return rng.choice(["record.k > 0", "record.b", "record.t = 'a'"])
+            case "part":
+                return rng.choice(PARTS)
+            case "clock":
+                return rng.choice(CLOCK_PARTS)
+            case "key":
+                return rng.choice(["s", "x", "ok", "l", "o", "deep", "none"])
+            case "regular":
+                return rng.choice(REGULAR) if rng.random() < 0.5 else self.pattern(regular)
+            case "similar":
+                made = self.pattern(lambda text: similar(text, None))
+                return rng.choice(SIMILAR) if rng.random() < 0.5 else made
+            case "member":
+                return rng.choice(["deep", "b", "z", "scalar", "a", "1"])
+            case "json":
+                return rng.choice(CONTAINED)
+        raise AssertionError(match[0])
+
+    def pattern(self, read: Callable[[str], object]) -> str:
+        """Return a random pattern that the language takes."""
+        while True:
+            text = "".join(
+                self.rng.choices("aabb()[]|*+?{},12^$.\\dwsS-:%_é", k=self.rng.randint(1, 8))
+            )
+            with contextlib.suppress(ValueError):
+                read(text)
+                return text
+
+    def called(self, *result: Type) -> Pair:
+        """Return a call of one of the table's functions that gives one of some types."""
+        return self.call(
+            self.rng.choice(
+                [n for n, f in FUNCTIONS.items() if f.spark is not None and f.result in result]
+            )
+        )
+
     # Values by kind
 
     def integer(self, depth: int) -> Pair:
@@ -173,6 +367,7 @@ class Generator:
             lambda: self.join("({0})::smallint", self.numeric(depth - 1)),
             lambda: self.join("(({0})::text)::int", self.text(0)),
             lambda: self.join("({0} - {1})", self.date(0), self.date(0)),
+            lambda: self.called(INT),
             lambda: self.join(
                 "coalesce({0}, {1})", self.integer(depth - 1), self.integer(depth - 1)
             ),
@@ -198,7 +393,12 @@ class Generator:
                 f"({{0}} {rng.choice('+-*')} {{1}})", self.numeric(depth - 1), self.small()
             ),
             lambda: self.join("abs({0})", self.numeric(depth - 1)),
-            lambda: self.join("round({0})", self.numeric(depth - 1)),
+            lambda: self.join(
+                f"{rng.choice(['round', 'trunc', 'floor', 'ceil', 'sign'])}({{0}})",
+                self.numeric(depth - 1),
+            ),
+            lambda: self.join("greatest({0}, {1})", self.numeric(depth - 1), self.small()),
+            lambda: self.same(f"extract({rng.choice(PARTS[:-1])} from record.d)"),
             lambda: self.join(
                 f"round({{0}}, {rng.choice([-2, -1, 0, 1, 2, 5])})", self.numeric(depth - 1)
             ),
@@ -228,6 +428,9 @@ class Generator:
             ),
         )
 
+    def small_integer(self) -> Pair:
+        return self.same(self.rng.choice(["record.k::int", "2", "-1"]))
+
     def small(self) -> Pair:
         return self.same(self.rng.choice(["record.k", "2", "10"]))
 
@@ -247,7 +450,14 @@ class Generator:
                 f"({{0}} {rng.choice('+-*/')} {{1}})", self.floating(depth - 1), self.small()
             ),
             lambda: self.join("abs({0})", self.floating(depth - 1)),
-            lambda: self.join("round({0})", self.floating(depth - 1)),
+            lambda: self.join(
+                f"{rng.choice(['round', 'trunc', 'floor', 'ceil', 'sign'])}({{0}})",
+                self.floating(depth - 1),
+            ),
+            lambda: self.join("sqrt(abs({0}))", self.floating(depth - 1)),
+            lambda: self.join(
+                "least({0}, {1})", self.floating(depth - 1), self.floating(depth - 1)
+            ),
             lambda: self.join("(- {0})", self.floating(depth - 1)),
             lambda: self.join("({0})::float8", self.numeric(depth - 1)),
             lambda: self.join("({0})::real", self.floating(depth - 1)),
@@ -266,6 +476,13 @@ class Generator:
         return self.pick(
             *leaf,
             lambda: self.join("lower({0})", self.text(depth - 1)),
+            lambda: self.called(TEXT),
+            lambda: self.called(TEXT),
+            lambda: self.join("replace({0}, 'a', {1})", self.plain(depth - 1), self.plain(0)),
+            lambda: self.join("left({0}, {1})", self.text(depth - 1), self.small_integer()),
+            lambda: self.join(
+                "substring({0} from {1})", self.text(depth - 1), self.small_integer()
+            ),
             lambda: self.join("upper({0})", self.text(depth - 1)),
             lambda: self.join("({0} || {1})", self.text(depth - 1), self.text(depth - 1)),
             lambda: self.join("({0} || '-' || {1})", self.text(depth - 1), self.same("record.k")),
@@ -395,6 +612,9 @@ class Generator:
             lambda: self.same(f"record.iv {op} '{rng.choice(SPANS)}'"),
             lambda: self.same(f"record.u {rng.choice(['=', '<>'])} '{rng.choice(UUIDS).upper()}'"),
             lambda: self.same("record.b = 'yes'"),
+            lambda: self.called(BOOL),
+            lambda: self.call(rng.choice(["@>", "?", "~", "similar to"])),
+            lambda: self.same(f"nullif(record.t, {self.quoted(rng.choice(TEXTS))}) is null"),
             lambda: Pair(f"record.j.s {op} 'a'", f"(record.j ->> 's') {op} 'a'"),
             lambda: Pair(f"record.j.x {op} 1", f"(record.j ->> 'x')::numeric {op} 1"),
             lambda: Pair(f"record.j.o.deep {op} 'z'", f"(record.j #>> '{{o,deep}}') {op} 'z'"),
@@ -461,7 +681,7 @@ class Generator:
 class Outcome(NamedTuple):
     """What Spark says of a condition and a row."""
 
-    value: bool | None
+    value: Any
     bad: bool
 
 
@@ -469,6 +689,8 @@ def theirs_of(field: Field) -> str:
     """Return the SQL that gives a field's text in `things`."""
     reference = field.reference
     column = f"record.{reference.column}"
+    if field.probe is not None:
+        return f"({column} #> '{{{','.join(str(p) for p in reference.path)}}}')::text"
     if not reference.path:
         return f"{column}::text"
     if reference.column == "a":
@@ -497,8 +719,22 @@ def leaf_value(text: str | None, type_: Type) -> Any:
     return value.comparable if type_.kind is Kind.INTERVAL else value  # type: ignore[union-attr]
 
 
-def arrow_column(texts: Sequence[str | None], type_: Type) -> tuple[pa.Array, list[int]]:
+def probed(texts: Sequence[str | None], field: Field) -> tuple[pa.Array, list[int]]:
+    """Return what a field's probe gives of the JSON of all rows, and the rows where it fails."""
+    assert field.probe is not None
+    ask = probe(*field.probe)
+    # A column has the same null for JSON's null and for none.
+    there = [t is not None and (t != "null" or bool(field.reference.path)) for t in texts]
+    answers = [ask(t.encode()) if ok and t else None for ok, t in zip(there, texts, strict=True)]
+    unfit = [row for row, answer in enumerate(answers) if there[row] and answer is None]
+    return pa.array(answers, arrow_type(field.type)), unfit
+
+
+def arrow_column(texts: Sequence[str | None], field: Field) -> tuple[pa.Array, list[int]]:
     """Return a field's values of all rows, and the rows whose value does not fit."""
+    type_ = field.type
+    if field.probe is not None:
+        return probed(texts, field)
     if type_.kind in (Kind.KEY, Kind.FLOAT, Kind.NUMERIC):
         return arrow(type_, texts)
     values = [leaf_value(t, type_) for t in texts]
@@ -545,7 +781,7 @@ class Bed:
         texts = list(zip(*rows, strict=True))
         arrays, marks = [], []
         for text, field in zip(texts, fields, strict=False):
-            values, unfit = arrow_column(text, field.type)
+            values, unfit = arrow_column(text, field)
             arrays.append(values)
             marks.append(pa.array([row in unfit for row in range(len(rows))], pa.bool_()))
         structs = pa.StructArray.from_arrays(
@@ -560,7 +796,12 @@ class Bed:
                 return message[f"f{numbers[field]}"], message[f"b{numbers[field]}"]
 
             made = [to_columns(t, leaf) for t in all_typed]
-            return F.array(*[F.struct(m.value.alias("v"), m.bad.alias("b")) for m in made])
+            return F.struct(
+                *[
+                    F.struct(m.value.alias("v"), m.bad.alias("b")).alias(f"c{at}")
+                    for at, m in enumerate(made)
+                ]
+            )
 
         frame = self.spark.createDataFrame(table).select(F.transform("fields", of).alias("r"))
         (result,) = frame.collect()

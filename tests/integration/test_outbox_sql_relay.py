@@ -199,6 +199,12 @@ CONDITIONS = [
     "cast(record.payload.a as double precision) / 2 > -.5e3",
     "coalesce(changes.payload.a, record.payload.b, 'x') = 'y'",
     "record.payload is not null and record.payload::text <> '{}'",
+    "record.payload.a ~ '^x' and record.dedup_key !~* 'y' or record.payload.a||'x' ~ 'y'",
+    "record.payload->>'a' = 'x' and record.payload -> 'b' #>> '{c,0}' in ('y')",
+    "record.payload @> '{\"a\": 1}' or record.payload.tags ? 'vip'",
+    "jsonb_array_length(record.payload -> 'items') > 3 and concat_ws('-', record.id, 'x') <> ''",
+    "left(split_part(record.payload.mail, '@', 2), 3) = 'abc' and greatest(record.id, 5) = 7",
+    "substring(record.dedup_key from 2) = 'x' and position('a' in record.dedup_key) > 0",
     "",
     "record.payload = 'x'",
     "abs(record.payload.x) > 3",
@@ -259,6 +265,11 @@ CONDITIONS = [
     "nullif(record.payload.a, 'x') is null",
     "jsonb_array_length(record.payload.items) > 2",
     "nosuch(record.payload.a) = 'x'",
+    "record.payload.a ~ record.payload.b",
+    "record.payload->>'a' = 5",
+    "record.payload @> '{a: 1}'",
+    "record.dedup_key ->> 'a' = 'x'",
+    "record.payload <@ '{}'",
 ]
 """The first are of the language, those before the empty one."""
 

@@ -173,6 +173,42 @@ def test_a_transform_in_sql(spark: SparkSession) -> None:
     )
 
 
+def test_json_in_filters_and_transforms(spark: SparkSession) -> None:
+    documents = [
+        {"type": "order", "items": [1, {"n": 1.50}], "tags": ["vip"]},
+        {"type": "order", "items": None},
+        {"type": "note", "items": "none", "tags": {"vip": 0}},
+        None,
+    ]
+    batch = wire([item(n, data=data) for n, data in enumerate(documents)])
+    found = prepared(
+        spark, batch,
+        orders=nats(filter="record.data @> '{\"type\": \"order\"}'"),
+        tagged=nats(filter="record.data -> 'tags' ? 'vip'"),
+        long=nats(filter="jsonb_array_length(record.data -> 'items') > 1"),
+        names=nats(filter="record.data ->> 'type' ~ '^[c-r]+$'"),
+        made=nats(
+            transform={
+                "sql": "record.data -> 'items' as items, record.data ->> 'type' as type,"
+                " record.data #>> '{items,1,n}' as n, concat_ws('-', record.id, record.name) as id"
+            }
+        ),
+    )  # fmt: skip
+    assert ids(found["orders"]) == [0, 1]
+    assert ids(found["tagged"]) == [0, 2]
+    assert ids(found["long"]) == [0]
+    assert reasons(found["long"])[1] == (
+        "filter_failed", "the filter can't be evaluated: record.data.items is no array", 2
+    )  # fmt: skip
+    assert ids(found["names"]) == [0, 1]
+    assert found["made"].messages.column("record").to_pylist() == [
+        '{"items":[1,{"n":1.5}],"type":"order","n":"1.5","id":"0"}',
+        '{"items":null,"type":"order","n":null,"id":"1"}',
+        '{"items":"none","type":"note","n":null,"id":"2"}',
+        '{"items":null,"type":null,"n":null,"id":"3"}',
+    ]
+
+
 def test_routes_by_an_expression(spark: SparkSession) -> None:
     regions = ["eu", None, "", "a.b *>%", "$SYS", "ü/x", ".."]
     batch = wire([item(n, "1.00", region=region) for n, region in enumerate(regions)])

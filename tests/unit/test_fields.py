@@ -18,6 +18,7 @@ from tests.streams_help import Change, wire
 from penstock.core.message import DELETE, TRUNCATE, UPDATE
 from penstock.expressions.fields import Extractor, ddl, names, place, struct_type
 from penstock.expressions.keys import key_of
+from penstock.expressions.probes import RESULTS
 from penstock.expressions.types import (
     BOOL,
     DATE,
@@ -83,6 +84,57 @@ def micros(*of: int) -> int:
     year, month, day, hour, minute, second = (*of, *[0] * (6 - len(of)))
     moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     return int((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 10**6
+
+
+def asked(json_text: str, op: str, text: str = "", *path: str | int) -> Any:
+    """Return a probe's answer about column `c` of the record `{"c": json_text}`."""
+    batch = wire([Change({"id": 1})])
+    record = pa.array([f'{{"id":1,"c":{json_text}}}'], pa.string())
+    batch = batch.set_column(0, batch.schema.field(0), record)
+    field = Field(Reference("record", "c", path), RESULTS[op], probe=(op, text))
+    assert Field.from_json(field.to_json()).probe == field.probe
+    ((found,),) = taken(batch, field)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("json_text", "op", "text", "path", "answer"),
+    [
+        ('{"a": {"b": [1, 2.0]}, "t": true}', "@>", '{"a": {"b": [2]}}', (), True),
+        ('{"a": {"b": [1, 2.0]}, "t": true}', "@>", '{"t": 1}', (), False),
+        ('{"a": [[1, 2], 3]}', "@>", '{"a": [[2]]}', (), True),
+        ('{"a": [[1, 2], 3]}', "@>", '{"a": [2]}', (), False),
+        ('[1, "x", null]', "@>", '"x"', (), True),
+        ('[1, "x", null]', "@>", "null", (), True),
+        ('"x"', "@>", '["x"]', (), False),
+        ("100000000000000000000000001", "@>", "100000000000000000000000002", (), False),
+        ("null", "@>", "null", (), None),
+        ('{"a": null}', "@>", "null", ("a",), True),
+        ('{"a": null}', "@>", "null", ("b",), None),
+        ('{"a": 1}', "?", "a", (), True),
+        ('["a"]', "?", "a", (), True),
+        ('"a"', "?", "a", (), True),
+        ('{"b": "a"}', "?", "a", (), False),
+        ("1", "?", "1", (), False),
+        ('{"a": [1, {}]}', "array_length", "", ("a",), 2),
+        ("[]", "array_length", "", (), 0),
+        ('{"a": 1}', "array_length", "", (), BAD),
+        ("null", "array_length", "", (), None),
+        ('{"a": null}', "typeof", "", ("a",), "null"),
+        ('{"a": -1.5}', "typeof", "", ("a",), "number"),
+        ('{"a": ""}', "typeof", "", ("a",), "string"),
+        ('{"a": false}', "typeof", "", ("a",), "boolean"),
+        ('{"a": null}', "present", "", ("a",), True),
+        ('{"a": null}', "present", "", ("b",), None),
+        ("[" * 100_000, "@>", "1", (), BAD),
+    ],
+)
+def test_what_is_asked_of_json(
+    json_text: str, op: str, text: str, path: tuple[str | int, ...], answer: Any
+) -> None:
+    assert (
+        asked(json_text, op, text, *path) is answer or asked(json_text, op, text, *path) == answer
+    )
 
 
 FORMS: list[tuple[str, Type, Any]] = [

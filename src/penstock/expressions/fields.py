@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.core.json_members import Members
 from penstock.core.message import TRUNCATE
+from penstock.expressions.probes import UNREADABLE, probe
 from penstock.expressions.types import Field, Kind
 from penstock.expressions.values import UNFIT, arrow, arrow_type
 
@@ -24,8 +25,6 @@ _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 m
 _NO_BITS: Final = pa.scalar(0, pa.int64())
 _BITS: Final = 63
 """Fields whose badness one long tells; its sign is left alone."""
-UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
-"""What decoding some JSON may raise that Postgres takes: half a surrogate pair, endless nesting."""
 _DIRECT: Final = {
     ("action", ""): "action",
     ("metadata", "table_schema"): "table_schema",
@@ -246,7 +245,8 @@ class _Leaf:
 
     def __init__(self, field: Field) -> None:
         self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
-        self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON
+        self._probe = None if field.probe is None else probe(*field.probe)
+        self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON or bool(field.probe)
         self._walk = Walk(field.reference.path) if field.reference.path else None
         self._is_text = field.kind in (Kind.TEXT, Kind.JSON, Kind.KEY)
         self._decode = msgspec.json.Decoder(self.in_json).decode
@@ -265,9 +265,19 @@ class _Leaf:
         try:
             if self._walk is not None and (raw := self._walk(raw)) is None:
                 return None
+            if self._probe is not None:
+                return self._probed(bytes(raw))
             return _text(bytes(raw)) if self._is_text else self._decode(raw)
         except UNREADABLE:
             return UNFIT
+
+    def _probed(self, raw: bytes) -> Any:
+        # A message has null for a column that is null, and for JSON's null.
+        if self._walk is None and raw == b"null":
+            return None
+        assert self._probe is not None  # noqa: S101
+        found = self._probe(raw)
+        return UNFIT if found is None else found
 
 
 Json = msgspec.Raw | bytes

@@ -46,6 +46,27 @@ class Names:
                 )  # fmt: skip
         return self._joined(reference, found, position)
 
+    def check_json(self, reference: Reference, position: int, of: str = "") -> None:
+        """Raise `ExpressionError` unless a column is of type json or jsonb, or `of` alone."""
+        if reference.root in ("action", "metadata"):
+            raise ExpressionError(position, f"{reference} is no JSON")
+        self.type(Reference(reference.root, reference.column), position)
+        known = (of,) if of else ("json", "jsonb")
+        for columns in self._columns.values():
+            column = columns.get(reference.column)
+            if column is None:
+                continue
+            if column.schema != "pg_catalog" or column.name not in known:
+                whole = Reference(reference.root, reference.column)
+                name = f"{column.element.name}[]" if column.element is not None else column.name
+                hint = ""
+                if column.element is not None:
+                    hint = f"; an element is {whole}[0]"
+                raise ExpressionError(
+                    position,
+                    f"this takes {' or '.join(known)}, and {whole} is of type {name}{hint}",
+                )
+
     def lacking(self, reference: Reference) -> tuple[tuple[str, str], ...]:
         """Return the tables that lack the column of a reference."""
         if reference.root in ("action", "metadata"):

@@ -37,9 +37,12 @@ class Node:
             still open; never in a finished tree);
             and, or, not, =, <>, <, <=, >, >=, is distinct, is null, is true, is false, in, coalesce,
             case (as in `Expr`), like, ilike (value: the pattern, escaped by backslashes alone),
-            concat, lower, upper, length, +, -, *, /, %, neg, abs, round (value: digits),
-            date_trunc (value: the unit), now, shift (a time, value: Span), since (two times),
-            days (two dates), add days (a date and an int), cast (value: `Cast`'s details).
+            concat (of `||`), lower, upper, length, +, -, *, /, %, neg, now, shift (a time, value: Span),
+            since (two times), days (two dates), add days (a date and an int), cast (value: `Cast`'s
+            details), matches (value: `patterns.Pattern`), call (value: the `Function`);
+            of functions that `calls.py` types: abs, ceil, floor, sign, sqrt, power, round and trunc
+            (value: digits), date_trunc, extract and date_part (value: the unit), greatest, least,
+            concat all, concat_ws.
         type: What it gives.
         args: The operands.
         value: As said above.

@@ -90,21 +90,34 @@ def absolute(node: Node, position: int) -> Node:
     return Node("abs", node.type, (node,), fails=node.kind is Kind.INT)
 
 
-def rounded(node: Node, places: int | None, position: int) -> Node:
-    """Return `round(node)`, or `round(node, places)`: halves away from zero, a float's to even."""
-    node = _sized("round", node, position)
+def rounded(node: Node, places: int | None, position: int, *, op: str = "round") -> Node:
+    """Return `round(node)`, `round(node, places)`, or what `trunc`, as `op`, gives in their place.
+
+    Halves are rounded away from zero, a float's to even.
+    """
+    node = _sized(op, node, position)
     if places is None and node.kind is not Kind.NUMERIC:
         # Postgres rounds an integer as a double precision.
-        return Node("round", FLOAT, (convert(node, FLOAT, position),))
+        return Node(op, FLOAT, (convert(node, FLOAT, position),))
     if node.kind is Kind.FLOAT:
-        raise ExpressionError(position, "round takes no places for a float; cast it by ::numeric")
+        raise ExpressionError(position, f"{op} takes no places for a float; cast it by ::numeric")
     node = _numeric(node, position)
     places = min(max(places or 0, -38), 38)
     if places >= node.type.scale:
         wider = decimals.numeric(min(decimals.whole(node.type), 38 - places), places)
         return convert(node, wider, position)
-    before = min(decimals.whole(node.type) + 1, 38 - max(places, 0))
-    return Node("round", decimals.numeric(before, max(places, 0)), (node,), places, fails=True)
+    before = min(decimals.whole(node.type) + (op == "round"), 38 - max(places, 0))
+    return Node(op, decimals.numeric(before, max(places, 0)), (node,), places, fails=True)
+
+
+def whole(op: str, node: Node, position: int) -> Node:
+    """Return `ceil(node)`, `floor(node)` or `sign(node)`, as `op` names it."""
+    node = _sized(op, node, position)
+    if node.kind is not Kind.NUMERIC:
+        return Node(op, FLOAT, (convert(node, FLOAT, position),))
+    node = _numeric(node, position)
+    before = 1 if op == "sign" else min(decimals.whole(node.type) + 1, 38)
+    return Node(op, decimals.numeric(before, 0), (node,), fails=op != "sign")
 
 
 def _sized(op: str, node: Node, position: int, *, also: Kind | None = None) -> Node:

@@ -16,10 +16,11 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import ParseError, SqlglotError
 
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.functions import FUNCTIONS
+from penstock.expressions.members import member
 from penstock.expressions.syntax import MAX_DEPTH, Expr, Expression
 from penstock.expressions.tokens import fold, tokenize
 from penstock.expressions.types import Reference
-from penstock.expressions.vocabulary import FUNCTIONS
 from penstock.expressions.words import Reader, Words
 
 Node = Any
@@ -56,6 +57,7 @@ _LEVELS: Final[dict[Any, int]] = {
     exp.NullSafeNEQ: _IS,
     exp.Like: _LIKE,
     exp.ILike: _LIKE,
+    exp.SimilarTo: _LIKE,
     exp.Escape: _LIKE,
     exp.In: _LIKE,
     exp.Between: _LIKE,
@@ -117,7 +119,7 @@ def _item(text: str, tokens: list[Token]) -> tuple[str, Expression]:
         raise ExpressionError(last.start + 1, f"{source[:20]!r} is no name")
     expression = _parse(text, tokens)
     reference = expression.root.value
-    if not isinstance(reference, Reference):
+    if expression.root.op != "reference" or not isinstance(reference, Reference):
         raise ExpressionError(tokens[0].start + 1, "a name is missing; write `… as name`")
     name = reference.path[-1] if reference.path else reference.column or reference.root
     if not isinstance(name, str):
@@ -193,14 +195,34 @@ class _Builder:
 
     def _chain(self, node: Node, depth: int) -> Expr:
         op, level = _CHAINS[type(node)]
-        parts: list[Expr] = []
+        nodes: list[Node] = []
         first = node
         while type(first) is type(node):
-            parts.append(self.build(first.expression, level + 1, depth))
+            nodes.append(first.expression)
             first = first.this
-        parts.append(self.build(first, level + 1, depth))
-        parts.reverse()
-        return Expr(op, parts[0].position, tuple(parts))
+        nodes.append(first)
+        parts: list[Expr] = []
+        other: str | None = None
+        for each in reversed(nodes):
+            found = self._other_operator(each) if op == "||" else None
+            if found is not None:
+                # `a || b -> c` is `(a || b) -> c`.
+                left = parts[0] if len(parts) == 1 else Expr(op, parts[0].position, tuple(parts))
+                parts, other = [left], found
+                continue
+            part = self.build(each, level + 1, depth)
+            if other is not None:
+                part = _combined(other, parts.pop(), part)
+                other = None
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else Expr(op, parts[0].position, tuple(parts))
+
+    def _other_operator(self, node: Node) -> str | None:
+        """Return the operator that a node is the place-holder of, if it is one."""
+        match node:
+            case exp.Column(this=exp.Identifier(this=str(key))):
+                return self._words.operators.get(key)
+        return None
 
     def _other(self, node: Node, depth: int) -> Expr:
         build, start = self.build, self._start(node)
@@ -232,7 +254,7 @@ class _Builder:
                 if isinstance(node, exp.NullSafeNEQ):
                     return distinct
                 return Expr("not", left.position, (distinct,))
-            case exp.Like() | exp.ILike() | exp.Escape():
+            case exp.Like() | exp.ILike() | exp.SimilarTo() | exp.Escape():
                 return self._like(node, depth)
             case exp.In():
                 self._only(node, "this", "expressions")
@@ -277,14 +299,16 @@ class _Builder:
                 raise ExpressionError(self._start(node), "`escape` takes one character in quotes")
             escape = character.this
             node = node.this
-        if not isinstance(node, exp.Like | exp.ILike):
-            raise ExpressionError(self._start(node), "`escape` belongs to like and ilike")
+        op = _PATTERNS.get(type(node))
+        if op is None:
+            raise ExpressionError(
+                self._start(node), "`escape` belongs to like, ilike and similar to"
+            )
         self._only(node, "this", "expression")
         args = (
             self.build(node.this, _LIKE + 1, depth),
             self.build(node.expression, _LIKE + 1, depth),
         )
-        op = "like" if isinstance(node, exp.Like) else "ilike"
         return self._negated(node, Expr(op, args[0].position, args, escape))
 
     def _case(self, node: Node, depth: int) -> Expr:
@@ -305,10 +329,12 @@ class _Builder:
         name, type_ = self._words.calls[key]
         start = self._start(node)
         args = tuple(self.build(argument, _OR, depth) for argument in node.expressions)
-        low, high = (1, 1) if name == "cast" else FUNCTIONS[name]
+        low, high = (1, 1) if name == "cast" else (FUNCTIONS[name].least, FUNCTIONS[name].most)
         if not low <= len(args) <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
             raise ExpressionError(start, f"{name} takes {wanted} arguments, not {len(args)}")
+        if key in self._words.swapped:
+            args = args[::-1]
         return Expr(name, start, args, type_)
 
     def _negated(self, node: Node, expr: Expr) -> Expr:
@@ -326,4 +352,18 @@ class _Builder:
         return min(starts, default=self._words.tokens[0].start) + 1
 
 
+def _combined(op: str, left: Expr, right: Expr) -> Expr:
+    """Return what one of `OTHER_OPERATORS` makes of two operands; raises `ExpressionError`."""
+    if op.startswith("!"):
+        return Expr("not", left.position, (_combined(op[1:], left, right),))
+    if op in ("~", "~*"):
+        return Expr(op, left.position, (left, right))
+    return member(op, left, right)
+
+
+_PATTERNS: Final[dict[Any, str]] = {
+    exp.Like: "like",
+    exp.ILike: "ilike",
+    exp.SimilarTo: "similar to",
+}
 _UNCLEAR: Final = "what belongs to what is not clear; put parentheses"

@@ -45,7 +45,8 @@ class Expr:
     reference (value: Reference), string, number (value: text), bool, null, typed (TypedLiteral);
     and, or, || (two arguments or more), not, =, <>, <, <=, >, >=, +, -, *, /, %, neg;
     is null, is true, is false, is distinct; in (the value, then the list), between (value, low,
-    high), like, ilike (value: the escape character, or None for the backslash);
+    high), like, ilike, similar to (value: the escape character, or None for the backslash), ~, ~*;
+    json, json text (value: the Reference that `->` and `->>` lead to), @>, ?;
     case (condition, result, …, and the last one for else); cast (value: TypeName);
     a function by its name. `is not`, `not in` and the like are `not` around these.
 

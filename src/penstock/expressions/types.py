@@ -206,11 +206,14 @@ class Field:
 
     `lacking`: the tables, by schema and name, that lack the column: there it is null. In messages of
     any other table a column that is not there has no value.
+    `probe`: what is asked of the JSON that is there, and the text that it is asked with: see
+    `penstock.expressions.probes`. Without one its value is taken.
     """
 
     reference: Reference
     type: Type
     lacking: tuple[tuple[str, str], ...] = ()
+    probe: tuple[str, str] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -230,6 +233,7 @@ class Field:
             "single": type_.single,
             "width": type_.width,
             "lacking": [list(table) for table in self.lacking],
+            "probe": None if self.probe is None else list(self.probe),
         }
 
     @classmethod
@@ -245,4 +249,5 @@ class Field:
                 width=data["width"],
             ),
             tuple((schema, table) for schema, table in data["lacking"]),
+            None if data["probe"] is None else (data["probe"][0], data["probe"][1]),
         )

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.expressions import operators
+from penstock.expressions import operators, patterns, probes
+from penstock.expressions.calls import call, padded
 from penstock.expressions.casts import cast, convert, settled, text_form
 from penstock.expressions.catalog import Columns
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.functions import FUNCTIONS
 from penstock.expressions.literals import number, numeric_type, read, span
 from penstock.expressions.names import Names
 from penstock.expressions.nodes import Node, Typed
@@ -21,20 +23,15 @@ from penstock.expressions.types import (
     BOOL,
     INT,
     INTERVAL,
+    JSON,
     NAMED,
     TEXT,
-    TIMESTAMPTZ,
     Field,
     Kind,
     Reference,
     Type,
 )
 from penstock.expressions.unify import comparable, unify
-
-_UNITS = (
-    "microseconds", "milliseconds", "second", "minute", "hour", "day", "week", "month", "quarter",
-    "year",
-)  # fmt: skip
 
 
 def typed(expression: Expression, columns: Columns) -> Typed:
@@ -43,7 +40,11 @@ def typed(expression: Expression, columns: Columns) -> Typed:
     Raises `ExpressionError` for a column that no table has, for operands that don't go together, and
     for a condition that is no boolean.
     """
-    root = settled(Typer(Names(columns)).node(expression.root))
+    typer = Typer(Names(columns))
+    if expression.root.op == "json" and not expression.condition:
+        # It passes through; nothing evaluates it.
+        return Typed(typer.member(expression.root, JSON))
+    root = settled(typer.node(expression.root))
     if expression.condition and root.kind is not Kind.BOOL:
         if root.kind is not Kind.JSON:
             raise ExpressionError(
@@ -83,6 +84,10 @@ class Typer:
             case "is true" | "is false":
                 return Node(expr.op, BOOL, (self._condition(expr.args[0]),))
             case "is null":
+                if expr.args[0].op == "json":
+                    # JSON's null is a value to Postgres.
+                    present = self.probe(expr.args[0], "present", "")
+                    return Node("is null", BOOL, (present,))
                 return Node("is null", BOOL, (_presence(self.node(expr.args[0])),))
             case "between":
                 return self._between(expr)
@@ -92,13 +97,10 @@ class Typer:
             case "=" | "<>" | "<" | "<=" | ">" | ">=" | "is distinct":
                 args = comparable(expr.op, self._nodes(expr.args), _positions(expr))
                 return Node(expr.op, BOOL, args)
-            case "like" | "ilike":
+            case "like" | "ilike" | "similar to" | "~" | "~*":
                 return self._like(expr)
             case "case":
                 return self._case(expr)
-            case "coalesce":
-                args = unify(self._nodes(expr.args), _positions(expr))
-                return Node("coalesce", args[0].type, args)
             case "cast":
                 assert isinstance(expr.value, TypeName)  # noqa: S101
                 return cast(self.node(expr.args[0]), expr.value, expr.position)
@@ -132,17 +134,34 @@ class Typer:
             raise ExpressionError(
                 pattern.position, f"the pattern of {expr.op} must be a '…' literal"
             )
-        node = self._text(value, expr.op)
-        if node.op != "field" and _padded(node):
+        node = self.text(value, expr.op)
+        is_like = expr.op in ("like", "ilike")
+        if padded(node) and not (is_like and node.op == "field"):
             raise ExpressionError(
                 value.position, f"{expr.op} sees the blanks of a char(n) in this; cast it by ::text"
             )
         assert isinstance(pattern.value, str)  # noqa: S101
+        if not is_like:
+            return self._matches(expr, node, pattern.value)
         escaped = operators.like_pattern(pattern.value, expr.value, pattern.position)
         op = "ilike" if node.type.folded else expr.op
         return Node(op, BOOL, (node,), escaped)
 
-    def _text(self, expr: Expr, op: str) -> Node:
+    def _matches(self, expr: Expr, node: Node, pattern: str) -> Node:
+        escape = expr.value
+        assert escape is None or isinstance(escape, str)  # noqa: S101
+        folded = node.type.folded or expr.op == "~*"
+        try:
+            if expr.op == "similar to":
+                found = patterns.similar(pattern, escape, folded=folded)
+            else:
+                found = patterns.regular(pattern, folded=folded)
+        except ValueError as error:
+            raise ExpressionError(expr.args[1].position, f"{pattern[:50]!r}: {error}") from None
+        return Node("matches", BOOL, (node,), found, fails=found.longest > 0)
+
+    def text(self, expr: Expr, op: str) -> Node:
+        """Return a text, as `op` takes it; raises `ExpressionError` for what is none."""
         node = self.node(expr)
         if node.op == "unknown" or node.kind is Kind.JSON:
             return convert(node, TEXT, expr.position)
@@ -153,34 +172,50 @@ class Typer:
         )
 
     def _operator(self, expr: Expr) -> Node:
-        position = expr.position
+        if expr.op in FUNCTIONS:
+            return call(self, expr)
         match expr.op:
             case "||":
                 return self._concat(expr)
-            case "lower" | "upper":
-                node = self._text(expr.args[0], expr.op)
-                return Node(expr.op, Type(Kind.TEXT, folded=node.type.folded), (node,))
-            case "length":
-                return Node("length", INT, (self._text(expr.args[0], expr.op),))
-            case "now":
-                return Node("now", TIMESTAMPTZ)
-            case "date_trunc":
-                return self._date_trunc(expr)
             case "neg":
-                return operators.negate(self.node(expr.args[0]), position)
-            case "abs":
-                return operators.absolute(self.node(expr.args[0]), position)
-            case "round":
-                places = None if len(expr.args) == 1 else self._places(expr.args[1])
-                return operators.rounded(self.node(expr.args[0]), places, position)
+                return operators.negate(self.node(expr.args[0]), expr.position)
+            case "json text":
+                return self.member(expr, TEXT)
+            case "json":
+                raise ExpressionError(
+                    expr.position, "-> gives JSON, which is not taken here; ->> gives its text"
+                )
+            case "@>" | "?":
+                document, what = expr.args
+                return self.probe(document, expr.op, "jsonb", what)
         left, right = self._nodes(expr.args)
-        return operators.arithmetic(expr.op, left, right, position, expr.args[1].position)
+        return operators.arithmetic(expr.op, left, right, expr.position, expr.args[1].position)
 
-    def _places(self, expr: Expr) -> int:
-        node = self.node(expr)
-        if node.op != "literal" or node.kind is not Kind.INT or abs(node.value) > 1000:
-            raise ExpressionError(expr.position, "the places to round to must be a number")
-        return int(node.value)
+    def member(self, expr: Expr, type_: Type, *more: str) -> Node:
+        """Return a part of a column's JSON as a field of a type."""
+        assert isinstance(expr.value, Reference)  # noqa: S101
+        self._names.check_json(expr.value, expr.position, *more)
+        return Node("field", type_, value=Field(expr.value, type_, self._names.lacking(expr.value)))
+
+    def probe(self, document: Expr, op: str, of: str, what: Expr | None = None) -> Node:
+        """Return what is asked of a column's JSON: see `penstock.expressions.probes`.
+
+        `of` is the type that Postgres takes there: json or jsonb.
+        """
+        if document.op not in ("reference", "json"):
+            raise ExpressionError(
+                document.position, "a column of JSON is expected here, or a part that -> gives"
+            )
+        text = "" if what is None else str(what.value)
+        if what is not None and op == "@>":
+            try:
+                probes.decoded(text.encode())
+            except probes.UNREADABLE:
+                raise ExpressionError(
+                    what.position, f"{text[:50]!r} is not JSON; a text is written '\"…\"'"
+                ) from None
+        node = self.member(document, probes.RESULTS[op], of)
+        return replace(node, value=replace(node.value, probe=(op, text)))
 
     def _concat(self, expr: Expr) -> Node:
         nodes = self._nodes(expr.args)
@@ -189,35 +224,9 @@ class Typer:
         parts = zip(nodes, expr.args, strict=True)
         return Node("concat", TEXT, tuple(text_form(n, e.position) for n, e in parts))
 
-    def _date_trunc(self, expr: Expr) -> Node:
-        unit, time = expr.args
-        if unit.op != "string" or not isinstance(unit.value, str):
-            raise ExpressionError(unit.position, "the unit must be a literal, like 'day'")
-        name = unit.value.lower()
-        if name not in _UNITS:
-            name = next((u for u in _UNITS if u in (f"{name}s", name.removesuffix("s"))), "")
-        if not name:
-            raise ExpressionError(
-                unit.position, f"unknown unit {unit.value[:20]!r}; there are {', '.join(_UNITS)}"
-            )
-        node = self.node(time)
-        if node.kind is Kind.DATE:
-            node = convert(node, TIMESTAMPTZ, time.position)
-        if node.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ) or node.op == "unknown":
-            raise ExpressionError(
-                time.position, f"date_trunc takes a date or timestamp, not {node.type}"
-            )
-        return Node("date_trunc", node.type, (node,), name)
-
 
 def _positions(expr: Expr) -> list[int]:
     return [e.position for e in expr.args]
-
-
-def _padded(node: Node) -> bool:
-    """Tell whether a text may be a char(n), as part of a `case` or `coalesce` too."""
-    parts = node.args if node.op in ("case", "coalesce") else ()
-    return node.type.width > 0 or any(_padded(part) for part in parts)
 
 
 def _presence(node: Node) -> Node:

@@ -5,18 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
-    "coalesce": (1, 100),
-    "lower": (1, 1),
-    "upper": (1, 1),
-    "length": (1, 1),
-    "abs": (1, 1),
-    "round": (1, 2),
-    "date_trunc": (2, 2),
-    "now": (0, 0),
-}
-"""What may be called, with how many arguments at least and at most."""
-
 METADATA: Final = (
     "table_schema", "table_name", "commit_timestamp", "commit_lsn", "commit_idx",
     "transaction_id", "database", "idempotency_key",
@@ -49,6 +37,16 @@ KEYWORDS: Final = frozenset(
 OPERATORS: Final = frozenset(
     ["=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "::", "(", ")", ","]
 )
+OTHER_OPERATORS: Final = frozenset(["->", "->>", "#>", "#>>", "@>", "?", "~", "~*", "!~", "!~*"])
+"""Operators that bind as tightly as `||`, from left to right."""
+SEPARATORS: Final = {
+    "position": ("in",),
+    "substring": ("from", "for"),
+    "trim": ("from",),
+}
+"""Functions with words of SQL between their arguments, where others have commas."""
+SIDES: Final = {"both": "btrim", "leading": "ltrim", "trailing": "rtrim"}
+"""What `trim` may begin with, and the function that it is then."""
 TYPES: Final = {
     "boolean": "boolean",
     "bool": "boolean",
@@ -99,6 +97,7 @@ BEFORE_VALUE: Final = frozenset(
         "between",
         "like",
         "ilike",
+        "similar to",
         "escape",
         "is",
         "from",
@@ -113,10 +112,9 @@ HINTS: Final = {
     ";": ": one expression alone",
     "==": "; write =",
     "<=>": "; write is not distinct from",
-    "->": "; write record.column.key",
-    "->>": "; write record.column.key",
-    "~": "; write like or ilike",
-    "!~": "; write not like or not ilike",
+    "<@": "; write it the other way round, by @>",
+    "?|": "; write two conditions with ?, and `or`",
+    "?&": "; write two conditions with ?, and `and`",
     "[": " here",
     "^": "",
 }
@@ -127,12 +125,10 @@ WORD_HINTS: Final = {
     "current_timestamp": "; write now()",
     "current_date": "; write now()::date",
     "localtimestamp": "; write now()",
-    "similar": "; write like",
     "collate": ": text is compared by code point",
     "symmetric": "; put the smaller value first",
     "over": ": no window functions",
     "as": " here",
     "at": ": times are UTC",
     "overlaps": "",
-    "nullif": "; write case when",
 }

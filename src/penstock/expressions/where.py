@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.expressions.catalog import ColumnType
+from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.names import Names
 from penstock.expressions.parse import parse_bare
 from penstock.expressions.syntax import Expr, TypedLiteral, TypeName
@@ -17,6 +18,11 @@ from penstock.expressions.types import Kind, Reference, Type
 from penstock.expressions.typing import Typer, typed
 
 _INFIX: Final = frozenset({"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%"})
+_KEYWORDS: Final = frozenset({"coalesce", "nullif", "greatest", "least"})
+"""Functions that have no entry in Postgres' catalog."""
+_OF_JSON: Final = frozenset(
+    {"jsonb_typeof", "json_typeof", "jsonb_array_length", "json_array_length"}
+)
 _NAMES: Final = {
     "boolean": "bool",
     "smallint": "int2",
@@ -113,7 +119,9 @@ class _Writer:
                 first, low, high = expr.args
                 bounds = f"{self.write(low, first)} AND {self.write(high, first)}"
                 return f"({self.write(first, _told([low, high]))} BETWEEN {bounds})"
-            case "like" | "ilike":
+            case "~" | "~*":
+                return f"({self.write(expr.args[0])} {expr.op} {self.write(expr.args[1])})"
+            case "like" | "ilike" | "similar to":
                 escape = "" if value is None else f" ESCAPE {_string(str(value))}"
                 left, right = (self.write(a) for a in expr.args)
                 return f"({left} {expr.op.upper()} {right}{escape})"
@@ -122,14 +130,44 @@ class _Writer:
             case "cast":
                 assert isinstance(value, TypeName)  # noqa: S101
                 return f"({self.write(expr.args[0])}::{_type(value)})"
+            case "json" | "json text":
+                assert isinstance(value, Reference)  # noqa: S101
+                return self._member(value, text=expr.op == "json text")
+            case "@>" | "?":
+                document, what = expr.args
+                assert isinstance(document.value, Reference)  # noqa: S101
+                return f"({self._member(document.value)} {expr.op} {self.write(what)})"
         if expr.op in _INFIX:
             left, right = self._pair(expr)
             return f"({left} {expr.op} {right})"
-        told = _told(expr.args)
-        written = ", ".join(self.write(a, told) for a in expr.args)
-        return (
-            f"pg_catalog.{expr.op}({written})" if expr.op != "coalesce" else f"COALESCE({written})"
-        )
+        return self._call(expr)
+
+    def _call(self, expr: Expr) -> str:
+        function = FUNCTIONS[expr.op]
+        if function.spark is not None:
+            written = ", ".join(map(self._argument, expr.args, function.args))
+        elif expr.op in _OF_JSON:
+            documents = [a.value for a in expr.args]
+            written = ", ".join(self._member(d) for d in documents if isinstance(d, Reference))
+        else:
+            told = None if expr.op in ("concat", "concat_ws") else _told(expr.args)
+            written = ", ".join(self.write(a, told) for a in expr.args)
+        if expr.op in _KEYWORDS:
+            return f"{expr.op.upper()}({written})"
+        return f"pg_catalog.{expr.op}({written})"
+
+    def _argument(self, expr: Expr, wanted: Arg) -> str:
+        cast = "::pg_catalog.int4" if wanted is Arg.INTEGER else ""
+        return f"{self.write(expr)}{cast}"
+
+    def _member(self, reference: Reference, *, text: bool = False) -> str:
+        """Return a part of a column's JSON, as JSON or as its text."""
+        written = _name(reference.column)
+        for at, part in enumerate(reference.path):
+            arrow = "->>" if text and at == len(reference.path) - 1 else "->"
+            step = str(part) if isinstance(part, int) else _string(part)
+            written = f"({written} {arrow} {step})"
+        return written
 
     def _pair(self, expr: Expr) -> tuple[str, str]:
         left, right = expr.args

@@ -17,20 +17,23 @@ from sqlglot import Token, TokenType
 
 from penstock.core.text import nearest
 from penstock.expressions.errors import ExpressionError
+from penstock.expressions.functions import FUNCTIONS, LACKING
 from penstock.expressions.syntax import MAX_DEPTH, TypedLiteral, TypeName
 from penstock.expressions.tokens import fold
 from penstock.expressions.types import Reference
 from penstock.expressions.vocabulary import (
     BEFORE_VALUE,
-    FUNCTIONS,
     HINTS,
     KEYWORDS,
     METADATA,
     NUMBER,
     OPERATORS,
+    OTHER_OPERATORS,
     PARAMETERS,
     ROOTS,
     ROOTS_HINT,
+    SEPARATORS,
+    SIDES,
     SUBQUERY,
     TYPES,
     WORD,
@@ -38,6 +41,8 @@ from penstock.expressions.vocabulary import (
 )
 
 _ODD_STRINGS: Final = frozenset(t for t in TokenType if t.name.endswith("_STRING"))
+
+_FUNCTIONS_HINT: Final = "; the reference lists the functions, under Expressions"
 
 Frame = Literal["group", "call", "cast", "case", "prefix"]
 
@@ -51,8 +56,21 @@ class Words:
     names: dict[str, Reference | TypedLiteral] = field(default_factory=dict)
     calls: dict[str, tuple[str, TypeName | None]] = field(default_factory=dict)
     types: list[TypeName] = field(default_factory=list)
+    swapped: set[str] = field(default_factory=set)
+    """Calls whose first argument is written last: `trim('x' from record.a)`."""
+    operators: dict[str, str] = field(default_factory=dict)
+    """Operators that the parser sees as `|| key ||`: they bind as `||` does in Postgres."""
     groups: int = 0
     """How many parentheses do nothing but group."""
+
+
+@dataclass
+class _Call:
+    """A function whose parenthesis is open, and how many words separated its arguments so far."""
+
+    name: str
+    key: str
+    separators: int = 0
 
 
 class Reader:
@@ -76,6 +94,7 @@ class Reader:
         self._columns = frozenset(columns)
         self._frames: list[Frame] = []
         self._cast: list[str] = []
+        self._calls: list[_Call] = []
 
     def read(self) -> Words:
         """Return the words; raises `ExpressionError` at the first token that is not allowed."""
@@ -83,7 +102,8 @@ class Reader:
             self._step()
         words = self._words
         self._drop_prefixes("")
-        if self._source(self._tokens[-1]) in OPERATORS - {")"} or self._frames:
+        ends = (OPERATORS | OTHER_OPERATORS) - {")"}
+        if self._source(self._tokens[-1]) in ends or self._frames:
             end = self._tokens[-1].end + 1
             missing = self._frames[-1] if self._frames else None
             wanted = {"case": "`end`", None: "a value"}.get(missing, "`)`")
@@ -105,6 +125,15 @@ class Reader:
             self._number(token)
         elif source in OPERATORS:
             self._operator(token, source)
+        elif source in OTHER_OPERATORS:
+            self._other_operator(token, source)
+        elif source == "!" and self._source_at(self._at + 1) in ("~", "~*"):
+            self._at += 1
+            self._other_operator(token, source + self._source_at(self._at))
+        elif token.token_type is TokenType.SIMILAR_TO:
+            self._drop_prefixes("similar to")
+            self._emit(token.token_type, "similar to", token.start, token.end)
+            self._at += 1
         elif WORD.match(source):
             self._word(token, fold(source))
         else:
@@ -149,6 +178,9 @@ class Reader:
         elif source == ",":
             if self._source_at(self._at) == ")":
                 self._refuse(self._tokens[self._at], "a value is expected after the comma")
+        elif source == "::" and self._is_json_literal():
+            self._at += 1
+            return
         elif source == "::":
             self._emit_token(token)
             self._type_token(token)
@@ -159,8 +191,29 @@ class Reader:
         if source not in "+-":
             self._drop_prefixes(source)
 
+    def _other_operator(self, token: Token, source: str) -> None:
+        key = f"o{len(self._words.operators)}"
+        self._words.operators[key] = source
+        self._drop_prefixes(source)
+        self._emit(TokenType.DPIPE, "||", token.start, token.end)
+        self._emit(TokenType.IDENTIFIER, key, token.start, token.end)
+        self._emit(TokenType.DPIPE, "||", token.start, token.end)
+        self._at += 1
+
+    def _is_json_literal(self) -> bool:
+        """Return whether what follows is the `jsonb` of `@> '…'::jsonb`, which is jsonb anyway."""
+        before = self._words.tokens[-3:]
+        return (
+            fold(self._source_at(self._at)) == "jsonb"
+            and len(before) == 3
+            and before[2].token_type is TokenType.STRING
+            and self._words.operators.get(before[0].text) == "@>"
+        )
+
     def _word(self, token: Token, word: str) -> None:
         after = self._source_at(self._at + 1)
+        if self._separator(token, word):
+            return
         if not self._bare and word in ROOTS and after == ".":
             self._reference(word, self._at + 2)
         elif not self._bare and word == "action" and after not in (".", "("):
@@ -271,9 +324,9 @@ class Reader:
         if word in WORD_HINTS:
             self._refuse(token, f"{source} is not allowed{WORD_HINTS[word]}")
         if self._source_at(self._at + 1) == "(":
-            known = nearest(word, [*FUNCTIONS, "cast"]) or (
-                f"; there are {', '.join(FUNCTIONS)} and cast"
-            )
+            if word in LACKING:
+                self._refuse(token, f"there is no function {source}: {LACKING[word]}")
+            known = nearest(word, [*FUNCTIONS, "cast"]) or _FUNCTIONS_HINT
             self._refuse(token, f"unknown function {source}{known}")
         if word in FUNCTIONS or word == "cast":
             self._refuse(token, f"{source} is a function: `(` is expected after it")
@@ -289,10 +342,52 @@ class Reader:
         self._emit(TokenType.VAR, key, token.start, token.end)
         opening = self._tokens[self._at + 1]
         self._push("cast" if name == "cast" else "call", token)
-        if name == "cast":
-            self._cast.append(key)
         self._emit_token(opening)
         self._at += 2
+        if name == "cast":
+            self._cast.append(key)
+            return
+        self._calls.append(_Call(name, key))
+        if name == "trim":
+            self._trim(key)
+        elif name == "extract":
+            self._extract(token)
+
+    def _trim(self, key: str) -> None:
+        """Read what `trim(both 'x' from …)` has before its arguments."""
+        side = SIDES.get(fold(self._source_at(self._at)))
+        self._at += side is not None
+        self._at += fold(self._source_at(self._at)) == "from"
+        self._words.calls[key] = (side or "btrim", None)
+
+    def _extract(self, call: Token) -> None:
+        """Read `year from` as `'year',`."""
+        if fold(self._source_at(self._at + 1)) != "from":
+            self._refuse(call, "write extract(year from …), or date_part('year', …)")
+        unit, separator = self._tokens[self._at : self._at + 2]
+        text = unit.text if unit.token_type is TokenType.STRING else fold(self._source(unit))
+        self._emit(TokenType.STRING, text, unit.start, unit.end)
+        self._emit(TokenType.COMMA, ",", separator.start, separator.end)
+        self._at += 2
+
+    def _separator(self, token: Token, word: str) -> bool:
+        """Read a word between two arguments as a comma; return whether it is one."""
+        frame = next((f for f in reversed(self._frames) if f != "prefix"), None)
+        if frame != "call" or word not in SEPARATORS.get(self._calls[-1].name, ()):
+            return False
+        if word == "from" and fold(self._source_at(self._at - 1)) == "distinct":
+            return False
+        self._drop_prefixes(word)
+        call = self._calls[-1]
+        if word == "for" and not call.separators:  # substring(x for 3) starts at 1
+            self._emit(TokenType.COMMA, ",", token.start, token.end)
+            self._emit(TokenType.NUMBER, "1", token.start, token.end)
+        if call.name in ("trim", "position"):
+            self._words.swapped.add(call.key)
+        call.separators += 1
+        self._emit(TokenType.COMMA, ",", token.start, token.end)
+        self._at += 1
+        return True
 
     def _cast_type(self, token: Token) -> None:
         self._at += 1
@@ -373,6 +468,8 @@ class Reader:
         frame = self._frames.pop() if self._frames else None
         if frame is None or frame == "case":
             self._refuse(token, "`)` without `(`" if frame is None else "`end` is expected here")
+        if frame == "call":
+            self._calls.pop()
         if frame == "cast":
             key = self._cast.pop()
             if self._words.calls[key][1] is None:

@@ -240,7 +240,7 @@ class _SinkPlanner:
         computed: dict[str, Typed] = {}
         for at, (name, expression) in enumerate(parse_select(text)):
             reference = expression.root.value
-            if isinstance(reference, Reference):
+            if isinstance(reference, Reference) and expression.root.op != "json text":
                 self._typed("transform.sql", expression, evaluated=False)
                 items.append(Item(name, reference))
                 continue

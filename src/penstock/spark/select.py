@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from penstock.core.json_members import Members
 from penstock.core.message import TRUNCATE
-from penstock.expressions.fields import UNREADABLE, Json, Walk
+from penstock.expressions.fields import Json, Walk
+from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.spark.json_texts import json_texts, strings
 from penstock.expressions.types import Reference, Type
 

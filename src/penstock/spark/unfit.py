@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from penstock.core.json_members import members, text_of
 from penstock.expressions import decimals
-from penstock.expressions.fields import UNREADABLE, Extractor, Walk, place
+from penstock.expressions.fields import Extractor, Walk, place
+from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.types import TIMES, Field, Kind
 
 _NUMBER: Final = re.compile(
@@ -60,6 +61,8 @@ def _reason(message: pa.RecordBatch, field: Field) -> str:
         value = None if at is None else text_of(bytes(at))
     except UNREADABLE as error:
         return f"{reference} can't be read: {error}"
+    if field.probe is not None:
+        return f"{reference} is {'no array' if field.probe[0] == 'array_length' else 'nested too deep'}"
     shown = (value or "")[:_LONGEST]
     if field.kind in (Kind.NUMERIC, Kind.KEY, Kind.FLOAT) and _NUMBER.fullmatch(value or ""):
         return f"{reference} is {shown}, {_limit(field)}"

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.nodes import Node, Typed
 from penstock.expressions.spark.casts import cast_value
+from penstock.expressions.spark.functions import FUNCTION_CALLS, SKIPPING_NULLS, called
 from penstock.expressions.spark.values import CALLS, STRICT, literal
 from penstock.expressions.types import Field
 
@@ -146,15 +147,30 @@ class _Compiler:
                 operand = self.value(node.args[0])
                 column, size = cast_value(node, operand.column, operand.size)
                 return _Part(column, size)
+            case "call":
+                parts = [self.value(a) for a in node.args]
+                column, size = called(node, [p.column for p in parts], [p.size for p in parts])
+                return _Part(column, size)
+            case "greatest" | "least" | "concat all" | "concat_ws":
+                return self._skipping_nulls(node)
         parts = [self.value(a) for a in node.args]
         size = sum(p.size for p in parts)
         make = STRICT.get(node.op)
         if make is not None:
             return _Part(make(*[p.column for p in parts]), size + 1)
-        column, copies, own = CALLS[node.op](
-            node, [p.column for p in parts], [p.size for p in parts]
-        )
+        call = CALLS.get(node.op) or FUNCTION_CALLS[node.op]
+        column, copies, own = call(node, [p.column for p in parts], [p.size for p in parts])
         return _Part(column, copies * size + own)
+
+    def _skipping_nulls(self, node: Node) -> _Part:
+        """Return what has a value though an operand is null, unless that null is bad."""
+        parts = [self.value(a) for a in node.args]
+        column = SKIPPING_NULLS[node.op](*[p.column for p in parts])
+        size = sum(p.size for p in parts) + 1
+        nulls = self._bad_nulls(node.args)
+        if nulls is None:
+            return _Part(column, size)
+        return _Part(F.when(~nulls.column, column), size + nulls.size + 2)
 
     def _told(self, node: Node) -> _Part:
         operand = node.args[0]

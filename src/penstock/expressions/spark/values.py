@@ -88,7 +88,8 @@ def copies(size: int, uses: int) -> int:
     return uses if size <= _SMALL else 2
 
 
-def _infinite(column: Column) -> Column:
+def infinite(column: Column) -> Column:
+    """Return whether a float is infinite."""
     return F.abs(column) == F.lit(math.inf)
 
 
@@ -114,8 +115,8 @@ def _float(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
         if node.op == "*":
             vanished = (result == 0.0) & (x != 0.0) & (y != 0.0)
         elif node.op == "/":
-            vanished = (result == 0.0) & (x != 0.0) & ~_infinite(y)
-        grown = _infinite(result) & ~_infinite(x) & ~_infinite(y)
+            vanished = (result == 0.0) & (x != 0.0) & ~infinite(y)
+        grown = infinite(result) & ~infinite(x) & ~infinite(y)
         return F.when(~(grown | vanished), result)
 
     column = let_both(operands[0], operands[1], max(sizes), checked)

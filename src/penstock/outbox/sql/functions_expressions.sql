@@ -104,10 +104,8 @@ BEGIN
                       AND substr(given, at + length(found)) ~ '^\s*[,)]' THEN
                     PERFORM tide._expression_error(place, at,
                         format('%s takes a number; cast it by ::numeric', caller));
-                END IF;
                 -- Without a type the operators of JSON would be ambiguous.
-                IF name IN ('payload', 'headers')
-                   AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
+                ELSIF value = 'NULL' AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
                     value := 'NULL::jsonb';
                 END IF;
                 word := 'record';
@@ -148,7 +146,7 @@ BEGIN
             opened := trim_array(opened, 1);
         ELSIF word = ',' AND (cardinality(opened) = 0 OR opened[cardinality(opened)] <> 'list') THEN
             PERFORM tide._expression_error(place, at, ''','' is not expected here');
-        ELSIF before IN ('like', 'ilike') AND word NOT IN ('''', '(') THEN
+        ELSIF before IN ('like', 'ilike', '~', '~*', '!~', '!~*') AND word NOT IN ('''', '(') THEN
             PERFORM tide._expression_error(place, at,
                 format('the pattern of %s must be a ''…'' literal', before));
         END IF;

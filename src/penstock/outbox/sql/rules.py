@@ -11,13 +11,23 @@ from collections.abc import Iterable
 from typing import Final, LiteralString
 
 from penstock.core.subject import OUTBOX_VARIABLES
+from penstock.expressions.functions import FUNCTIONS
 from penstock.expressions.names import Names
 from penstock.expressions.syntax import MAX_CHARACTERS
 from penstock.expressions.types import INT, TEXT, TIMESTAMPTZ, Reference
-from penstock.expressions.vocabulary import FUNCTIONS, KEYWORDS, METADATA, OPERATORS, ROOTS, TYPES
+from penstock.expressions.vocabulary import (
+    KEYWORDS,
+    METADATA,
+    OPERATORS,
+    OTHER_OPERATORS,
+    ROOTS,
+    SEPARATORS,
+    SIDES,
+    TYPES,
+)
 from penstock.outbox.config_keys import BATCH_SIZE, CONTENT, KEYS, SECRETS, Key, keys
 
-_CAST_WORDS: Final = ("cast", "as")
+_OTHER_WORDS: Final = ("cast", "as", "similar", "to")
 _SQL_TYPES: Final = {TEXT: "text", INT: "bigint", TIMESTAMPTZ: "timestamptz"}
 
 
@@ -62,7 +72,7 @@ def _metadata() -> str:
 
 def _operators() -> str:
     """Return a pattern that finds an operator; of two the longer one."""
-    ordered = sorted(OPERATORS, key=lambda operator: (-len(operator), operator))
+    ordered = sorted(OPERATORS | OTHER_OPERATORS, key=lambda operator: (-len(operator), operator))
     return literal(f"^(?:{'|'.join(map(re.escape, ordered))})")
 
 
@@ -75,7 +85,7 @@ _VALUES: Final = {
     "{subject_expected}": literal(keys("out")["subject"].expected),
     "{subject_variables}": literal(OUTBOX_VARIABLES),
     "{condition_characters}": str(MAX_CHARACTERS),
-    "{condition_words}": _array([*sorted(KEYWORDS), *_CAST_WORDS]),
+    "{condition_words}": _array(sorted(KEYWORDS.union(_OTHER_WORDS, SIDES, *SEPARATORS.values()))),
     "{condition_functions}": _array(FUNCTIONS),
     "{condition_types}": _array(sorted({word for name in TYPES for word in name.split()})),
     "{condition_roots}": _array(ROOTS),

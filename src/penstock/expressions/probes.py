@@ -1,0 +1,92 @@
+"""What is asked of a JSON value without Spark: `@>`, `?`, its type, the length of an array.
+
+A `Field` with a probe gives the answer in the place of the value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from penstock.expressions.types import BOOL, INT, TEXT, Type
+
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+"""What decoding some JSON may raise that Postgres takes: half a surrogate pair, endless nesting."""
+RESULTS: Final[dict[str, Type]] = {
+    "@>": BOOL,
+    "?": BOOL,
+    "present": BOOL,
+    "typeof": TEXT,
+    "array_length": INT,
+}
+"""The probes, and the type of what each gives."""
+_DECODE: Final = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_TYPES: Final = {
+    "{": "object",
+    "[": "array",
+    '"': "string",
+    "t": "boolean",
+    "f": "boolean",
+    "n": "null",
+}
+
+
+def decoded(raw: bytes) -> Any:
+    """Return a JSON value, its numbers as decimals; raises one of `UNREADABLE`."""
+    try:
+        return _DECODE(raw.decode())
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def probe(op: str, text: str) -> Callable[[bytes], bool | int | str | None]:
+    """Return what gives a probe's answer for a JSON text; None where Postgres raises an error.
+
+    `text` is the JSON after `@>`, the key after `?`; else it is empty. Calls raise one of `UNREADABLE`.
+    """
+    match op:
+        case "@>":
+            wanted = decoded(text.encode())
+            return lambda raw: _contains(decoded(raw), wanted)
+        case "?":
+            return lambda raw: _has(decoded(raw), text)
+        case "typeof":
+            return lambda raw: _TYPES.get(chr(raw.lstrip()[0]), "number")
+        case "array_length":
+            return lambda raw: len(_ITEMS(raw)) if raw.lstrip()[:1] == b"[" else None
+    return lambda _: True
+
+
+def _has(value: Any, key: str) -> bool:
+    if isinstance(value, dict | list):
+        return key in value
+    return bool(isinstance(value, str) and value == key)
+
+
+def _contains(value: Any, wanted: Any) -> bool:
+    if isinstance(value, list) and not isinstance(wanted, list | dict):
+        return any(_equal(item, wanted) for item in value)
+    return _within(value, wanted)
+
+
+def _within(value: Any, wanted: Any) -> bool:
+    """Return whether `value` contains `wanted`, of which no array may stand for its element."""
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and all(
+            key in value and _within(value[key], item) for key, item in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(value, list) and all(
+            any(_within(each, item) for each in value) for item in wanted
+        )
+    return _equal(value, wanted)
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    """Return whether two values that are no containers are the same: to Python True is 1."""
+    return type(value) is type(wanted) and not isinstance(value, dict | list) and value == wanted
