@@ -180,7 +180,7 @@ def test_json_in_filters_and_transforms(spark: SparkSession) -> None:
         {"type": "note", "items": "none", "tags": {"vip": 0}},
         None,
     ]
-    batch = wire([item(n, data=data) for n, data in enumerate(documents)])
+    batch = wire([item(n, name=None, data=data) for n, data in enumerate(documents)])
     found = prepared(
         spark, batch,
         orders=nats(filter="record.data @> '{\"type\": \"order\"}'"),
