@@ -55,19 +55,19 @@ def call(typer: Typer, expr: Expr) -> Node:
 
 def _plain(typer: Typer, expr: Expr, function: Function) -> Node:
     nodes = [
-        _argument(typer, expr.op, arg, wanted)
-        for arg, wanted in zip(expr.args, function.args, strict=False)
+        _argument(typer, expr.op, arg, expected)
+        for arg, expected in zip(expr.args, function.args, strict=False)
     ]
     # What is computed may be no integer of 4 bytes.
     fails = function.fails or any(n.kind is Kind.INT and n.op != "literal" for n in nodes)
     return Node("call", function.result, tuple(nodes), function, fails)
 
 
-def _argument(typer: Typer, name: str, expr: Expr, wanted: Arg) -> Node:
-    if wanted is Arg.INTEGER:
+def _argument(typer: Typer, name: str, expr: Expr, expected: Arg) -> Node:
+    if expected is Arg.INTEGER:
         return _integer(typer, name, expr)
     node = typer.text(expr, name)
-    if wanted is Arg.CASED and node.type.folded:
+    if expected is Arg.CASED and node.type.folded:
         raise ExpressionError(
             expr.position, f"{name} ignores the case of a citext in Postgres; cast it by ::text"
         )

@@ -140,10 +140,10 @@ def load_columns(connection: psycopg.Connection[Any], tables: Iterable[tuple[str
     A table that does not exist is left out. All columns are there, whatever a publication sends.
     The connection is an ordinary one. Raises `psycopg.Error`.
     """
-    wanted = list(dict.fromkeys(tables))
-    if not wanted:
+    asked = list(dict.fromkeys(tables))
+    if not asked:
         return {}
-    parameters = {"schemas": [s for s, _ in wanted], "tables": [t for _, t in wanted]}
+    parameters = {"schemas": [s for s, _ in asked], "tables": [t for _, t in asked]}
     with connection.cursor(row_factory=tuple_row) as cursor:
         rows = cursor.execute(_SQL["columns"], parameters).fetchall()
     found: dict[tuple[str, str], dict[str, ColumnType]] = {}

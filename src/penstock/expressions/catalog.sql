@@ -6,7 +6,7 @@
 -- tables' names, side by side. A domain stands for its base type and the type modifier that it gives
 -- to it. `element` is of arrays alone. `labels` are an enum's, in order. Last: the column's own type and
 -- type modifier, and how a generated column is kept (s stored, v virtual) and what it is made of.
-WITH RECURSIVE wanted AS (
+WITH RECURSIVE asked AS (
     SELECT n.nspname::pg_catalog.text AS schema_name, c.relname::pg_catalog.text AS table_name,
            a.attnum, a.attname::pg_catalog.text AS column_name, a.atttypid, a.atttypmod,
            a.attgenerated::pg_catalog.text AS generated,
@@ -25,7 +25,7 @@ WITH RECURSIVE wanted AS (
 ),
 -- A step goes from a domain to its base type, and from an array to its element.
 steps (type_oid, typmod, of_oid, of_typmod, element) AS (
-    SELECT DISTINCT atttypid, atttypmod, atttypid, atttypmod, false FROM wanted
+    SELECT DISTINCT atttypid, atttypmod, atttypid, atttypmod, false FROM asked
     UNION
     SELECT CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE e.oid END,
            CASE WHEN t.typtype = 'd' AND t.typtypmod <> -1 THEN t.typtypmod ELSE s.typmod END,
@@ -51,7 +51,7 @@ SELECT w.schema_name, w.table_name, w.column_name,
        b.type_schema, b.type_name, b.type_kind, b.typmod, b.labels,
        e.type_schema, e.type_name, e.type_kind, e.typmod, e.labels,
        w.atttypid::pg_catalog.int8, w.atttypmod, w.generated, w.definition
-FROM wanted AS w
+FROM asked AS w
 JOIN resolved AS b ON b.of_oid = w.atttypid AND b.of_typmod = w.atttypmod AND NOT b.element
 LEFT JOIN resolved AS e ON e.of_oid = w.atttypid AND e.of_typmod = w.atttypmod AND e.element
     AND NOT e.is_array

@@ -1,4 +1,4 @@
-"""What a fault in an expression is told by."""
+"""The error of an expression that is refused."""
 
 from __future__ import annotations
 

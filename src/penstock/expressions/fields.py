@@ -24,7 +24,7 @@ from penstock.expressions.values import UNFIT, arrow, arrow_type
 _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 ms
 _NO_BITS: Final = pa.scalar(0, pa.int64())
 _BITS: Final = 63
-"""Fields whose badness one long tells; its sign is left alone."""
+"""Fields whose validity fits into one long; its sign is left alone."""
 _DIRECT: Final = {
     ("action", ""): "action",
     ("metadata", "table_schema"): "table_schema",
@@ -36,7 +36,7 @@ _DIRECT: Final = {
 """What has a column of its own in a batch."""
 _PLAIN: Final[Any] = str | int | bool | None
 _FLOAT: Final[Any] = float | str | None
-"""What a value is in a record: as few types as can be told apart, for a column may be asked for in
+"""What a value is in a record: as few types as can be distinguished, for a column may be asked for in
 several kinds."""
 
 
@@ -71,7 +71,7 @@ def struct_type(fields: Sequence[Field]) -> pa.StructType:
 class Extractor:
     """Takes `fields` out of batches of `WIRE_SCHEMA`; called with one, returns a struct array.
 
-    It holds a struct for each message, of the type that `struct_type` tells.
+    It holds a struct for each message, of the type that `struct_type` returns.
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -218,9 +218,9 @@ class _Root:
         return found
 
     def unavailable(self, metadata: pa.Array) -> Iterator[tuple[int, int]]:
-        """Yield row and field of each value that the WAL does not tell."""
-        told = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), _YES)
-        for row in pc.indices_nonzero(pc.invert(told)).to_pylist():
+        """Yield row and field of each value that the WAL lacks."""
+        complete = pc.fill_null(pc.ends_with(metadata, '"unavailable":[]}'), _YES)
+        for row in pc.indices_nonzero(pc.invert(complete)).to_pylist():
             try:
                 left_out = _METADATA.decode(metadata[row].as_py()).unavailable
             except UNREADABLE:

@@ -331,8 +331,8 @@ class _Builder:
         args = tuple(self.build(argument, _OR, depth) for argument in node.expressions)
         low, high = (1, 1) if name == "cast" else (FUNCTIONS[name].least, FUNCTIONS[name].most)
         if not low <= len(args) <= high:
-            wanted = str(low) if low == high else f"{low} to {high}"
-            raise ExpressionError(start, f"{name} takes {wanted} arguments, not {len(args)}")
+            expected = str(low) if low == high else f"{low} to {high}"
+            raise ExpressionError(start, f"{name} takes {expected} arguments, not {len(args)}")
         if key in self._words.swapped:
             args = args[::-1]
         return Expr(name, start, args, type_)

@@ -51,8 +51,8 @@ def probe(op: str, text: str) -> Callable[[bytes], bool | int | str | None]:
     """
     match op:
         case "@>":
-            wanted = decoded(text.encode())
-            return lambda raw: _contains(decoded(raw), wanted)
+            part = decoded(text.encode())
+            return lambda raw: _contains(decoded(raw), part)
         case "?":
             return lambda raw: _has(decoded(raw), text)
         case "typeof":
@@ -68,25 +68,25 @@ def _has(value: Any, key: str) -> bool:
     return bool(isinstance(value, str) and value == key)
 
 
-def _contains(value: Any, wanted: Any) -> bool:
-    if isinstance(value, list) and not isinstance(wanted, list | dict):
-        return any(_equal(item, wanted) for item in value)
-    return _within(value, wanted)
+def _contains(value: Any, part: Any) -> bool:
+    if isinstance(value, list) and not isinstance(part, list | dict):
+        return any(_equal(item, part) for item in value)
+    return _within(value, part)
 
 
-def _within(value: Any, wanted: Any) -> bool:
-    """Return whether `value` contains `wanted`, of which no array may stand for its element."""
-    if isinstance(wanted, dict):
+def _within(value: Any, part: Any) -> bool:
+    """Return whether `value` contains `part`, of which no array may stand for its element."""
+    if isinstance(part, dict):
         return isinstance(value, dict) and all(
-            key in value and _within(value[key], item) for key, item in wanted.items()
+            key in value and _within(value[key], item) for key, item in part.items()
         )
-    if isinstance(wanted, list):
+    if isinstance(part, list):
         return isinstance(value, list) and all(
-            any(_within(each, item) for each in value) for item in wanted
+            any(_within(each, item) for each in value) for item in part
         )
-    return _equal(value, wanted)
+    return _equal(value, part)
 
 
-def _equal(value: Any, wanted: Any) -> bool:
+def _equal(value: Any, part: Any) -> bool:
     """Return whether two values that are no containers are the same: to Python True is 1."""
-    return type(value) is type(wanted) and not isinstance(value, dict | list) and value == wanted
+    return type(value) is type(part) and not isinstance(value, dict | list) and value == part

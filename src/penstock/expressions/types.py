@@ -202,7 +202,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a message and the form that its value is wanted in.
+    """A place in a message and the form that its value is needed in.
 
     `lacking`: the tables, by schema and name, that lack the column: there it is null. In messages of
     any other table a column that is not there has no value.

@@ -76,23 +76,23 @@ def common_type(nodes: Sequence[Node], positions: Sequence[int]) -> Type:
     kinds = {n.kind for n, _ in known}
     if kinds == {Kind.JSON}:
         return TEXT
-    told = [(n, p) for n, p in known if n.kind is not Kind.JSON]
+    not_json = [(n, p) for n, p in known if n.kind is not Kind.JSON]
     kinds.discard(Kind.JSON)
-    with_json = len(told) < len(known)
+    with_json = len(not_json) < len(known)
     if kinds <= NUMBERS:
-        return _number([n for n, _ in told], json=with_json)
+        return _number([n for n, _ in not_json], json=with_json)
     if kinds == {Kind.BOOL}:
         return BOOL
     if kinds == {Kind.TEXT}:
-        return _text(told, json=with_json)
-    first, position = told[0]
+        return _text(not_json, json=with_json)
+    first, position = not_json[0]
     if not with_json:
         if kinds <= TIMES:
             return next(t for t in _WIDEST_FIRST if t.kind in kinds)
         if len(kinds) == 1:
             return first.type
-        position = next(p for n, p in told if n.kind is not first.kind)
-        other = next(n for n, _ in told if n.kind is not first.kind).type
+        position = next(p for n, p in not_json if n.kind is not first.kind)
+        other = next(n for n, _ in not_json if n.kind is not first.kind).type
     else:
         other = next(n for n, _ in known if n.kind is Kind.JSON).type
     raise ExpressionError(position, f"{first.type} and {other} don't go together; cast one of them")
@@ -118,9 +118,9 @@ def as_numeric(node: Node) -> Type:
     return decimals.numeric(19, 0)
 
 
-def _text(told: Sequence[tuple[Node, int]], *, json: bool) -> Type:
-    first = told[0][0].type
-    for node, position in told:
+def _text(not_json: Sequence[tuple[Node, int]], *, json: bool) -> Type:
+    first = not_json[0][0].type
+    for node, position in not_json:
         if node.type.form != first.form or (json and node.type.form):
             other = node.type if node.type.form != first.form else "a JSON value"
             raise ExpressionError(
@@ -128,6 +128,6 @@ def _text(told: Sequence[tuple[Node, int]], *, json: bool) -> Type:
             )
     if first.form:
         return first
-    width = first.width if all(n.type.width == first.width for n, _ in told) else 0
-    folded = all(n.type.folded for n, _ in told)
+    width = first.width if all(n.type.width == first.width for n, _ in not_json) else 0
+    folded = all(n.type.folded for n, _ in not_json)
     return Type(Kind.TEXT, width=width, folded=folded)

@@ -114,11 +114,11 @@ class _Writer:
             case "in":
                 first, *items = expr.args
                 written = ", ".join(self.write(i, first) for i in items)
-                return f"({self.write(first, _told(items))} IN ({written}))"
+                return f"({self.write(first, _with_type(items))} IN ({written}))"
             case "between":
                 first, low, high = expr.args
                 bounds = f"{self.write(low, first)} AND {self.write(high, first)}"
-                return f"({self.write(first, _told([low, high]))} BETWEEN {bounds})"
+                return f"({self.write(first, _with_type([low, high]))} BETWEEN {bounds})"
             case "~" | "~*":
                 return f"({self.write(expr.args[0])} {expr.op} {self.write(expr.args[1])})"
             case "like" | "ilike" | "similar to":
@@ -150,14 +150,14 @@ class _Writer:
             documents = [a.value for a in expr.args]
             written = ", ".join(self._member(d) for d in documents if isinstance(d, Reference))
         else:
-            told = None if expr.op in ("concat", "concat_ws") else _told(expr.args)
-            written = ", ".join(self.write(a, told) for a in expr.args)
+            of_type = None if expr.op in ("concat", "concat_ws") else _with_type(expr.args)
+            written = ", ".join(self.write(a, of_type) for a in expr.args)
         if expr.op in _KEYWORDS:
             return f"{expr.op.upper()}({written})"
         return f"pg_catalog.{expr.op}({written})"
 
-    def _argument(self, expr: Expr, wanted: Arg) -> str:
-        cast = "::pg_catalog.int4" if wanted is Arg.INTEGER else ""
+    def _argument(self, expr: Expr, expected: Arg) -> str:
+        cast = "::pg_catalog.int4" if expected is Arg.INTEGER else ""
         return f"{self.write(expr)}{cast}"
 
     def _member(self, reference: Reference, *, text: bool = False) -> str:
@@ -175,12 +175,12 @@ class _Writer:
 
     def _case(self, expr: Expr) -> str:
         *branches, last = expr.args
-        told = _told([*branches[1::2], last])
+        of_type = _with_type([*branches[1::2], last])
         parts = [
-            f"WHEN {self.condition(c)} THEN {self.write(r, told)}"
+            f"WHEN {self.condition(c)} THEN {self.write(r, of_type)}"
             for c, r in zip(branches[::2], branches[1::2], strict=True)
         ]
-        return f"(CASE {' '.join(parts)} ELSE {self.write(last, told)} END)"
+        return f"(CASE {' '.join(parts)} ELSE {self.write(last, of_type)} END)"
 
     def condition(self, expr: Expr) -> str:
         """Return the SQL of a condition."""
@@ -216,7 +216,7 @@ def _joined(by: str, parts: list[str]) -> str:
     return f"({by.join(parts)})"
 
 
-def _told(exprs: Sequence[Expr]) -> Expr | None:
+def _with_type(exprs: Sequence[Expr]) -> Expr | None:
     """Return the first of some operands whose type does not hang on the others."""
     return next((e for e in exprs if e.op not in ("string", "null", "reference")), None) or next(
         (e for e in exprs if e.op == "reference"), None

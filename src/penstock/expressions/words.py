@@ -106,8 +106,8 @@ class Reader:
         if self._source(self._tokens[-1]) in ends or self._frames:
             end = self._tokens[-1].end + 1
             missing = self._frames[-1] if self._frames else None
-            wanted = {"case": "`end`", None: "a value"}.get(missing, "`)`")
-            raise ExpressionError(end + 1, f"it ends where {wanted} is expected")
+            expected = {"case": "`end`", None: "a value"}.get(missing, "`)`")
+            raise ExpressionError(end + 1, f"it ends where {expected} is expected")
         return words
 
     def _step(self) -> None:

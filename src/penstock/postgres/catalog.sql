@@ -1,7 +1,7 @@
 -- The look-ups of a capture. Parameters are psycopg's.
 
 -- name: shape
--- What a table's WAL does not tell. %(oid)s: the table; no row: it was dropped since. `primary_key`
+-- What a table's WAL lacks. %(oid)s: the table; no row: it was dropped since. `primary_key`
 -- is in key order. `identities` are the replica identities of a partitioned table's partitions. Last:
 -- whether the primary key is deferrable, and the generated columns, which the WAL may lack.
 SELECT

@@ -117,7 +117,7 @@ class Decoder:
         return self._builder.rows
 
     def connected(self, database: str, tag: str) -> None:
-        """Start anew on a new connection, which tells every relation again."""
+        """Start anew on a new connection, which sends every relation again."""
         self.progress.interrupted()
         self._database, self._tag, self._tag_bytes = database, tag, tag.encode()
         self._tables.clear()

@@ -20,11 +20,11 @@ def load_types(connection: psycopg.Connection[Any], oids: Iterable[int]) -> list
     A type that does not exist (any more) is left out. The connection is an ordinary one: a
     replication connection takes no parameters.
     """
-    wanted = list(oids)
-    if not wanted:
+    asked = list(oids)
+    if not asked:
         return []
     with connection.cursor(row_factory=tuple_row) as cursor:
-        rows = cursor.execute(_QUERIES["types"], {"oids": wanted}).fetchall()
+        rows = cursor.execute(_QUERIES["types"], {"oids": asked}).fetchall()
     return [
         TypeInfo._make([*scalars, tuple(zip(names or (), types or (), strict=True))])
         for *scalars, names, types in rows

@@ -2,12 +2,12 @@
 
 -- name: types
 -- Each type of the list, and whatever it is made of: elements, domain bases, composite attributes.
-WITH RECURSIVE wanted (oid) AS (
+WITH RECURSIVE asked (oid) AS (
     SELECT pg_catalog.unnest(%(oids)s::pg_catalog.oid[])
     UNION
     SELECT part.oid
-    FROM wanted
-    JOIN pg_catalog.pg_type AS t ON t.oid = wanted.oid
+    FROM asked
+    JOIN pg_catalog.pg_type AS t ON t.oid = asked.oid
     CROSS JOIN LATERAL (
         SELECT e.oid FROM pg_catalog.pg_type AS e WHERE e.oid = t.typelem AND e.typarray = t.oid
         UNION ALL
@@ -31,8 +31,8 @@ SELECT
     t.typdelim::pg_catalog.text,
     attributes.names,
     attributes.types
-FROM wanted
-JOIN pg_catalog.pg_type AS t ON t.oid = wanted.oid
+FROM asked
+JOIN pg_catalog.pg_type AS t ON t.oid = asked.oid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
 LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid
 CROSS JOIN LATERAL (

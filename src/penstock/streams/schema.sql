@@ -180,7 +180,7 @@ CREATE TABLE penstock.{table} (
 )
 
 -- name: segment_table
--- `key` tells rows of a table apart (kind rows; null in kind changes). `message` is the JSON that a
+-- `key` distinguishes the rows of a table (kind rows; null in kind changes). `message` is the JSON that a
 -- consumer gets, but for its metadata's last member, `consumer`. core/group_hash.py defines the hashes.
 CREATE TABLE penstock.{table} (
     lsn bigint NOT NULL,

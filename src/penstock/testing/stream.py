@@ -20,7 +20,7 @@ from penstock.streams.consumers.state import START
 
 
 class StreamRow(NamedTuple):
-    """A message as a stream's table has it; `key` tells rows apart in kind `rows` alone."""
+    """A message as a stream's table has it; `key` distinguishes rows in kind `rows` alone."""
 
     lsn: int
     idx: int

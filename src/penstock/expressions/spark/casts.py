@@ -233,10 +233,10 @@ def _float_to_numeric(node: Node, have: Type) -> Callable[[Column], Column]:
             # A smaller one could have more digits after the point than there is room for.
             finite = finite & ((F.abs(x) >= least) | (x == 0.0))
         # It is rounded away, and Spark reads no such exponents.
-        told = F.when(F.abs(x) < F.lit(10.0 ** -(node.type.scale + 2)), "0").otherwise(
+        readable = F.when(F.abs(x) < F.lit(10.0 ** -(node.type.scale + 2)), "0").otherwise(
             F.format_string(form, x)
         )
-        return F.when(finite, told).try_cast(node.type.spark)
+        return F.when(finite, readable).try_cast(node.type.spark)
 
     return from_float
 
@@ -247,15 +247,15 @@ def _to_time(node: Node, have: Type) -> Callable[[Column], Column]:
 
     def parsed(x: Column) -> Column:
         text = F.trim(x, F.lit(" \t\n\x0b\f\r"))
-        told = F.when(text.rlike(_MOMENT) & ~text.startswith("0000"), text)
+        readable = F.when(text.rlike(_MOMENT) & ~text.startswith("0000"), text)
         if node.kind is Kind.DATE:
             # The whole must be a time that there is, though its day alone counts.
-            value = told.try_cast("timestamp")
+            value = readable.try_cast("timestamp")
             value = F.when(value.isNotNull(), F.substring(text, 1, 10).try_cast("date"))
         elif node.kind is Kind.TIMESTAMP:
-            value = F.regexp_replace(told, _ZONE_AFTER_TIME, "$1").try_cast("timestamp_ntz")
+            value = F.regexp_replace(readable, _ZONE_AFTER_TIME, "$1").try_cast("timestamp_ntz")
         else:
-            value = told.try_cast("timestamp")
+            value = readable.try_cast("timestamp")
         word = F.lower(text)
         plus, minus = _infinities(node.type)
         return F.when(word == "infinity", plus).when(word == "-infinity", minus).otherwise(value)

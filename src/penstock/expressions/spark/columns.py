@@ -176,16 +176,16 @@ class _Compiler:
         operand = node.args[0]
         value, bad = self.value(operand), self.bad(operand)
         if node.op == "is null":
-            told, null = F.lit(False), F.lit(True)
+            truth, null = F.lit(False), F.lit(True)
         else:
-            told, null = value.column, F.lit(False)
+            truth, null = value.column, F.lit(False)
             if node.op == "is false":
-                told = ~told
+                truth = ~truth
         if bad == _NEVER:
             if node.op == "is null":
                 return _Part(value.column.isNull(), value.size + 1)
-            return _Part(F.coalesce(told, null), value.size + 3)
-        column = F.when(value.column.isNotNull(), told)
+            return _Part(F.coalesce(truth, null), value.size + 3)
+        column = F.when(value.column.isNotNull(), truth)
         size = 2 * value.size + 4
         if isinstance(bad, _Part):
             column = column.when(~bad.column, null)

@@ -33,8 +33,8 @@ def called(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
     assert function.spark is not None  # noqa: S101 - calls.py types the others
     build, total = function.spark, sum(sizes)
     columns = [
-        column.try_cast("int") if wanted is Arg.INTEGER else column
-        for column, wanted in zip(operands, function.args, strict=False)
+        column.try_cast("int") if expected is Arg.INTEGER else column
+        for column, expected in zip(operands, function.args, strict=False)
     ]
     if function.uses == 1 or copies(max(sizes), function.uses) == function.uses:
         return build(F, *columns), function.uses * total + _OWN_SIZE

@@ -251,8 +251,8 @@ def _since(node: Node, operands: list[Column], sizes: list[int]) -> tuple[Column
         endless = endless.when(is_infinite(x, type_) & is_infinite(y, type_), None)
         endless = endless.when((x == plus) | (y == minus), F.lit(INTERVAL_INFINITY))
         endless = endless.when((x == minus) | (y == plus), F.lit(-INTERVAL_INFINITY))
-        told = endless.otherwise(F.try_subtract(*micros))
-        return F.when(x.isNotNull() & y.isNotNull(), told)
+        difference = endless.otherwise(F.try_subtract(*micros))
+        return F.when(x.isNotNull() & y.isNotNull(), difference)
 
     column = let_both(operands[0], operands[1], max(sizes), between)
     return column, copies(max(sizes), 8), 40

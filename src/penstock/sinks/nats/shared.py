@@ -14,7 +14,7 @@ from penstock.sinks.nats.check import find_stream
 def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
     """Find NATS sinks that put the same messages into one stream, which takes each once.
 
-    It is a warning where filters may tell the sinks' messages apart.
+    It is a warning where filters may keep the sinks' messages apart.
     """
     for name, other, stream in _in_one_stream(source, sinks):
         filtered = sinks[name].filter is not None or sinks[other].filter is not None
