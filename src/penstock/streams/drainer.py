@@ -356,6 +356,7 @@ class Drainer:
             if self._was_attached:
                 self._counted = self._done
             self._answers = False
+            self._target.close()  # what was idle may have lost its server
             soon = now - self._joined_at < _SOON_SECONDS
             first, most = _HOLD_SECONDS
             self._hold = min(max(first, 2 * self._hold), most) if soon else 0.0
