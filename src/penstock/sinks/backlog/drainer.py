@@ -338,6 +338,7 @@ class Drainer:
             if self._was_attached:
                 self._delivered.begin(self._done)
             self._answers = False
+            self._target.close()  # what was idle may have lost its server
             soon = now - self._joined_at < _SOON_SECONDS
             first, most = _WAIT_SECONDS
             self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
