@@ -15,7 +15,7 @@ from tests.expressions_help import FORMS, Bed, Generator, Outcome, Pair, random_
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.expressions import Kind, parse_value, typed
+from penstock.expressions import Kind, parse_condition, parse_value, typed
 from penstock.expressions.functions import FUNCTIONS
 from penstock.expressions.literals import narrow
 from penstock.expressions.nodes import Typed
@@ -61,6 +61,17 @@ def test_every_function_gives_what_postgres_gives(bed: Bed, seed: int) -> None:
     # One row of each call is enough to see what is wrong.
     shown = {call: (call, *rest) for call, *rest in wrong}.values()
     assert not wrong, "\n".join(map(str, list(shown)[:60]))
+
+
+@pytest.mark.parametrize(
+    "text", ["repeat('x', 1000000000)", "lpad('x', 1000000000)", "rpad('x', 2000000000, 'ab')"]
+)
+def test_constants_that_would_fill_the_memory_fail_each_message(bed: Bed, text: str) -> None:
+    """Spark computes what is constant once, before any row and whatever condition stands around it."""
+    bed.fill(random_rows(random.Random(0), 2))
+    made = [typed(parse_condition(c), bed.columns) for c in (f"{text} = ''", "record.id > 0")]
+    outcomes, _ = bed.spark_outcomes(made)
+    assert [outcome.bad for outcome in outcomes] == [True, True]
 
 
 def _differences(bed: Bed, pairs: list[Pair]) -> Iterator[tuple[Any, ...]]:

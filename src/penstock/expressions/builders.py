@@ -50,7 +50,8 @@ def split_part(f: Any, text: Any, by: Any, number: Any) -> Any:
 def repeat(f: Any, text: Any, count: Any) -> Any:
     """Return `repeat(text, count)`; null where it would be longer than `LONGEST`."""
     length = f.char_length(text).cast("bigint") * count.cast("bigint")
-    return f.when(length <= LONGEST, f.call_function("repeat", text, count))
+    # Within the call, as Spark computes a call of constants whatever stands around it.
+    return f.call_function("repeat", text, f.when(length <= LONGEST, count))
 
 
 def lpad(f: Any, text: Any, length: Any, by: Any = None) -> Any:
@@ -65,7 +66,8 @@ def rpad(f: Any, text: Any, length: Any, by: Any = None) -> Any:
 
 def _padded(f: Any, name: str, text: Any, length: Any, by: Any) -> Any:
     fill = f.lit(" ") if by is None else by
-    return f.when((length <= LONGEST) | (fill == ""), f.call_function(name, text, length, fill))
+    fits = f.when((length <= LONGEST) | (fill == ""), length)
+    return f.call_function(name, text, fits, fill)
 
 
 def character(f: Any, code: Any) -> Any:
