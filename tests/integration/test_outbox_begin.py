@@ -273,22 +273,22 @@ def test_places_of_another_relay_count_as_they_are(it: Relayed) -> None:
     assert it.waiting() == set()
 
 
-def test_a_release_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
+def test_a_resume_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
     it.begin()
     state = SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
     checkpoints = it.checkpoints(it.desired(), state, ["p"])
-    refused, released = [StoreError("gone", "It is gone.")], []
+    refused, resumed = [StoreError("gone", "It is gone.")], []
 
-    def release(name: str) -> None:
+    def resume(name: str) -> None:
         if refused:
             raise refused.pop()
-        released.append(name)
+        resumed.append(name)
 
-    checkpoints.run.release = release
+    checkpoints.run.resume = resume
     for _ in range(3):
         with contextlib.suppress(StoreError):
             checkpoints.tick()
-    assert released == ["p"]
+    assert resumed == ["p"]
 
 
 def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed) -> None:
