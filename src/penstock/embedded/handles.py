@@ -20,12 +20,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamInfo
-from nats.js.errors import NotFoundError
+from nats.js.errors import NotFoundError, ServerError
 from psycopg import sql
 
 T = TypeVar("T")
 _FETCH = 1000
 _CALL_TIMEOUT = 60.0
+_STORE_TRIES = 20
 
 
 class Database:
@@ -115,7 +116,13 @@ class JetStream:
 
         async def add() -> StreamInfo:
             context = await self._context()
-            return await context.add_stream(StreamConfig(name=name, subjects=listed, **config))
+            made = StreamConfig(name=name, subjects=listed, **config)
+            for _ in range(_STORE_TRIES):
+                # The server deletes a stream's folder in the background: one of its name may be early.
+                with contextlib.suppress(ServerError):
+                    return await context.add_stream(made)
+                await asyncio.sleep(0.1)
+            return await context.add_stream(made)
 
         info = self._call(add())
         self._made.append(name)
