@@ -8,7 +8,7 @@ rules (`coalesce`, `round`), `args` has its number of arguments alone, and `call
 installed, then a column for each argument. It gives null where an argument is null, and null where
 Postgres raises an error; then `fails` is set. No builder may throw.
 
-tests/integration/test_functions.py compares each line with Postgres.
+tests/integration/test_expressions.py compares each line with Postgres.
 """
 
 from __future__ import annotations

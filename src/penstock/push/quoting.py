@@ -32,7 +32,9 @@ class Quoting:
         found |= _in_json(found)
         found |= {_BLANK.sub(" ", secret) for secret in found}
         found -= {"Basic", "Bearer", "Token"}
-        self._secrets = sorted((s for s in found if len(s) >= _SHORTEST), key=len, reverse=True)
+        self._secrets = sorted(
+            (s for s in found if len(s) >= _SHORTEST), key=lambda s: (-len(s), s)
+        )
 
     def quote(self, body: bytes) -> str:
         """Return the start of a body in one line, empty where there is no text in it."""
