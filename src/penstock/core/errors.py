@@ -4,12 +4,14 @@
       ConfigError           the configuration can't be used: one problem a line
       CaptureError          a source cannot go on; `is_gap`: changes may be missed
         SetupError          the server, its publication or its slot is not ready
+          InstallError      the schema `tide` can't be installed or read (`outbox.errors`)
         BackfillError       a backfill, or one of its ranges, cannot go on
       PipelineError         an outbox's pipeline has a configuration that can't be used
       SinkError             a sink cannot go on
       StoreError            the store cannot do its work
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
       EmbeddedError         an embedded server cannot start
+        PortTakenError      its one port is in use
       ListenError           the address can't be listened on
       SparkError            there is no Spark session
 
