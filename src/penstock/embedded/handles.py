@@ -27,6 +27,7 @@ T = TypeVar("T")
 _FETCH = 1000
 _CALL_TIMEOUT = 60.0
 _STORE_TRIES = 20
+_NO_STORE = 10049  # "error creating store for stream"
 
 
 class Database:
@@ -119,8 +120,11 @@ class JetStream:
             made = StreamConfig(name=name, subjects=listed, **config)
             for _ in range(_STORE_TRIES):
                 # The server deletes a stream's folder in the background: one of its name may be early.
-                with contextlib.suppress(ServerError):
+                try:
                     return await context.add_stream(made)
+                except ServerError as error:
+                    if error.err_code != _NO_STORE:
+                        raise
                 await asyncio.sleep(0.1)
             return await context.add_stream(made)
 
