@@ -104,7 +104,7 @@ def reason_of(error: psycopg.Error) -> str:
 
 
 def first_line(error: psycopg.Error, url: str) -> str:
-    """Return what an error says, in one line, without the URL's password."""
+    """Return the first line of an error's text, without the URL's password."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines[0] if lines else type(error).__name__).rpartition("failed: ")[2].rstrip(".")
     password = str(conninfo_to_dict(url).get("password") or "")
