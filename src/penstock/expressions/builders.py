@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-LONGEST: Final = 1_000_000
-"""How many characters `repeat`, `lpad` and `rpad` give at most."""
+LONGEST: Final = 10_000
+"""How many characters `repeat`, `lpad` and `rpad` give at most; a block has 2,000 messages."""
 _LAST: Final = (1 << 31) - 1
 
 
