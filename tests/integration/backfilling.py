@@ -54,6 +54,7 @@ class Backfilling:
         self.received: list[Message] = []
         self.chunks: list[Reads] = []
         self.spec: BackfillSpec | None = None
+        self._begun: SavedCursor = None
         self._failed: list[tuple[int, int]] = []
         self._void: list[tuple[tuple[int, int], int]] = []
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -62,6 +63,8 @@ class Backfilling:
     def start(self, table: str = "public.t", cursor: SavedCursor = None, **spec: Any) -> int:
         """Start a backfill of a table, number 1, for the sink `sink`."""
         schema, _, name = table.partition(".")
+        self._begun = cursor
+        self._failed.clear()
         self.spec = BackfillSpec(1, "sink", schema, name, **spec)
         return self.backfiller.start(self.spec, cursor)
 
@@ -86,8 +89,19 @@ class Backfilling:
         reader = self.reader
         reader.capture.confirm(reader.position)
         end = reader.capture.available(reader.position, 10_000, wait)
-        if end == reader.position:
-            return []
+        return [] if end == reader.position else self._deliver(end)
+
+    def drain(self) -> None:
+        """Deliver and confirm all that is written now."""
+        reader, until = self.reader, self.reader.written()
+        while True:
+            end = reader.capture.available(reader.position, 10_000, PATIENCE, until)
+            if end == reader.position:
+                return
+            self._deliver(end)
+
+    def _deliver(self, end: Position) -> list[Message]:
+        reader = self.reader
         found = self.take(reader.position, end)
         reader.position = end
         reader.capture.confirm(end)
@@ -144,14 +158,19 @@ class Backfilling:
         return event
 
     @property
+    def restarts(self) -> int:
+        """How often a range could not be read, so that the backfill was started again."""
+        return len(self._void)
+
+    @property
     def cursor(self) -> Any:
-        """Where the backfill was when it last reported."""
+        """Where the backfill was when it last reported; else where it was begun."""
         delivered = [
             event
             for event in self.events
             if isinstance(event, Delivered) and self._counts(event.attempt, event.chunk)
         ]
-        return delivered[-1].cursor if delivered else None
+        return delivered[-1].cursor if delivered else self._begun
 
     def _counts(self, attempt: int, chunk: int) -> bool:
         """Return whether nothing before the chunk failed: all behind a failure is read anew."""

@@ -182,7 +182,6 @@ class Session:
         cursor = driver.cursor
         driver.close()
         self.driver = Backfilling(self._url, before)
-        self.driver.events += [e for e in driver.events if hasattr(e, "cursor")]
         if after > before:
             self.driver.take(before, after)
             self.driver.reader.position = after
@@ -197,8 +196,7 @@ class Session:
 
     def end(self) -> list[Message]:
         """Deliver what is left, and return all messages, each once, as they came."""
-        while self.driver.batch(0.3):
-            pass
+        self.driver.drain()
         self.driver.close()
         self.received += self.driver.received
         known: dict[Position, Message] = {}

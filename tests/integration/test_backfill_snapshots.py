@@ -206,8 +206,7 @@ def test_a_truncate_between_has_the_chunk_read_again(
         driver.start()
         driver.run()
         threads[0].join(20)
-        while driver.batch():
-            pass
+        driver.drain()
         assert folded(driver) == {(5,): "new"}
 
 

@@ -86,7 +86,6 @@ def test_every_table_is_read_and_then_changed(chinook: Database) -> None:
             column = next((c for c in next(iter(expected.values())) if c not in key), key[0])
             chinook.execute(f"UPDATE {table} SET {column} = {column}")
             driver.received.clear()
-            while driver.batch():
-                pass
+            driver.drain()
             assert {m.action for m in driver.received} == {"update"}
             assert fold(driver.received, key) == expected, table

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
 import nats
+import nats.errors
 import psycopg
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
@@ -215,7 +216,8 @@ class JetStream:
         try:
             if self._client is not None and self._client.is_connected:
                 for name in self._made:
-                    self.delete_stream(name)
+                    with contextlib.suppress(nats.errors.Error):  # a cluster without a leader
+                        self.delete_stream(name)
             self._call(self._end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
