@@ -104,8 +104,8 @@ def test_subjects_that_nobody_knows_yet(
 def test_no_other_subscriber_gets_what_is_tried(server: EmbeddedNats, streams: JetStream) -> None:
     """Not even one that takes everything, of a user who may publish everything."""
     admin = NatsSinkConfig(url=server.url, user="admin", password="x")
-    listener = connect_first(admin, b"shop.", "listener")  # takes `shop.*`
-    publisher = connect_first(admin, b"_INBOX.x.", "publisher")
+    listener = connect_first(admin, "listener", inbox=b"shop.")  # takes `shop.*`
+    publisher = connect_first(admin, "publisher")
     try:
         assert refused(publisher, ["shop.1", "shop.2"]) == []
         publisher.send(b"PUB shop.3 0\r\n\r\nPING\r\n")

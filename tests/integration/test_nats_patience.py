@@ -17,7 +17,8 @@ from penstock.core.delivery import Unfinished
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
-from penstock.sinks.nats.sink import WINDOW, NatsSink
+from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.window import WINDOW
 
 from .nats_servers import await_true, batch
 

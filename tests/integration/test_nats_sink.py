@@ -18,7 +18,8 @@ from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.sinks.nats.check import find_stream, inspect
+from penstock.sinks.nats.check import inspect
+from penstock.sinks.nats.jetstream import find_stream
 from penstock.sinks.nats.sink import NatsSink
 
 from .nats_servers import (

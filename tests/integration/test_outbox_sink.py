@@ -77,7 +77,7 @@ def set_atomic(nats: JetStream, stream: str, *, atomic: bool) -> None:
 
 def without_links(sink: NatsSink) -> NatsSink:
     """Return a sink that links no messages, as where others publish to the stream all the time."""
-    sink._may_link = False
+    sink._chaining.may_link = False
     return sink
 
 

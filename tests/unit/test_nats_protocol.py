@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from penstock.config.nats import NatsSinkConfig, redact
 from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
-from penstock.sinks.nats.check import refused_by_stream
-from penstock.sinks.nats.client import Answer, Event, Info, Parser, Ping, Pong, Reply, ServerError
+from penstock.sinks.nats.errors import refused_by_stream
 from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
 from penstock.sinks.nats.order import group_keys, waits_of
+from penstock.sinks.nats.parser import Answer, Event, Info, Parser, Ping, Pong, Reply, ServerError
 from penstock.sinks.nats.retries import BACKOFF_MAX, backoff
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.task import Task
@@ -356,7 +356,7 @@ def test_a_group_has_one_atomic_batch_in_flight(
     while task.left:
         task.release_due(1e9)
         while task.ready:
-            task.atomic = random.random() < 0.8
+            task.chains.atomic = random.random() < 0.8
             data = bytes(task.wave(random.randint(1, 12), 10**6, 0.0))
             flying += [[row for row, _ in sent] for sent in sent_batches(data)]
         assert task.flying == sum(map(len, flying))
@@ -440,7 +440,7 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
             break
         task.release_due(1e9)
         while task.ready and (room := random.randint(1, 2 * size)) > 0:
-            task.linking = random.random() < 0.9
+            task.chains.linking = random.random() < 0.9
             queue += linked(bytes(task.wave(room, 10**6, 0.0)))
         assert task.flying == len(queue)
         fate = random.random()
@@ -476,7 +476,7 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
 def linking(count: int) -> Task:
     """Return a task whose rows, all of one group, are in flight, linked."""
     task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, count)
-    task.linking = True
+    task.chains.linking = True
     assert len(linked(bytes(task.wave(count, 10**6, 0.0)))) == count
     return task
 
@@ -499,7 +499,7 @@ def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None
     error = SinkError("permission_denied", "no")
     task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
     assert (told, task.flying, task.ready) == (["permission_denied"], 0, False)
-    assert [bucket.rows for bucket in task.buckets.values()] == [[0]]
+    assert [bucket.rows for bucket in task.retries.buckets.values()] == [[0]]
     task.release_due(1e9)
     assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]
     task.acked([b"1"])

@@ -24,7 +24,7 @@ from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
 from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.setup import server_fault
-from penstock.sinks.nats import check as nats_check
+from penstock.sinks.nats.client import connect_first
 from penstock.sinks.nats.shared import shared_streams_of_outboxes
 
 _SQL = queries.load("penstock.check", "outbox.sql")
@@ -146,8 +146,9 @@ def _inbox(
     if settings is not None and pipeline.enabled:
         subject = f"{title}: nats {settings.nats.safe_url}"
         try:
-            server = nats_check.log_in(settings.nats)
+            connection = connect_first(settings.nats, "penstock check")
         except SinkError as error:
             yield Finding("error", subject, error.message, error.remedy)
         else:
-            yield Finding("ok", subject, f"reachable and logged in: {server}")
+            connection.close()
+            yield Finding("ok", subject, f"reachable and logged in: {connection.server}")

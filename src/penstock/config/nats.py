@@ -5,25 +5,19 @@ Pickles, because it travels to the executors; its repr and its errors never show
 
 from __future__ import annotations
 
-import base64
 import re
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-import nkeys
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from penstock.config.strict import Flag, Number, Whole
-from penstock.core.errors import SinkError
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
 _SEED = re.compile(r"S[UOANC][A-Z2-7]{56}")
-_JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
-_CREDS_SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
 _LOGIN = ("password", "token", "credentials_file", "nkey_seed")
 _STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
 
@@ -264,91 +258,3 @@ def _server(url: str, shown: str) -> Server:
         password,
         user if password is None else None,
     )
-
-
-def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
-    """Return a TLS context that verifies the server; raises `SinkError` for unusable files."""
-    try:
-        context = ssl.create_default_context(cafile=config.tls_ca_cert)
-        if config.tls_cert:
-            context.load_cert_chain(config.tls_cert, config.tls_key)
-    except OSError as error:
-        files = ", ".join(
-            str(f) for f in (config.tls_ca_cert, config.tls_cert, config.tls_key) if f
-        )
-        raise SinkError(
-            "tls_failed",
-            f"Cannot use the certificates ({files}): {error}.",
-            remedy=f"Set {config.setting('tls_ca_cert')}, {config.setting('tls_cert')} and "
-            f"{config.setting('tls_key')} to readable PEM files.",
-            transient=False,
-        ) from None
-    return context
-
-
-def hello(
-    config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
-) -> dict[str, Any]:
-    """Return the `CONNECT` for a server that sent `info`; raises `SinkError`."""
-    if not info.get("headers"):
-        raise SinkError(
-            "headers_unsupported",
-            f"{server} does not support message headers, which carry the deduplication id.",
-            remedy="Use nats-server 2.2 or newer, without `no_header_support`.",
-            transient=False,
-        )
-    return {
-        "verbose": False,
-        "pedantic": False,
-        "tls_required": server.tls or config.wants_tls,
-        "headers": True,
-        "no_responders": True,
-        "protocol": 1,
-        "lang": "python-penstock",
-        "version": "1",
-        "name": name,
-        **_login(config, server, str(info.get("nonce", ""))),
-    }
-
-
-def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]:
-    """Return the fields of `CONNECT` that log in; the server's `nonce` is signed by an nkey."""
-    if server.user is not None:
-        return {"user": server.user, "pass": server.password}
-    if server.token is not None:
-        return {"auth_token": server.token}
-    if config.user is not None and config.password is not None:
-        return {"user": config.user, "pass": config.password.get_secret_value()}
-    if config.token is not None:
-        return {"auth_token": config.token.get_secret_value()}
-    key = "credentials_file" if config.credentials_file else "nkey_seed"
-    try:
-        if config.credentials_file is not None:
-            text = config.credentials_file.expanduser().read_text(encoding="utf-8")
-            jwt, user_seed = _JWT.search(text), _CREDS_SEED.search(text)
-            if not jwt or not user_seed:
-                raise ValueError("it holds no user JWT and seed")
-            return {"jwt": jwt.group(1), "sig": _sign(user_seed.group(1).encode(), nonce)[1]}
-        if (seed := config.seed()) is not None:
-            public, signature = _sign(seed, nonce)
-            return {"nkey": public, "sig": signature}
-    except (OSError, ValueError, nkeys.NkeysError) as error:
-        # Not str(error) of an OSError: it names the file, and a mistyped seed was taken for one.
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SinkError(
-            "credentials_unusable",
-            f"Cannot use {config.setting(key)}"
-            f"{f' {path}' if (path := config.credentials_file) else ''}: {reason}.",
-            remedy="Set it to a file that `nsc generate creds` or `nk -gen user` wrote.",
-            transient=False,
-        ) from None
-    return {}
-
-
-def _sign(seed: bytes, nonce: str) -> tuple[str, str]:
-    pair = nkeys.from_seed(bytearray(seed))
-    try:
-        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
-        return pair.public_key.decode(), signature
-    finally:
-        pair.wipe()

@@ -33,7 +33,8 @@ from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Reporter
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.nats.sink import STEADY_RATE, NatsSink
+from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.window import STEADY_RATE
 from penstock.sinks.stream import Backlog, StreamRoute, StreamWriter
 from penstock.spark.routes import Route, size
 from penstock.spark.steps import Prepared, SinkPlan, Steps

@@ -17,8 +17,12 @@ from penstock.core.errors import SinkError
 from penstock.core.subject import overlaps
 from penstock.outbox.inbox.redelivery import Redelivery
 from penstock.outbox.inbox.settings import InboxSettings
-from penstock.sinks.nats.check import jetstream_not_enabled
-from penstock.sinks.nats.leader import NOT_ENABLED, UNAVAILABLE, no_quorum
+from penstock.sinks.nats.errors import (
+    NOT_ENABLED,
+    UNAVAILABLE,
+    jetstream_not_enabled,
+    no_quorum,
+)
 
 T = TypeVar("T")
 API_SECONDS: Final = 5.0

@@ -21,12 +21,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.config.nats import NatsSinkConfig, Server, tls_context
+from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
 from penstock.outbox.inbox.consumer import API_SECONDS, DurableConsumer
 from penstock.outbox.inbox.redelivery import Redelivery
 from penstock.outbox.inbox.settings import InboxSettings
 from penstock.sinks.nats.client import connect_first
+from penstock.sinks.nats.login import tls_context
 
 log = structlog.get_logger("penstock")
 
@@ -258,7 +259,7 @@ async def open_puller(settings: InboxSettings, name: str) -> Puller:
 
 def _choose(config: NatsSinkConfig, name: str) -> tuple[Server, bool]:
     """Return a server that takes the login, and whether by TLS; raises `SinkError`."""
-    connection = connect_first(config, f"_INBOX.{secrets.token_hex(8)}.".encode(), name)
+    connection = connect_first(config, name)
     connection.close()
     server = connection.server
     return server, server.tls or config.wants_tls or bool(connection.info.get("tls_required"))

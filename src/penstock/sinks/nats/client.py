@@ -1,171 +1,40 @@
 """A small synchronous NATS client that does one thing fast: publish, and read the acks in bulk.
 
-`Parser` is the protocol without I/O: bytes in, events out. `Connection` puts a non-blocking socket
-under it. Frames are handed over ready-made (`HPUB …`), thousands in one buffer; acks come back as
-plain numbers, the last token of each message's reply subject, with no object a message beyond that.
+`Connection` puts a non-blocking socket under `Parser`. Frames are handed over ready-made (`HPUB …`),
+thousands in one buffer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import selectors
 import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import orjson
 
-from penstock.config.nats import NatsSinkConfig, Server, hello, tls_context
+from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.errors import none_of, not_nats, problem_error, tls_error, unresponsive
+from penstock.sinks.nats.errors import none_of, problem_error, tls_error, unresponsive
+from penstock.sinks.nats.login import hello, secure
+from penstock.sinks.nats.parser import Event, Info, Parser, Ping, Pong, Reply, ServerError
 
-READ_SIZE: Final = 256 * 1024
-WRITE_SIZE: Final = 256 * 1024
-MAX_LINE: Final = 1024 * 1024
+_READ_SIZE: Final = 256 * 1024
+_WRITE_SIZE: Final = 256 * 1024
 CONNECT_TIMEOUT: Final = 5.0
-ANSWER: Final = b"q"
-"""Stands before the number of a question in its reply subject, which acks have the same numbers in."""
-
-_ACK: Final = (
-    rb'\{"stream": ?"[^"\r\n]*", ?(?:"domain": ?"[^"\r\n]*", ?)?'
-    rb'"seq": ?[1-9][0-9]*(?:, ?"duplicate": ?(?:true|false))?\}'
-)
-_COPY: Final = rb'"duplicate": ?true\}'
-_DUPLICATE: Final = re.compile(_COPY + rb"\r\n")
 _CERTIFICATE_REFUSED: Final = re.compile(r"_ALERT_\w*(?:CERTIFICATE|UNKNOWN_CA)")
 """With TLS 1.3 the server judges a client's certificate when the handshake is over for the client."""
-_PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish to "(.*)"', re.I | re.S)
 
 
-class Reply(NamedTuple):
-    """A message to the inbox that is not a plain positive ack; `status` is 0 without a header."""
-
-    number: int
-    status: int
-    body: bytes
-
-
-class Answer(NamedTuple):
-    """A stream's answer to the question for a message that it has."""
-
-    number: int
-    status: int
-    body: bytes
-
-
-class ServerError(NamedTuple):
-    """What the server reports by `-ERR`."""
-
-    text: str
-
-    @property
-    def denied_subject(self) -> str | None:
-        """The subject, if the problem is that publishing to it is not permitted."""
-        found = _PUBLISH_DENIED.search(self.text)
-        return found.group(1) if found else None
-
-
-class Info(NamedTuple):
-    """The server's description of itself; comes first, and again when the cluster changes."""
-
-    fields: dict[str, Any]
-
-
-class Ping(NamedTuple):
-    """The server asks for a PONG."""
-
-
-class Pong(NamedTuple):
-    """The server has handled all that was sent before our PING."""
-
-
-Event = Reply | Answer | ServerError | Info | Ping | Pong
-
-
-class Parser:
-    """Reads what a server sends, whatever way it is cut into pieces.
-
-    Acks, by far the most frequent, are matched as a run by one regular expression that leaves no
-    room for anything but a positive JetStream ack; all else is parsed message by message. `copies` has
-    the acks, by their numbers, of messages that the stream had before; who takes them takes them out.
-    """
-
-    def __init__(self, inbox: bytes, where: str = "there"):
-        self.copies: dict[bytes, bytes] = {}
-        self._tail = b""
-        self._inbox = inbox
-        self._where = where
-        head = rb"MSG " + re.escape(inbox)
-        self._run = re.compile(rb"(?:" + head + rb"[0-9]+ 1 [0-9]+\r\n" + _ACK + rb"\r\n)++")
-        self._number = re.compile(head + rb"([0-9]+) ")
-        self._copy = re.compile(head + rb"([0-9]+) 1 [0-9]+\r\n(\{[^{}\r\n]*" + _COPY + rb")")
-
-    def feed(self, data: bytes) -> tuple[list[bytes], list[Event]]:
-        """Take bytes; return the numbers of positive acks and the other events, in order each."""
-        data = self._tail + data if self._tail else data
-        acks: list[bytes] = []
-        events: list[Event] = []
-        at, size = 0, len(data)
-        while at < size:
-            if run := self._run.match(data, at):
-                acks += self._number.findall(data, at, run.end())
-                if _DUPLICATE.search(data, at, run.end()):
-                    self.copies.update(self._copy.findall(data, at, run.end()))
-                at = run.end()
-                continue
-            end = self._next(data, at, events)
-            if end < 0:
-                break
-            at = end
-        self._tail = data[at:]
-        return acks, events
-
-    def _next(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Parse one operation at `at`; return where it ends, or -1 if it is not all here yet."""
-        eol = data.find(b"\r\n", at)
-        if eol < 0:
-            if len(data) - at > MAX_LINE:
-                raise not_nats(self._where, data[at : at + 40])
-            return -1
-        line = data[at:eol]
-        word, _, rest = line.partition(b" ")
-        word = word.upper()
-        if word in (b"MSG", b"HMSG"):
-            return self._message(data, eol + 2, word, rest.split(), events)
-        if word == b"PING":
-            events.append(Ping())
-        elif word == b"PONG":
-            events.append(Pong())
-        elif word == b"INFO":
-            events.append(Info(orjson.loads(rest)))
-        elif word == b"-ERR":
-            events.append(ServerError(rest.decode(errors="replace").strip().strip("'")))
-        elif word != b"+OK":
-            raise not_nats(self._where, line)
-        return eol + 2
-
-    def _message(
-        self, data: bytes, at: int, word: bytes, fields: list[bytes], events: list[Event]
-    ) -> int:
-        end = at + int(fields[-1])
-        if len(data) < end + 2:
-            return -1
-        status, body = 0, at
-        if word == b"HMSG":
-            body = at + int(fields[-2])
-            # `NATS/1.0 503` and perhaps a text after it; a plain header has no status.
-            first = data[at:body].split(b"\r\n", 1)[0].split()
-            status = int(first[1]) if len(first) > 1 and first[1].isdigit() else 0
-        number = fields[0].removeprefix(self._inbox)
-        if number.isdigit():
-            events.append(Reply(int(number), status, data[body:end]))
-        elif number[:1] == ANSWER and number[1:].isdigit():
-            events.append(Answer(int(number[1:]), status, data[body:end]))
-        return end + 2
+def new_inbox() -> bytes:
+    """Return what the subjects begin with that acks and replies come to."""
+    return f"_INBOX.{secrets.token_hex(8)}.".encode()
 
 
 class Connection:
@@ -184,6 +53,7 @@ class Connection:
         self.server = server
         self.info = info
         self.parser = parser
+        self.inbox = parser.inbox
         self.unsent = 0
         self._sock = sock
         self._out: deque[memoryview] = deque()
@@ -202,6 +72,11 @@ class Connection:
         if data:
             self._out.append(memoryview(data))
             self.unsent += len(data)
+
+    def publish(self, subject: bytes, payload: bytes = b"", *, reply: bytes = b"") -> None:
+        """Queue one message without headers; for the rare ones."""
+        to = b"%b %b" % (subject, reply) if reply else subject
+        self.send(b"PUB %b %d\r\n%b\r\n" % (to, len(payload), payload))
 
     def step(self, timeout: float) -> tuple[list[bytes], list[Event]]:
         """Send what the socket takes and read what it has; wait only if there is neither.
@@ -229,28 +104,26 @@ class Connection:
                 self._note(event)
         return acks, events
 
+    def events(self, timeout: float) -> Iterator[Event]:
+        """Yield what the server sends, acks aside, for `timeout` seconds; raises as `step` does."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            yield from self.step(left)[1]
+
     def ping(self, timeout: float) -> None:
         """Ask the server for a sign of life; raises `SinkError` where none comes in time."""
         self.send(b"PING\r\n")
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            if any(isinstance(event, Pong) for event in self.step(left)[1]):
-                return
-        raise unresponsive(self.server, timeout)
+        if not any(isinstance(event, Pong) for event in self.events(timeout)):
+            raise unresponsive(self.server, timeout)
 
-    def request(self, subject: str, payload: bytes, inbox: bytes, timeout: float) -> Reply:
+    def request(self, subject: str, payload: bytes, timeout: float) -> Reply:
         """Send a request and wait for its reply; for the rare calls, never for publishing."""
-        size = str(len(payload)).encode()
-        self.send(
-            b"PUB " + subject.encode() + b" " + inbox + b"0 " + size + b"\r\n" + payload + b"\r\n"
-        )
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            for event in self.step(left)[1]:
-                if isinstance(event, Reply) and event.number == 0:
-                    return event
-                if isinstance(event, ServerError):
-                    raise problem_error(event.text, self._config, self.server)
+        self.publish(subject.encode(), payload, reply=self.inbox + b"0")
+        for event in self.events(timeout):
+            if isinstance(event, Reply) and event.number == 0:
+                return event
+            if isinstance(event, ServerError):
+                raise problem_error(event.text, self._config, self.server)
         raise SinkError("timeout", f"{self.server} did not answer {subject} within {timeout:g} s.")
 
     def close(self) -> None:
@@ -264,13 +137,13 @@ class Connection:
         try:
             while self._out:
                 view = self._out[0]
-                count = self._sock.send(view[:WRITE_SIZE])
+                count = self._sock.send(view[:_WRITE_SIZE])
                 sent += count
                 if count == len(view):
                     self._out.popleft()
                 else:
                     self._out[0] = view[count:]
-                if sent >= WRITE_SIZE:
+                if sent >= _WRITE_SIZE:
                     break
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
@@ -287,8 +160,8 @@ class Connection:
         pieces: list[bytes] = []
         size = 0
         try:
-            while size < READ_SIZE:
-                piece = self._sock.recv(READ_SIZE)
+            while size < _READ_SIZE:
+                piece = self._sock.recv(_READ_SIZE)
                 if not piece:
                     if pieces:
                         break
@@ -356,7 +229,7 @@ def connect(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         parser = Parser(inbox, f"at {where}")
         info = _read_info(sock, parser, where)
-        sock = _secure(sock, config, server, info)
+        sock = secure(sock, config, server, info)
         connection = Connection(config, sock, server, info, parser)
         greeting = orjson.dumps(hello(config, server, info, name))
         connection.send(b"CONNECT " + greeting + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
@@ -384,16 +257,17 @@ def connect(
 
 def connect_first(
     config: NatsSinkConfig,
-    inbox: bytes,
     name: str,
     *,
+    inbox: bytes | None = None,
     start: int = 0,
     timeout: Callable[[], float] = lambda: CONNECT_TIMEOUT,
 ) -> Connection:
     """Connect as `connect` does to the first server that takes it, beginning with number `start`.
 
-    Where none does, the `SinkError` has each one's reason.
+    Without an `inbox` it has a new one. Where none does, the `SinkError` has each one's reason.
     """
+    inbox = inbox or new_inbox()
     servers = config.servers
     errors: list[SinkError] = []
     for number in range(start, start + len(servers)):
@@ -406,7 +280,7 @@ def connect_first(
 
 def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any]:
     while True:
-        data = sock.recv(READ_SIZE)
+        data = sock.recv(_READ_SIZE)
         if not data:
             raise SinkError("connection_lost", f"{where} hung up before its greeting.")
         for event in parser.feed(data)[1]:
@@ -416,40 +290,12 @@ def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any
                 return event.fields
 
 
-def _secure(
-    sock: socket.socket, config: NatsSinkConfig, server: Server, info: dict[str, Any]
-) -> socket.socket:
-    required = bool(info.get("tls_required"))
-    asked = server.tls or config.wants_tls
-    tls = config.setting("tls")
-    if config.tls is False and required:
-        reason = f"the server requires TLS, and {tls} is false"
-        raise tls_error(config, server, reason, f"Leave {tls} out.")
-    if asked and not (required or info.get("tls_available")):
-        raise tls_error(
-            config, server, "the configuration asks for TLS, and the server offers none",
-            f"Leave {tls} and the certificates out, and write nats:// in {config.setting('url')}; or "
-            "give the server a `tls {}` block.",
-        )  # fmt: skip
-    if not (asked or required):
-        return sock
-    if info.get("tls_verify") and not config.tls_cert:
-        cert, key = config.setting("tls_cert"), config.setting("tls_key")
-        raise tls_error(
-            config, server, f"the server asks for a client's certificate, and {cert} is none",
-            f"Set {cert} and {key} to one that the server's CA has signed, and its key.",
-        )  # fmt: skip
-    return tls_context(config).wrap_socket(sock, server_hostname=server.host)
-
-
 def _await_pong(connection: Connection, config: NatsSinkConfig, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
-        for event in connection.step(left)[1]:
-            if isinstance(event, ServerError):
-                raise problem_error(event.text, config, connection.server)
-            if isinstance(event, Pong):
-                return
+    for event in connection.events(timeout):
+        if isinstance(event, ServerError):
+            raise problem_error(event.text, config, connection.server)
+        if isinstance(event, Pong):
+            return
     raise SinkError(
         "timeout",
         f"{connection.server} did not answer the login within {timeout:g} s.",

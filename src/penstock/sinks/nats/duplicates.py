@@ -18,9 +18,10 @@ import orjson
 
 from penstock.core.delivery import OnRetry
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.client import ANSWER, Answer, Connection
+from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.errors import UNAVAILABLE
 from penstock.sinks.nats.formats import OWNER
-from penstock.sinks.nats.leader import UNAVAILABLE
+from penstock.sinks.nats.parser import ANSWER, Answer
 
 if TYPE_CHECKING:
     from penstock.sinks.nats.task import Task
@@ -212,9 +213,8 @@ class Doubts:
 class Duplicates:
     """Asks streams for the messages that they have in the place of a sink's, and judges by them."""
 
-    def __init__(self, name: str, inbox: bytes, timeout: float, on_retry: OnRetry) -> None:
+    def __init__(self, name: str, timeout: float, on_retry: OnRetry) -> None:
         self._name = name
-        self._inbox = inbox
         self._timeout = min(timeout, ANSWER_SECONDS)
         self._on_retry = on_retry
         self._may_ask = True
@@ -239,9 +239,8 @@ class Duplicates:
                 self._give_up(task, "it does not answer")
                 return
             else:
-                reply = self._inbox + ANSWER + str(row + task.base).encode()
-                head = b"PUB %b %b %d\r\n" % (where.call.encode(), reply, len(where.question))
-                connection.send(head + where.question + b"\r\n")
+                reply = b"%b%b%d" % (connection.inbox, ANSWER, row + task.base)
+                connection.publish(where.call.encode(), where.question, reply=reply)
 
     def judge(self, task: Task, answer: Answer) -> None:
         """Judge by a stream's answer: its message is the sink's own, or the sink's is nowhere."""

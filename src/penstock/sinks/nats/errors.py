@@ -1,15 +1,21 @@
-"""Why a nats-server refuses a connection: the error, the value at fault, and the remedy."""
+"""The errors of NATS: what is wrong, with which value, and the command that mends it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
+from penstock.core.subject import covers
 
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
+_FULL: Final = {10047, 10023, 10028, 10005}
+UNAVAILABLE: Final = frozenset({10004, 10008, 10009, 10118})
+"""Errors of a cluster that can't do it now: incomplete, unavailable, not the leader, stream offline."""
+NOT_ENABLED: Final = frozenset({10039, 10076})
+"""Errors of an account, or a server, without JetStream."""
 
 
 def none_of(errors: Sequence[SinkError]) -> SinkError:
@@ -93,4 +99,142 @@ def not_nats(where: str, line: bytes) -> SinkError:
         "protocol_error",
         f"What listens {where} does not speak NATS: {line[:40]!r}.",
         remedy="Set `url` to the client port of nats-server (4222 by default).",
+    )
+
+
+def stream_add(config: NatsSinkConfig, source: str | None, subject: str | None = None) -> str:
+    """Return the command that makes a stream for the sink's subjects, and for one of a route."""
+    called = config.form.name if config.form is not None else source or "penstock"
+    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
+    subjects = config.template.wildcard(source)
+    if subject is not None and not covers(subjects, subject):
+        subjects += f",{subject}"
+    return (
+        f'nats stream add {name} --subjects "{subjects}" --storage file --dupe-window 2m --defaults'
+    )
+
+
+def no_stream(config: NatsSinkConfig, source: str | None, subject: str) -> SinkError:
+    """Return the error for a subject that no stream captures."""
+    return SinkError(
+        "no_stream",
+        f"No JetStream stream captures the subject {subject!r}.",
+        remedy=f"Run: {stream_add(config, source, subject)}",
+    )
+
+
+def jetstream_not_enabled(server: Server) -> SinkError:
+    """Return the error for a server or an account without JetStream."""
+    return SinkError(
+        "jetstream_not_enabled",
+        f"JetStream is not enabled at {server} for this user's account.",
+        remedy="Start nats-server with -js (or a `jetstream {}` block), and enable JetStream in "
+        "the account.",
+    )
+
+
+def publish_denied(subject: str, server: Server) -> SinkError:
+    """Return the error for a subject that the user may not publish to."""
+    return SinkError(
+        "permission_denied",
+        f"This user may not publish to {subject!r} at {server}.",
+        remedy=f'Allow it in the user\'s `permissions {{ publish {{ allow: ["{subject}"] }} }}`.',
+    )
+
+
+def ack_overdue(subject: str, seconds: float) -> SinkError:
+    """Return the error for a message without an ack in time."""
+    return SinkError(
+        "timeout",
+        f"No ack for a message to {subject!r} within {seconds:g} s.",
+        remedy="If it lasts: check that a stream captures the subject (`nats stream ls --subject "
+        f'"{subject}"`) and has a leader (`nats stream report`).',
+    )
+
+
+def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str) -> SinkError:
+    """Return the error for a negative ack of JetStream; `message_too_large` is for ever."""
+    code = int(body["error"].get("err_code") or 0)
+    text = str(body["error"].get("description") or "no reason given")
+    stream = str(body.get("stream") or config.stream or "<stream>")
+    if code in (10054, 10097):
+        return SinkError(
+            "message_too_large",
+            f"Stream {stream!r} refuses the message to {subject!r}: {text} ({code}).",
+            remedy=f"Run: nats stream edit {stream} --max-msg-size=-1",
+            transient=False,
+        )
+    if code == 10070:
+        return SinkError(
+            "out_of_line",
+            f"Stream {stream!r} has another message before the one to {subject!r}: {text} ({code}).",
+            remedy="Nothing is to be done: it is sent again.",
+        )
+    if code == 10060:
+        return SinkError(
+            "wrong_stream",
+            f"The subject {subject!r} is captured by another stream than "
+            f"{config.setting('stream')}, {config.stream!r} ({text}, {code}).",
+            remedy=f"Set {config.setting('stream')} to the one that captures it, or change the "
+            "streams' subjects; "
+            f'see: nats stream ls --subject "{subject}"',
+        )
+    if code in _FULL or (code == 10077 and "maximum" in text):
+        return SinkError(
+            "stream_full",
+            f"Stream {stream!r} takes no more messages: {text} ({code}).",
+            remedy=f"Run: nats stream purge {stream} --keep <n>, or raise its limits: "
+            f"nats stream edit {stream} --max-msgs=-1 --max-bytes=-1",
+        )
+    if code in UNAVAILABLE:
+        return SinkError(
+            "no_quorum",
+            f"Stream {stream!r} can't take the message to {subject!r} now: {text} ({code}).",
+            remedy="Start the servers that are down: more than half of those that have a replica of "
+            "the stream must run. See: nats stream report",
+        )
+    if code in NOT_ENABLED:
+        return SinkError(
+            "jetstream_not_enabled",
+            f"JetStream is not enabled for this user's account: {text} ({code}).",
+            remedy="Enable JetStream in the server's configuration for the account.",
+        )
+    if code == 10167:
+        return SinkError(
+            "too_many_requests",
+            f"Stream {stream!r} has too many messages waiting: {text} ({code}).",
+            remedy="Publish from fewer tasks, or raise `max_buffered_msgs` of the server.",
+        )
+    return SinkError(
+        "stream_refused",
+        f"Stream {stream!r} refuses a message to {subject!r}: {text} ({code}).",
+        remedy=f"See: nats stream info {stream}",
+    )
+
+
+def no_leader(subject: str, server: Server) -> SinkError:
+    """Return the error for a subject that no stream of a cluster answers for, for a reason not known."""
+    return SinkError(
+        "no_leader",
+        f"No stream answers for {subject!r} in the cluster of {server}: a leader is being chosen, or no"
+        " stream captures the subject.",
+        remedy="Wait some seconds, it is tried again. If it lasts and no other cause is named, permit"
+        ' this user to publish to "$JS.API.>", and see: nats stream report',
+    )
+
+
+def no_quorum(server: Server, subject: str | None = None) -> SinkError:
+    """Return the error for a cluster that has no leader, or, with `subject`, its stream has none."""
+    if subject is None:
+        message = f"The JetStream cluster of {server} has no leader"
+        voters = "the cluster's servers"
+        see = "nats server report jetstream"
+    else:
+        message = f"The stream that captures {subject!r}, in the cluster of {server}, has no leader"
+        voters = "the servers that have a replica of the stream"
+        see = "nats stream report"
+    return SinkError(
+        "no_quorum",
+        f"{message}: it has no quorum, as too few servers run or reach each other.",
+        remedy=f"Start the servers that are down: more than half of {voters} must run. See: {see}",
     )

@@ -15,8 +15,16 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from penstock.config.nats import Server
+from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
+from penstock.sinks.nats.errors import (
+    NOT_ENABLED,
+    UNAVAILABLE,
+    jetstream_not_enabled,
+    no_leader,
+    no_quorum,
+    no_stream,
+)
 
 Verdict = Literal["no_leader", "no_quorum", "no_stream", "stream_leaderless", "not_enabled"]
 
@@ -25,10 +33,6 @@ GRACE: Final = 6.0
 ASK_SECONDS: Final = 1.0
 _UNANSWERED: Final = 3.0
 _FORGET: Final = 60.0
-UNAVAILABLE: Final = frozenset({10004, 10008, 10009, 10118})
-"""Errors of a cluster that can't do it now: incomplete, unavailable, not the leader, stream offline."""
-NOT_ENABLED: Final = frozenset({10039, 10076})
-"""Errors of an account, or a server, without JetStream."""
 
 
 def api_verdict(answer: dict[str, Any] | None) -> Verdict:
@@ -104,29 +108,14 @@ class Silence:
             case.verdict, case.since = verdict, now
 
 
-def no_leader(subject: str, server: Server) -> SinkError:
-    """Return the error for a subject that no stream of a cluster answers for, for a reason not known."""
-    return SinkError(
-        "no_leader",
-        f"No stream answers for {subject!r} in the cluster of {server}: a leader is being chosen, or no"
-        " stream captures the subject.",
-        remedy="Wait some seconds, it is tried again. If it lasts and no other cause is named, permit"
-        ' this user to publish to "$JS.API.>", and see: nats stream report',
-    )
-
-
-def no_quorum(server: Server, subject: str | None = None) -> SinkError:
-    """Return the error for a cluster that has no leader, or, with `subject`, its stream has none."""
-    if subject is None:
-        message = f"The JetStream cluster of {server} has no leader"
-        voters = "the cluster's servers"
-        see = "nats server report jetstream"
-    else:
-        message = f"The stream that captures {subject!r}, in the cluster of {server}, has no leader"
-        voters = "the servers that have a replica of the stream"
-        see = "nats stream report"
-    return SinkError(
-        "no_quorum",
-        f"{message}: it has no quorum, as too few servers run or reach each other.",
-        remedy=f"Start the servers that are down: more than half of {voters} must run. See: {see}",
-    )
+def unanswered(
+    verdict: Verdict, config: NatsSinkConfig, source: str | None, subject: str, server: Server
+) -> SinkError:
+    """Return the error for a subject that nothing in a cluster answers for."""
+    if verdict == "no_stream":
+        return no_stream(config, source, subject)
+    if verdict == "not_enabled":
+        return jetstream_not_enabled(server)
+    if verdict == "no_leader":
+        return no_leader(subject, server)
+    return no_quorum(server, subject if verdict == "stream_leaderless" else None)

@@ -7,7 +7,6 @@ delivered, and the server looks at the permission for its subject before it refu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,8 +16,9 @@ import orjson
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers, overlaps
-from penstock.sinks.nats.client import Connection, Pong, ServerError
+from penstock.sinks.nats.client import Connection
 from penstock.sinks.nats.errors import unresponsive
+from penstock.sinks.nats.parser import Pong, ServerError
 
 _USER_INFO: Final = "$SYS.REQ.USER.INFO"
 _RESERVED: Final = b"_R_.penstock"
@@ -55,7 +55,7 @@ class Permissions:
         return not allowed or any(covers(p, subject) for p in self.deny)
 
 
-def inspect(connection: Connection, inbox: bytes, wildcard: str, samples: Sequence[str]) -> Finding:
+def inspect(connection: Connection, wildcard: str, samples: Sequence[str]) -> Finding:
     """Look whether the user may publish to what a template gives.
 
     `wildcard` stands for all of it, `samples` are the subjects that it gives now, where these are known.
@@ -63,7 +63,7 @@ def inspect(connection: Connection, inbox: bytes, wildcard: str, samples: Sequen
     """
     what = f"subject {wildcard}"
     fix = f'allow it in the user\'s `permissions {{ publish {{ allow: ["{wildcard}"] }} }}`'
-    permissions = ask(connection, inbox)
+    permissions = ask(connection)
     if permissions is not None:
         denied = [subject for subject in samples if not permissions.allows_all(subject)]
         if not denied and permissions.allows_none(wildcard):
@@ -82,10 +82,10 @@ def inspect(connection: Connection, inbox: bytes, wildcard: str, samples: Sequen
     return Finding("ok", what, "this user may publish to it")
 
 
-def ask(connection: Connection, inbox: bytes) -> Permissions | None:
+def ask(connection: Connection) -> Permissions | None:
     """Return the user's permissions, None where the server does not name them."""
     try:
-        reply = connection.request(_USER_INFO, b"", inbox, _TIMEOUT)
+        reply = connection.request(_USER_INFO, b"", _TIMEOUT)
     except SinkError as error:
         if error.code in ("permission_denied", "timeout"):
             return None
@@ -101,14 +101,12 @@ def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
     """Return the subjects that the user may not publish to; no message is delivered."""
     tried = list(subjects)
     for subject in tried:
-        connection.send(b"PUB " + subject.encode() + b" " + _RESERVED + b" 0\r\n\r\n")
+        connection.publish(subject.encode(), reply=_RESERVED)
     connection.send(b"PING\r\n")
     denied: set[str] = set()
-    deadline = time.monotonic() + _TIMEOUT
-    while (left := deadline - time.monotonic()) > 0:
-        for event in connection.step(left)[1]:
-            if isinstance(event, ServerError) and event.denied_subject is not None:
-                denied.add(event.denied_subject)
-            if isinstance(event, Pong):
-                return [subject for subject in tried if subject in denied]
+    for event in connection.events(_TIMEOUT):
+        if isinstance(event, ServerError) and event.denied_subject is not None:
+            denied.add(event.denied_subject)
+        if isinstance(event, Pong):
+            return [subject for subject in tried if subject in denied]
     raise unresponsive(connection.server, _TIMEOUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Self
 
@@ -11,15 +10,11 @@ import orjson
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import SinkError
 from penstock.core.subject import MAX_SUBJECT_BYTES
-from penstock.sinks.nats.check import (
-    ack_overdue,
-    no_stream,
-    publish_denied,
-    refused_by_stream,
-    why_unanswered,
-)
-from penstock.sinks.nats.client import Event, Reply, ServerError, connect_first
+from penstock.sinks.nats.client import connect_first
 from penstock.sinks.nats.duplicates import CODE, stored, verdict
+from penstock.sinks.nats.errors import ack_overdue, no_stream, publish_denied, refused_by_stream
+from penstock.sinks.nats.jetstream import why_unanswered
+from penstock.sinks.nats.parser import Event, Reply, ServerError
 
 
 class Publisher:
@@ -32,8 +27,7 @@ class Publisher:
         self._config = config
         self._name = name
         self._source = source
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
-        self._connection = connect_first(config, self._inbox, f"penstock {name}")
+        self._connection = connect_first(config, f"penstock {name}")
         self._number = 0
 
     def publish(self, subject: str, key: str, body: bytes, *, headers: str = "") -> None:
@@ -48,7 +42,7 @@ class Publisher:
         header += f"Nats-Expected-Stream: {expected}\r\n\r\n" if expected else "\r\n"
         self._check(subject, key, len(header.encode()) + len(body))
         sizes = f"{len(header.encode())} {len(header.encode()) + len(body)}"
-        reply = self._inbox.decode() + str(self._number)
+        reply = self._connection.inbox.decode() + str(self._number)
         self._connection.send(
             f"HPUB {subject} {reply} {sizes}\r\n{header}".encode() + body + b"\r\n"
         )
@@ -117,9 +111,7 @@ class Publisher:
             return
         where = stored(copy)
         try:
-            answer = self._connection.request(
-                where.call, where.question, self._inbox, self._config.ack_timeout
-            )
+            answer = self._connection.request(where.call, where.question, self._config.ack_timeout)
             why = verdict(self._name, key, where, orjson.loads(answer.body), message)
         except (SinkError, LookupError, ValueError):
             return  # it can't be asked

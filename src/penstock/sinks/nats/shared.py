@@ -8,7 +8,7 @@ from penstock.config.settings import NatsSinkSettings, SinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
-from penstock.sinks.nats.check import find_stream
+from penstock.sinks.nats.jetstream import find_stream
 
 
 def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:

@@ -26,91 +26,30 @@ for the rest. So one core could feed half a million messages a second; the serve
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.core.backoff import Backoff
 from penstock.core.delivery import OnRetry, Unfinished, Written
 from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
-from penstock.sinks.nats.check import (
-    ATOMIC_DISABLED,
-    ack_overdue,
-    jetstream_not_enabled,
-    knows_batches,
-    no_stream,
-    publish_denied,
-    refused_by_stream,
-    unanswered,
-)
-from penstock.sinks.nats.client import (
-    CONNECT_TIMEOUT,
-    Answer,
-    Connection,
-    Event,
-    Reply,
-    ServerError,
-    connect_first,
-)
-from penstock.sinks.nats.duplicates import ASKING_SECONDS, Duplicates
-from penstock.sinks.nats.errors import unresponsive
+from penstock.sinks.nats.chains import Chaining
+from penstock.sinks.nats.client import CONNECT_TIMEOUT, Connection, connect_first, new_inbox
+from penstock.sinks.nats.duplicates import Duplicates
+from penstock.sinks.nats.errors import ack_overdue, unresponsive
 from penstock.sinks.nats.frames import Encoder
-from penstock.sinks.nats.leader import Silence
+from penstock.sinks.nats.replies import Replies
 from penstock.sinks.nats.retries import backoff
 from penstock.sinks.nats.task import WAVE_BYTES, Task
+from penstock.sinks.nats.window import Patience, Window
 
-WINDOW: Final = 4096
-"""Messages in flight. A stream takes up to 10,000 (`max_buffered_msgs`) from all its publishers."""
-IDLE_TICK: Final = 0.25
-CONNECT_TRIES: Final = 3
-"""Tries to connect after which patience is over."""
-ATOMIC_RETRY: Final = 60.0
-"""Seconds after which a stream that takes no atomic batches is asked again."""
-LINK_PAUSE: Final = (0.1, 60.0)
-"""Seconds for which messages are not linked after another client has published between two of them."""
-STREAM_NAMES: Final = b"PUB $JS.API.STREAM.NAMES "
-STEADY_RATE: Final = 5_000
-"""Messages a second that a sink may take its time for before patience runs out."""
-
-
+_IDLE_TICK: Final = 0.25
 _NO_ROWS: Final = pa.array([DELETE, TRUNCATE], pa.string())
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
-
-
-class _Patience:
-    """How long a write may last: `until` moves on with every ack, up to a bound."""
-
-    def __init__(self, seconds: float | None, rows: int) -> None:
-        self._seconds = float("inf") if seconds is None else seconds
-        self._started = time.monotonic()
-        self._last = self._started + self._seconds + rows / STEADY_RATE
-        self.until = self._started + self._seconds
-        self._spare = ASKING_SECONDS
-        # A server that is gone is not waited for: others wait for this batch meanwhile.
-        self.tries = float("inf") if seconds is None else CONNECT_TRIES
-
-    def progress(self, now: float) -> None:
-        self.until = min(now + self._seconds, self._last)
-
-    def extend(self, seconds: float) -> None:
-        """Add time in which a stream is asked about its messages, which is over by itself."""
-        seconds = min(seconds, self._spare)
-        self._spare -= seconds
-        self._last += seconds
-        self.until += seconds
-
-    def left(self) -> float:
-        return self.until - time.monotonic()
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self._started
 
 
 class NatsSink:
@@ -131,30 +70,24 @@ class NatsSink:
     ):
         self._config = config
         self._name = name
-        self._source = source
         self._on_retry = on_retry or (lambda _error, _seconds: None)
         self._should_stop = should_stop or (lambda: False)
         # One inbox for the sink's life: acks of a lost connection's messages are as good as any.
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}.".encode()
+        self._inbox = new_inbox()
         self._encoder = Encoder(config, name, source, self._inbox)
         self._connection: Connection | None = None
         self._was_connected = False
         self._next_server = 0
-        self._next_number = 1  # 0 is the reply to the question whether JetStream is enabled
-        self._window = WINDOW
-        self._jetstream: bool | None = None
-        self._asked = False
-        self._silence = Silence()
-        self._knows_batches = False
-        self._patience = _Patience(None, 0)
-        self._atomic_from = float("-inf")  # until then no stream is asked for an atomic batch
-        # Messages of other groups between those of one would break its links.
+        self._next_number = 1  # 0 is the reply to a question to JetStream's API
+        self._patience = Patience(None, 0)
+        self._window = Window()
         form = config.form
-        self._may_link = config.batch_size > 1 and form is not None and form.group_by is None
-        self._duplicates = Duplicates(name, self._inbox, config.ack_timeout, self._on_retry)
-        self._link_from = float("-inf")
-        self._link_pause = 0.0
-        self._link_backoff = Backoff(*LINK_PAUSE)
+        one_group = config.batch_size > 1 and form is not None and form.group_by is None
+        self._chaining = Chaining(may_link=one_group)
+        self._duplicates = Duplicates(name, config.ack_timeout, self._on_retry)
+        self._replies = Replies(
+            config, source, self._duplicates, self._chaining, self._window, self._on_retry
+        )
 
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
@@ -167,7 +100,7 @@ class NatsSink:
             batch = batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=_NO_ROWS)))
         if not batch.num_rows:
             return Written()
-        self._patience = _Patience(patience, batch.num_rows)
+        self._patience = Patience(patience, batch.num_rows)
         config = self._config
         task = Task(
             batch, self._encoder, self._next_number, config.group_by, config.form, config.batch_size
@@ -202,7 +135,7 @@ class NatsSink:
 
     def connect(self, patience: float | None = None) -> None:
         """Connect to one of the servers; raises `Unfinished` as `write` does."""
-        self._patience = _Patience(patience, 0)
+        self._patience = Patience(patience, 0)
         try:
             self._connected()
         except SinkError as error:
@@ -232,14 +165,15 @@ class NatsSink:
         last_ack = heard = now = time.monotonic()
         while task.left:
             left = task.left
-            if task.buckets:
+            buckets = task.retries.buckets
+            if buckets:
                 task.release_due(now)
-            task.linking = self._may_link and now >= self._link_from
-            task.atomic = self._knows_batches and now >= self._atomic_from
+            task.chains.linking = self._chaining.links(now)
+            task.chains.atomic = self._chaining.batches(now)
             while (
                 connection.unsent < WAVE_BYTES
                 and task.ready
-                and (room := task.room(self._window)) > 0
+                and (room := task.room(self._window.size)) > 0
             ):
                 connection.send(task.wave(room, connection.max_payload, now))
             try:
@@ -251,7 +185,7 @@ class NatsSink:
             if acks or events:
                 heard = now
             if events:
-                self._handle(connection, task, events, now)
+                self._replies.handle(connection, task, events, now)
             if task.doubts:
                 self._duplicates.ask(connection, task, now, heard)
                 if not self._duplicates.silent(now, heard):
@@ -261,14 +195,13 @@ class NatsSink:
             if task.left < left:
                 last_ack = now
                 self._patience.progress(now)
-                # What a busy stream took away comes back slowly, as in any congestion control.
-                self._window = min(WINDOW, self._window + 1)
+                self._window.grow()
             if late := task.late(now, timeout, last_ack):
                 overdue = ack_overdue(task.subject(late[0]), timeout)
                 task.fail(late, overdue, now, self._on_retry)
                 return overdue
-            if task.buckets and self._should_stop():
-                raise _stopped(next(reversed(task.buckets.values())).error)
+            if buckets and self._should_stop():
+                raise _stopped(next(reversed(buckets.values())).error)
             if task.left and now > self._patience.until:
                 raise self._too_slow(task)
         return None
@@ -276,14 +209,16 @@ class NatsSink:
     def _pause(self, task: Task, now: float) -> float:
         if not task.left:
             return 0.0
-        due = min((bucket.due for bucket in task.buckets.values()), default=now + IDLE_TICK)
+        due = min(
+            (bucket.due for bucket in task.retries.buckets.values()), default=now + _IDLE_TICK
+        )
         due = min(due, self._patience.until)
-        return min(IDLE_TICK, max(0.0, due - now) + 0.001)
+        return min(_IDLE_TICK, max(0.0, due - now) + 0.001)
 
     def _too_slow(self, task: Task) -> SinkError:
         """Return why patience is over: what rows back off for, or else that no acks come."""
-        if task.buckets:
-            return _stopped(next(reversed(task.buckets.values())).error)
+        if buckets := task.retries.buckets:
+            return _stopped(next(reversed(buckets.values())).error)
         rows = task.left + task.written.delivered + len(task.written.dead)
         return SinkError(
             "too_slow",
@@ -291,103 +226,6 @@ class NatsSink:
             f" {self._patience.elapsed():.1f} s.",
             remedy="See how busy the server and its disk are, and whether the network is.",
         )
-
-    def _handle(self, connection: Connection, task: Task, events: list[Event], now: float) -> None:
-        denied: dict[str, str] = {}
-        failed: dict[str, tuple[SinkError, list[int]]] = {}
-        for event in events:
-            if isinstance(event, ServerError) and (subject := event.denied_subject) is not None:
-                if subject == "$JS.API.STREAM.NAMES":
-                    self._silence.forbidden()
-                elif not self._duplicates.denied(task, subject):
-                    denied[subject] = event.text
-            elif isinstance(event, Answer):
-                self._duplicates.judge(task, event)
-            elif isinstance(event, Reply) and event.number == 0 and connection.info.get("cluster"):
-                self._silence.answered(event.status, event.body, now)
-            elif isinstance(event, Reply) and event.number == 0:
-                self._jetstream = event.status != 503 and b'"error"' not in event.body
-            elif isinstance(event, Reply) and (row := task.flies(event.number)) is not None:
-                if task.in_batch(row):
-                    self._handle_batch_reply(task, event, row, now)
-                    continue
-                error = self._verdict(connection, task, event, row)
-                if error is not None and (error.code == "out_of_line" or task.is_early(row)):
-                    if not task.is_early(row):
-                        self._pause_links(now)
-                    task.take_back(row)
-                elif error is not None and error.code == "message_too_large":
-                    task.bury(row, error.code, error.message)
-                elif error is not None:
-                    failed.setdefault(error.code, (error, []))[1].append(row)
-        for error, rows in failed.values():
-            if error.code == "too_many_requests" and not task.backs_off(error.code):
-                self._window = max(8, self._window // 2)
-            task.fail(rows, error, now, self._on_retry)
-        if denied:
-            error = publish_denied(next(iter(denied)), connection.server)
-            task.fail(task.flying_to(set(denied)), error, now, self._on_retry)
-
-    def _pause_links(self, now: float) -> None:
-        """Link no messages for a while, longer each time: another client publishes to the stream."""
-        if now >= self._link_from + 4 * self._link_pause:
-            self._link_backoff.reset()
-        self._link_pause = self._link_backoff.after_failure()
-        self._link_from = now + self._link_pause
-
-    def _handle_batch_reply(self, task: Task, reply: Reply, row: int, now: float) -> None:
-        """Handle a reply to the first or the last message of an atomic batch."""
-        if not reply.status:
-            try:
-                body = orjson.loads(reply.body)
-            except orjson.JSONDecodeError:
-                return  # empty, as the batch has begun; or of another subscriber
-            if not isinstance(body, dict):
-                return
-            error = body.get("error")
-            if error is None and task.committed(row, body.get("count")):
-                return
-            if isinstance(error, dict) and error.get("err_code") == ATOMIC_DISABLED:
-                self._atomic_from = now + ATOMIC_RETRY
-        task.dissolve(row)
-
-    def _verdict(
-        self, connection: Connection, task: Task, reply: Reply, row: int
-    ) -> SinkError | None:
-        """Return what is wrong by a reply that is no plain ack, or None if nothing is."""
-        if reply.status == 503 and connection.info.get("cluster"):
-            return self._silence_of(connection, task.subject(row))
-        if reply.status == 503:
-            if not self._asked:
-                # The account may lack JetStream though the server has it: only the API knows.
-                self._asked = True
-                connection.send(b"PUB $JS.API.INFO " + self._inbox + b"0 0\r\n\r\n")
-            enabled = self._jetstream
-            if enabled is None:
-                enabled = bool(connection.info.get("jetstream"))
-            if not enabled:
-                return jetstream_not_enabled(connection.server)
-            return no_stream(self._config, self._source, task.subject(row))
-        try:
-            body = orjson.loads(reply.body)
-        except orjson.JSONDecodeError:
-            return None  # of another subscriber to the subject; the stream's ack may follow
-        if isinstance(body, dict) and isinstance(body.get("error"), dict):
-            return refused_by_stream(body, self._config, task.subject(row))
-        if isinstance(body, dict) and body.get("stream") and body.get("seq"):
-            number = str(reply.number).encode()
-            task.acked([number], {number: reply.body} if body.get("duplicate") else {})
-        return None
-
-    def _silence_of(self, connection: Connection, subject: str) -> SinkError:
-        """Return why a cluster does not answer for a subject, as far as that is known."""
-        verdict, question = self._silence.seen(subject, time.monotonic())
-        if question is not None:
-            size = str(len(question)).encode()
-            connection.send(
-                STREAM_NAMES + self._inbox + b"0 " + size + b"\r\n" + question + b"\r\n"
-            )
-        return unanswered(verdict, self._config, self._source, subject, connection.server)
 
     def _connected(self) -> Connection:
         attempt = 0
@@ -406,15 +244,14 @@ class NatsSink:
 
     def _connect(self) -> Connection:
         connection = connect_first(
-            self._config, self._inbox, f"penstock {self._name}", start=self._next_server,
+            self._config, f"penstock {self._name}", inbox=self._inbox, start=self._next_server,
             timeout=lambda: max(0.05, min(CONNECT_TIMEOUT, self._patience.left())),
         )  # fmt: skip
         self._next_server = self._config.servers.index(connection.server)
         self._was_connected = True
-        self._jetstream, self._asked = None, False
-        self._silence = Silence()
+        self._replies.connected()
         self._duplicates.connected()
-        self._knows_batches = knows_batches(connection.info)
+        self._chaining.connected(connection.info)
         return connection
 
     def _wait(self, error: SinkError, attempt: int) -> None:

@@ -2,8 +2,8 @@
 
 At most one message of a group is in flight, see `penstock.sinks.nats.sink`. No I/O and no clock.
 A `Task` moves rows between its parts: `RowTable` (the state of each row), `EncodedRows` (its frame),
-`GroupOrder` (which rows wait for which), `AtomicBatches`, `Retries` and `Deadlines` (what is sent
-again, and when), `Doubts` (which message the stream has in a row's place).
+`GroupOrder` (which rows wait for which), `Chains` (which go at once), `Retries` and `Deadlines` (what
+is sent again, and when), `Doubts` (which message the stream has in a row's place).
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ import pyarrow as pa
 from penstock.config.nats import OutboxForm
 from penstock.core.delivery import DeadLetter, OnRetry, Written, as_captured
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.atomic import AtomicBatches
+from penstock.sinks.nats.chains import Chains
 from penstock.sinks.nats.duplicates import Doubts, Stored, stored
 from penstock.sinks.nats.encoded import EncodedRows
-from penstock.sinks.nats.frames import Block, Encoder, as_batch, as_links
+from penstock.sinks.nats.frames import Block, Encoder
 from penstock.sinks.nats.order import GroupOrder, row_groups
-from penstock.sinks.nats.retries import Bucket, Deadlines, Retries
+from penstock.sinks.nats.retries import Deadlines, Retries
 from penstock.sinks.nats.rows import BACKOFF, DONE, DOUBTED, SENT, WAITING, RowTable
 
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 WAVE_BYTES: Final = 256 * 1024
 WAVE_ROWS: Final = 512
-BATCH_BYTES: Final = 4 * 1024 * 1024
-"""How large an atomic batch may be: the server keeps it aside until its last message is there."""
 
 
 class Task:
@@ -56,18 +54,16 @@ class Task:
     ):
         self.written = Written()
         self.base = base
-        self.linking = self.atomic = False
-        """Whether rows of one group may go at once now, each naming the one before it; or else as
-        an atomic batch."""
         self.doubts = Doubts()
         self._batch = batch
         self._form = form
-        self._batch_size = batch_size
         self._rows = RowTable(batch.num_rows)
         self._frames = EncodedRows(batch, encoder, base, self._rows, self.written)
         self._order = GroupOrder(row_groups(batch, group_by, form))
-        self._batches = AtomicBatches()
-        self._retries = Retries(self._frames.subject)
+        self.retries = Retries(self._frames.subject)
+        self.chains = Chains(
+            batch_size, self._order, self._frames, self._rows, self.retries.attempts
+        )
         self._deadlines = Deadlines()
         self._ready = deque(self._order.first_rows())
         # From here on no row was looked at yet, and all of them may go.
@@ -88,11 +84,6 @@ class Task:
         """Whether a row may go."""
         return bool(self._ready) or self._next < self._rows.count
 
-    @property
-    def buckets(self) -> dict[tuple[int, str], Bucket]:
-        """The rows that back off."""
-        return self._retries.buckets
-
     # -- sending
 
     def room(self, window: int) -> int:
@@ -107,7 +98,7 @@ class Task:
                 return self._neighbours(block, room, now)
             self._ready.extend(range(self._next, block.first + block.rows))
             self._next = block.first + block.rows
-        state, attempts, resent = self._rows.state, self._retries.attempts, self._deadlines.resent
+        state, attempts, resent = self._rows.state, self.retries.attempts, self._deadlines.resent
         rows: list[int] = []
         frames: list[memoryview] = []
         size = 0
@@ -124,8 +115,8 @@ class Task:
                 reason = f"{block.payload[at]} bytes; the server takes {max_payload} (max_payload)"
                 self.bury(row, "message_too_large", reason)
                 continue
-            chain = self._chain(row, room - len(rows), max_payload)
-            frame = block.frame(row) if len(chain) == 1 else self._together(chain)
+            chain = self.chains.of(row, room - len(rows), max_payload)
+            frame = block.frame(row) if len(chain) == 1 else self.chains.frame(chain)
             for row in chain:
                 if row in attempts or row in resent:
                     resent[row] = now
@@ -149,51 +140,11 @@ class Task:
         self._deadlines.sent(rows, now)
         return block.data[start : block.offsets[end]]
 
-    def _chain(self, row: int, room: int, max_payload: int) -> list[int]:
-        """Return `row` and the rows behind it that wait for nothing but each other, in order."""
-        chain = [row]
-        if not self.linking and not (self.atomic and self._batches.may_send(row)):
-            return chain
-        if self._batch_size < 2 or row in self._retries.attempts:
-            return chain
-        followers, waits, state = self._order.followers, self._order.waits, self._rows.state
-        block = self._frames.block(row)
-        end = block.first + block.rows
-        size = block.payload[row - block.first]
-        for _ in range(min(self._batch_size, room) - 1):
-            behind = followers.get(row)
-            if behind is None or len(behind) > 1 or waits[behind[0]] > 1:
-                break
-            row = behind[0]
-            if row >= end:
-                block = self._frames.block(row)
-                end = block.first + block.rows
-            payload = block.payload[row - block.first]
-            size += payload
-            if row in block.refused or payload > max_payload or size > BATCH_BYTES:
-                break
-            if state[row] != WAITING or (row in self._batches.alone and not self.linking):
-                break
-            chain.append(row)
-        return chain
-
-    def _together(self, chain: list[int]) -> memoryview:
-        """Return the frames of rows of one group that go at once."""
-        frames = [self._frames.frame(row) for row in chain]
-        if self.linking:
-            return memoryview(as_links(frames))
-        self._batches.add(chain)
-        return memoryview(as_batch(frames))
-
     # -- what is asked about a row
 
     def is_early(self, row: int) -> bool:
         """Return whether a row of its group before this one is not done yet."""
         return self._order.is_early(row)
-
-    def in_batch(self, row: int) -> bool:
-        """Return whether a row is in flight as a part of an atomic batch."""
-        return row in self._batches.rows
 
     def flies(self, number: int) -> int | None:
         """Return the row of a reply's number if it is in flight."""
@@ -220,7 +171,7 @@ class Task:
         `copies` has the acks, by number, of messages that the stream had before; they are removed.
         """
         state, base, rows = self._rows.state, self.base, self._rows.count
-        waits, batches, denied = self._order.waits, self._batches.rows, self._retries.denied
+        waits, batches, denied = self._order.waits, self.chains.batches, self.retries.denied
         has_waiting = bool(self._order.followers or denied)
         release, ready = self._order.release, self._ready
         done = landed = 0
@@ -265,21 +216,19 @@ class Task:
 
     def committed(self, row: int, count: object) -> bool:
         """Handle the ack of an atomic batch by its last row; False if it is not that of the whole."""
-        chain = self._batches.rows[row]
+        chain = self.chains.batches[row]
         if row != chain[-1] or count != len(chain):
             return False
-        self._batches.remove(chain)
+        self.chains.remove(chain)
         self.acked([str(row + self.base).encode() for row in chain])
         return True
 
     def dissolve(self, row: int) -> None:
         """Let the rows of a refused batch go one by one: the reply to each names its own error."""
-        chain = self._batches.rows[row]
-        self._batches.alone.update(chain)
-        self._take_back_batch(chain)
+        self._take_back_batch(self.chains.batches[row], refused=True)
 
-    def _take_back_batch(self, chain: Sequence[int]) -> None:
-        self._batches.remove(chain)
+    def _take_back_batch(self, chain: Sequence[int], *, refused: bool = False) -> None:
+        self.chains.remove(chain, refused=refused)
         for row in chain:  # of which only the first waits for none
             self.take_back(row)
 
@@ -318,8 +267,8 @@ class Task:
 
     def _release(self, row: int) -> None:
         """Let those rows go that waited for `row`, which is done."""
-        if self._retries.denied:
-            waiting = self._retries.permitted(row)
+        if self.retries.denied:
+            waiting = self.retries.permitted(row)
             self._send_again(other for other in waiting if self._rows.state[other] == BACKOFF)
         self._order.release(row, self._rows.state, self._ready)
 
@@ -337,21 +286,17 @@ class Task:
         for row in rows:
             if self._rows.state[row] != SENT:
                 continue
-            if row in self._batches.rows:
+            if row in self.chains.batches:
                 self.dissolve(row)
             elif self.is_early(row):
                 self.take_back(row)
             else:
                 self._rows.put(row, BACKOFF)
-                self._retries.add(row, error, now, on_retry)
-
-    def backs_off(self, code: str) -> bool:
-        """Return whether rows back off for this reason."""
-        return self._retries.pending(code)
+                self.retries.add(row, error, now, on_retry)
 
     def release_due(self, now: float) -> None:
         """Make rows ready whose backoff has ended."""
-        self._send_again(self._retries.take_due(now, self._rows.state))
+        self._send_again(self.retries.take_due(now, self._rows.state))
 
     def late(self, now: float, timeout: float, last_ack: float) -> list[int]:
         """Return the rows whose ack is overdue; a server that acks others gets more patience."""
@@ -361,8 +306,8 @@ class Task:
         """Send again what was in flight."""
         self._deadlines.clear()
         self.doubts.disconnected()
-        while self._batches.rows:
-            self._take_back_batch(next(iter(self._batches.rows.values())))
+        while self.chains.batches:
+            self._take_back_batch(next(iter(self.chains.batches.values())))
         waiting = list(self._ready)
         self._ready.clear()
         self._send_again(self._rows.sent())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from penstock.config.consumers import ConsumerSettings, ConsumerType
 from penstock.core.errors import PenstockError
@@ -15,8 +15,10 @@ from penstock.core.message import Position
 class ConsumerError(PenstockError):
     """A request cannot be served; the text names the reason, the value and the remedy."""
 
+    CODE: ClassVar[str]
+
     def __init__(self, message: str) -> None:
-        super().__init__(type(self).__name__, message)
+        super().__init__(self.CODE, message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message,)
@@ -25,29 +27,43 @@ class ConsumerError(PenstockError):
 class UnknownConsumer(ConsumerError):  # noqa: N818 - it reads better where it is caught
     """There is no consumer of that name."""
 
+    CODE = "unknown_consumer"
+
 
 class UnknownStream(ConsumerError):  # noqa: N818
     """There is no stream of that name."""
+
+    CODE = "unknown_stream"
 
 
 class UnknownDeadLetter(ConsumerError):  # noqa: N818
     """The consumer has no dead letter of that number."""
 
+    CODE = "unknown_dead_letter"
+
 
 class NameTaken(ConsumerError):  # noqa: N818
     """Another consumer or a stream has that name."""
+
+    CODE = "name_taken"
 
 
 class Refused(ConsumerError):  # noqa: N818
     """The request makes no sense for this consumer."""
 
+    CODE = "refused"
+
 
 class TooManyWaiting(ConsumerError):  # noqa: N818
     """As many receives wait as the consumer's `max_waiting` allows."""
 
+    CODE = "too_many_waiting"
+
 
 class StoreUnavailable(ConsumerError):  # noqa: N818
     """The store did not answer. What the request would have done may have been done, or not."""
+
+    CODE = "store_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
