@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 from tests.streams_help import Change, read, wire
 
-from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import StoreError

@@ -7,7 +7,7 @@ import uuid
 from tests.isolation_help import Source, nats_settings, published, stream_settings
 from tests.streams_help import Change, wire
 
-from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.message import READ, BatchPart, Position
 from penstock.embedded.handles import Database, JetStream

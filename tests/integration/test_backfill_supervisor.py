@@ -15,7 +15,7 @@ from tests.integration.nats_servers import await_true
 from penstock.backfill import current, initial, source, supervisor, tables
 from penstock.backfill.request import Backfill, Backfills, Request
 from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
 

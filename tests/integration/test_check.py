@@ -20,7 +20,9 @@ from typer.testing import CliRunner, Result
 from penstock.api.health import Server, application
 from penstock.check import config as check
 from penstock.cli.main import app
-from penstock.config.file import Config, NatsSinkSettings, load
+from penstock.config.file import load
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats

@@ -16,7 +16,8 @@ from psycopg.conninfo import make_conninfo
 from tests.streams_help import make_stream
 
 from penstock.check import config as check
-from penstock.config.file import PullConsumer, load
+from penstock.config.consumers import PullConsumer
+from penstock.config.file import load
 from penstock.config.settings import StoreSettings
 from penstock.core.finding import Finding
 from penstock.embedded.handles import Database

@@ -18,7 +18,8 @@ from pydantic import SecretStr
 from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, lease, pipeline, value
 
-from penstock.config.settings import Config, OutboxSource
+from penstock.config.settings import Config
+from penstock.config.sources import OutboxSource
 from penstock.core.errors import SetupError
 from penstock.core.health import Failure, Health, Level
 from penstock.embedded.handles import Database, JetStream

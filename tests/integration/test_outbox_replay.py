@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from penstock.config.settings import OutboxSource
+from penstock.config.sources import OutboxSource
 from penstock.core.errors import ConfigError, SetupError, SinkError
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats

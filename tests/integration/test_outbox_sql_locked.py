@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import delivered, ids, installed, pipeline
 
-from penstock.config.settings import Config, OutboxSource, SparkSettings
+from penstock.config.settings import Config, SparkSettings
+from penstock.config.sources import OutboxSource
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay import sweep

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.streams_help import Change, wire
 
-from penstock.config.settings import NatsSinkSettings, Sink, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.core.blocks import pack, unpack, with_fields
 from penstock.core.message import DELETE, UPDATE
 from penstock.expressions import Columns, ColumnType

@@ -17,7 +17,8 @@ from penstock.backfill.request import Backfills, Request
 from penstock.check import config as check
 from penstock.cli import status
 from penstock.cli.main import app
-from penstock.config.file import Config, load
+from penstock.config.file import load
+from penstock.config.settings import Config
 from penstock.core.errors import CaptureError
 from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure

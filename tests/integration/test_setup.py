@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from penstock.check.postgres import inspect
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import SetupError
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres

@@ -14,7 +14,7 @@ from tests.integration.nats_servers import await_true
 from tests.isolation_help import nats_settings, published
 from tests.streams_help import Change, wire
 
-from penstock.config.settings import NatsSinkSettings
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.errors import SinkError
 from penstock.core.message import BatchPart, Position

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 from tests.streams_help import in_stream, inserted, make_stream, read, wire, write_part, writer_of
 
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position
 from penstock.core.monitor import Report

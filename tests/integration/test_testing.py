@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from tests.integration.capturing import Message, capturing, messages
 from tests.streams_help import START, Change, make_stream, publish, wire
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.streams.consumers.consumer import Consumer

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow.compute as pc
 import pytest
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
 from penstock.embedded.handles import Database
 from penstock.trial import live

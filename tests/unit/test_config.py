@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import yaml_lines
-from penstock.config.file import Config, NatsSinkSettings, load
-from penstock.config.settings import slot_name
+from penstock.config.file import load
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
+from penstock.config.sources import slot_name
 from penstock.core.errors import ConfigError
 
 EXAMPLE = """\

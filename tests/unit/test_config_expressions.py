@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.file import Config, load
+from penstock.config.file import load
+from penstock.config.settings import Config
 from penstock.config.transforms import LuaCode, RouteRule
 from penstock.core.errors import ConfigError
 

@@ -10,16 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.file import (
-    Config,
-    NatsSinkSettings,
-    StreamSinkSettings,
-    WebhookConsumer,
-    load,
-    load_store,
-    sink_names,
-)
-from penstock.config.settings import SparkSettings
+from penstock.config.consumers import WebhookConsumer
+from penstock.config.file import load, load_store, sink_names
+from penstock.config.settings import Config, SparkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.errors import ConfigError
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

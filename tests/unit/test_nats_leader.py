@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from penstock.config.nats import Server
-from penstock.sinks.nats.leader import GRACE, Silence, api_verdict, no_leader, no_quorum
+from penstock.sinks.nats.errors import no_leader, no_quorum
+from penstock.sinks.nats.leader import GRACE, Silence, api_verdict
 
 NAMES: dict[str, Any] = {"type": "…stream_names_response", "total": 0, "streams": None}
 

@@ -13,7 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.config.nats import OutboxForm
-from penstock.config.settings import Config, PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import PipelineError
 from penstock.outbox.settings import OutboxSinkSettings, RelayPipeline, paused_sink, read
 

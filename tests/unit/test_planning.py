@@ -9,7 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 from structlog.testing import capture_logs
 
-from penstock.config.settings import PostgresSource, Sink
+from penstock.config.sinks import Sink
+from penstock.config.sources import PostgresSource
 from penstock.expressions import ColumnType
 from penstock.expressions.planned import Planned
 from penstock.spark import planning

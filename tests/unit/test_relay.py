@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.config.file import Config, load
-from penstock.config.settings import OutboxSource, SparkSettings
+from penstock.config.file import load
+from penstock.config.settings import Config, SparkSettings
+from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError, ConfigError
 from penstock.core.health import Failure
 from penstock.outbox.pipelines import Pipeline, slot_of, source_name

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.config.file import Config
-from penstock.config.settings import NatsSinkSettings, PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
+from penstock.config.sources import PostgresSource
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
 from penstock.trial.replay import Replay

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from tests.streams_help import Change, wire
 
-from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import Block
 from penstock.core.message import DELETE, READ, UPDATE
 from penstock.spark.routes import Route, regrouped, size

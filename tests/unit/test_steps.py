@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, moved, wire
 
-from penstock.config.settings import StreamSinkSettings
+from penstock.config.sinks import StreamSinkSettings
 from penstock.core.blocks import Block
 from penstock.core.message import OLD_KEY
 from penstock.core.route_path import PathTemplate, escape, is_path

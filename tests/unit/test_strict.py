@@ -10,16 +10,11 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.api.schemas import NEW_CONSUMER, NewPull, NewWebhook, PositionBody, Rewind
-from penstock.config.file import Config, NatsSinkSettings, load
-from penstock.config.settings import (
-    OutboxSource,
-    PostgresSource,
-    PullConsumer,
-    SparkSettings,
-    StoreSettings,
-    StreamSinkSettings,
-    WebhookConsumer,
-)
+from penstock.config.consumers import PullConsumer, WebhookConsumer
+from penstock.config.file import load
+from penstock.config.settings import Config, SparkSettings, StoreSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.config.strict import Untyped, is_name
 from penstock.config.transforms import TransformSettings
 from penstock.core.errors import ConfigError

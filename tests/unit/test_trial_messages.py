@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.settings import PostgresSource, StreamSinkSettings
+from penstock.config.sinks import StreamSinkSettings
+from penstock.config.sources import PostgresSource
 from penstock.core.message import WIRE_SCHEMA
 from penstock.streams.copy import rows
 from penstock.trial.messages import MessageError, read

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from penstock.backfill.progress import BackfillProgress
 from penstock.backfill.request import Backfill
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.backoff import Backoff
 from penstock.core.tables import matches_any
 from penstock.postgres.reads import BackfillSpec, SavedCursor, cursor_from_json

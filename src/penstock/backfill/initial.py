@@ -15,8 +15,8 @@ import structlog
 
 from penstock.backfill import tables
 from penstock.backfill.request import Backfills, Request
-from penstock.config.file import Config
-from penstock.config.settings import Sink
+from penstock.config.settings import Config
+from penstock.config.sinks import Sink
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, StoreError
 

@@ -12,7 +12,7 @@ import structlog
 from penstock.backfill.current import CurrentBackfill, unfit
 from penstock.backfill.events import Event, RangeRead
 from penstock.backfill.request import Backfill, Backfills
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.health import Failure
 from penstock.core.monitor import Report
 

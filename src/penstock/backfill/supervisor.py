@@ -22,7 +22,7 @@ from psycopg import sql
 from penstock.backfill.initial import InitialBackfills
 from penstock.backfill.request import NOTICE, OPEN, Backfill, Backfills
 from penstock.backfill.source import SourceBackfills
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.errors import StoreError
 from penstock.core.monitor import Report
 from penstock.streams.connect import connect

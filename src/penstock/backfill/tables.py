@@ -11,7 +11,8 @@ import psycopg
 from psycopg import sql
 
 from penstock.backfill.ranges import trusted
-from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.config.sinks import SinkSettings
+from penstock.config.sources import PostgresSource
 from penstock.core import queries
 from penstock.core.errors import SetupError
 from penstock.core.tables import TablePattern, matches_any

@@ -10,7 +10,9 @@ from pathlib import Path
 from penstock.check import expressions, postgres, streams
 from penstock.check import outbox as outboxes
 from penstock.check.nats import inspect_nats
-from penstock.config.file import Config, NatsSinkSettings, load
+from penstock.config.file import load
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import ConfigError, EmbeddedError
 from penstock.core.finding import Finding
 from penstock.embedded.postgres import EmbeddedPostgres

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock import transforms
 from penstock.check.tables import identity_sql, rule_columns
-from penstock.config.settings import NatsSinkSettings, PostgresSource, Sink
+from penstock.config.sinks import NatsSinkSettings, Sink
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
 from penstock.core.finding import Finding
 from penstock.core.message import DELETE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.config.settings import NatsSinkSettings
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.finding import Finding
 from penstock.core.subject import escape
 from penstock.core.tables import matches_any

@@ -10,7 +10,8 @@ from psycopg import sql
 
 from penstock.check import streams
 from penstock.check.nats import inspect_nats
-from penstock.config.settings import Config, OutboxSource, PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.errors import CaptureError, PipelineError, SinkError

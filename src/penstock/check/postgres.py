@@ -8,7 +8,8 @@ from typing import Literal
 from psycopg import sql
 
 from penstock.check.tables import inspect_table
-from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.config.sinks import SinkSettings
+from penstock.config.sources import PostgresSource
 from penstock.core.connect import address
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.finding import Finding

@@ -7,7 +7,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from penstock.config.settings import NatsSinkSettings, SinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, SinkSettings, StreamSinkSettings
 from penstock.core.finding import Finding
 from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate

@@ -14,7 +14,8 @@ from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_t
 
 if TYPE_CHECKING:
     from penstock.backfill.request import Backfill, Backfills, Command, Request
-    from penstock.config.settings import PostgresSource, Sink
+    from penstock.config.sinks import Sink
+    from penstock.config.sources import PostgresSource
     from penstock.core.connect import Connection
     from penstock.postgres.admin import Relation
 

@@ -17,7 +17,7 @@ from penstock.cli.store import store_of
 from penstock.core.text import nearest
 
 if TYPE_CHECKING:
-    from penstock.config.settings import OutboxSource
+    from penstock.config.sources import OutboxSource
     from penstock.streams.records import StoredLetter
     from penstock.streams.store import Store
     from penstock.trial.replay import Replay

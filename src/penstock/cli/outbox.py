@@ -72,7 +72,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
 
 
 def _checked(url: str) -> str:
-    from penstock.config.settings import check_postgres_url
+    from penstock.config.sources import check_postgres_url
 
     try:
         check_postgres_url(url)

@@ -11,7 +11,7 @@ from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.backfill.request import Request
-    from penstock.config.file import Config
+    from penstock.config.settings import Config
     from penstock.runtime.recovery import Recovery
 
 

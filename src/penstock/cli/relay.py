@@ -10,7 +10,7 @@ from penstock.cli.common import LISTEN, errors, starting
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.config.file import Config
+    from penstock.config.settings import Config
 
 URL_VARIABLE: Final = "PENSTOCK_RELAY_URL"
 
@@ -42,7 +42,8 @@ def configuration(url: str, groups: list[str] | None, store: str | None) -> Conf
     """Return the configuration that a relay's options stand for; raises `ConfigError`."""
     from pydantic import ValidationError
 
-    from penstock.config.file import Config, OutboxSource
+    from penstock.config.settings import Config
+    from penstock.config.sources import OutboxSource
 
     names: list[str | None] = [*dict.fromkeys(groups)] if groups else [None]
     try:

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from penstock.api.app import Api
 from penstock.api.health import Server, application
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core import log as logging
 from penstock.core import startup
 from penstock.core.errors import ConfigError, SparkError

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.common import local_time, table_console
-from penstock.config.file import Config, OutboxSource
+from penstock.config.settings import Config
+from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure, Health, Level, run_part, seen_part
 from penstock.outbox.status import pipelines

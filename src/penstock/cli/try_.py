@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
 
-    from penstock.config.file import Config
+    from penstock.config.settings import Config
     from penstock.trial.trial import Outcome, Trial
 
 _MARKS = {

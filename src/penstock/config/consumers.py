@@ -11,15 +11,13 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
 )
 
-from penstock.config.strict import Flag, Whole
+from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.core.message import ACTIONS
 from penstock.core.tables import TablePattern
 
@@ -67,14 +65,12 @@ _Actions = Annotated[
 ]
 
 
-class Filters(BaseModel):
+class Filters(StrictModel):
     """Which messages a consumer gets; each member is a name, a list of names, or `*` for all.
 
     `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`;
     `resource_id` is the schema of a database, or the connection of a SaaS API.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     table: _Tables = (ANY,)
     collection_id: _Tables = (ANY,)
@@ -82,10 +78,8 @@ class Filters(BaseModel):
     action: _Actions = (ANY,)
 
 
-class ConsumerSettings(BaseModel):
+class ConsumerSettings(StrictModel):
     """What every consumer has; times are in milliseconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     ack_wait_ms: Whole = Field(30_000, ge=1, le=86_400_000)
     max_deliver: Whole = Field(-1, ge=-1, le=1_000_000)
@@ -168,6 +162,31 @@ class WebhookSettings(ConsumerSettings):
         parts = urlsplit(self.url.get_secret_value())
         host = parts.netloc.rpartition("@")[2]
         return {**super().shown(), "url": f"{parts.scheme}://{host}{parts.path}"}
+
+
+class _Consumer(ConsumerSettings):
+    """A consumer of the file: what every one has, and its stream."""
+
+    stream: str
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that the store keeps: what the API would be given, secrets too."""
+        return {k: v for k, v in super().stored().items() if k not in ("type", "stream")}
+
+
+class PullConsumer(_Consumer):
+    """A consumer that workers read over HTTP."""
+
+    type: Literal["pull"] = "pull"
+
+
+class WebhookConsumer(_Consumer, WebhookSettings):
+    """A consumer whose messages are sent to a URL."""
+
+    type: Literal["webhook"]
+
+
+Consumer = PullConsumer | WebhookConsumer
 
 
 def settings_of(kind: str, settings: Mapping[str, Any]) -> ConsumerSettings:

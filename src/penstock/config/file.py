@@ -7,67 +7,29 @@ environment are shown as the file names them, passwords and URLs are masked.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
-from penstock.config import yaml_lines
+from penstock.config import contradictions, yaml_lines
+from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
+from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.settings import (
     Config,
-    Consumer,
-    NatsSinkSettings,
-    OutboxSource,
-    PostgresSource,
-    PullConsumer,
-    Sink,
     SparkSettings,
     StoreSettings,
-    StreamSinkSettings,
-    WebhookConsumer,
-    consumer_contradictions,
-    contradictions,
-    slot_name,
-    store_contradictions,
 )
-from penstock.config.strict import NAME_RULE, Untyped, is_name
-from penstock.config.transforms import FOLDER, ROUTE_KINDS, RouteRule
+from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
+from penstock.config.sources import OutboxSource, PostgresSource, slot_name
+from penstock.config.strict import NAME_RULE, is_name
+from penstock.config.transforms import FOLDER
 from penstock.core.errors import ConfigError
-from penstock.core.redact import MASK, redact_url
+from penstock.core.text import Path as KeyPath
 from penstock.core.text import dotted, nearest
 
-__all__ = [
-    "Config",
-    "NatsSinkSettings",
-    "OutboxSource",
-    "PostgresSource",
-    "PullConsumer",
-    "SparkSettings",
-    "StoreSettings",
-    "StreamSinkSettings",
-    "WebhookConsumer",
-    "load",
-    "load_store",
-    "redact_url",
-    "sink_names",
-]
-
-_SECRET_KEY: Final = re.compile(
-    r"password|passwd|token|secret|nkey_seed|access.?key|^headers$", re.I
-)
 _KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
-
-_IN_QUOTES: Final = {
-    "int_type": r"-?\d+", "float_type": r"-?\d+(\.\d+)?", "bool_type": "true|false|yes|no|on|off",
-}  # fmt: skip
-"""What looks like the value of a type where it stands in quotes."""
-_EXPECTED: Final = {
-    "int_parsing": "a whole number", "float_parsing": "a number", "bool_parsing": "true or false",
-}  # fmt: skip
 
 _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
@@ -149,7 +111,7 @@ class _Reader:
             return None
         for key in root:
             if key not in _KEYS:
-                self.problem((key,), _unknown(key, _KEYS))
+                self.problem((key,), unknown_key(key, _KEYS))
         return root
 
     def store(self, root: dict[str, Any]) -> StoreSettings | None:
@@ -191,15 +153,16 @@ class _Reader:
                 consumers[name] = consumer
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
         store = self.store(root)
-        for path, message in contradictions(sources, sinks, _names(root, "sources")):
-            self.problem(path, message)
         given = _names(root, "sinks")
         streams = [n for n, sink in given.items() if _type(sink) == "stream"]
-        for path, message in consumer_contradictions(consumers, given, streams):
+        for path, message in (
+            *contradictions.of_sinks(sources, sinks, _names(root, "sources")),
+            *contradictions.of_consumers(consumers, given, streams),
+            *contradictions.of_store(
+                has_url="store" in root, master="local" if spark is None else spark.master
+            ),
+        ):
             self.problem(path, message)
-        if spark is not None and "store" not in root:
-            for path, message in store_contradictions(None, spark):
-                self.problem(path, message)
         if self.document.problems or spark is None or store is None:
             return None
         return Config(
@@ -213,7 +176,7 @@ class _Reader:
             if key not in root or value in ({}, None):
                 self.problem((key,), f"missing: expected at least one {key[:-1]} under a name")
             else:
-                self.problem((key,), f"expected {key} by name, got {_kind(value)}")
+                self.problem((key,), f"expected {key} by name, got {kind_of(value)}")
             return
         for name, part in value.items():
             if not is_name(name):
@@ -221,10 +184,10 @@ class _Reader:
             if isinstance(part, dict):
                 yield name, part
             else:
-                self.problem((key, name), f"expected the {key[:-1]}'s keys, got {_kind(part)}")
+                self.problem((key, name), f"expected the {key[:-1]}'s keys, got {kind_of(part)}")
 
     def typed(
-        self, models: Mapping[str, type[_M]], value: dict[str, Any], path: yaml_lines.Path
+        self, models: Mapping[str, type[_M]], value: dict[str, Any], path: KeyPath
     ) -> _M | None:
         """Validate a part whose `type` selects its model."""
         if model := models.get(_type(value)):
@@ -234,21 +197,21 @@ class _Reader:
         if "type" not in value:
             self.problem(where, f"missing: this key has no default; expected {types}")
         else:
-            shown = self.shown(where, given)
-            self.problem(where, f"expected {types}, got {shown}{nearest(given, models)}")
+            text = shown(where, given, self.document)
+            self.problem(where, f"expected {types}, got {text}{nearest(given, models)}")
         return None
 
-    def model(self, model: type[_M], value: Any, path: yaml_lines.Path) -> _M | None:
+    def model(self, model: type[_M], value: Any, path: KeyPath) -> _M | None:
         try:
             folder = os.path.dirname(self.file)  # noqa: PTH120 - "" is the current one here
             return model.model_validate(value, context={FOLDER: folder})
         except ValidationError as e:
             for error in e.errors(include_url=False, include_context=True):
-                where = (*path, *_in_file(error["loc"]))
-                self.problem(where, self.explain(model, error, where))
+                where = (*path, *path_in_file(error["loc"]))
+                self.problem(where, explanation(model, error, where, self.document))
             return None
 
-    def problem(self, path: yaml_lines.Path, message: str) -> None:
+    def problem(self, path: KeyPath, message: str) -> None:
         # What a missing variable leaves behind is wrong too, and so is the list that it stands in:
         # not worth a second message.
         if not any(
@@ -257,93 +220,12 @@ class _Reader:
         ):
             self.document.problems.append((self.document.line(path), path, message))
 
-    def explain(self, model: type[BaseModel], error: ErrorDetails, path: yaml_lines.Path) -> str:
-        kind, given, context = error["type"], error["input"], error.get("ctx", {})
-        message = error["msg"].removeprefix("Value error, ")
-        expected = message.removeprefix("Input should be ").removeprefix("a valid ")
-        expected = _EXPECTED.get(kind, expected)
-        if kind == "missing":
-            field = _model_at(model, error["loc"]).model_fields[str(error["loc"][-1])]
-            options = [repr(option) for option in get_args(field.annotation)]
-            hint = f"; expected {' or '.join(options)}" if options else ""
-            return f"missing: this key has no default{hint}"
-        if kind == "extra_forbidden":
-            return _unknown(str(path[-1]), _model_at(model, error["loc"]).model_fields)
-        if kind == "value_error":
-            shown = self.shown(path, given)
-            # A message with the position in an expression has shown what is there.
-            if shown in message or given is None or "position " in message:
-                return message
-            return message if isinstance(given, dict | list) else f"{message} (got {shown})"
-        if kind == "union_tag_not_found":
-            shown = self.shown(path, given)
-            return f"expected an expression, or a list of rules {{when: …, to: …}}, got {shown}"
-        if kind == "literal_error":
-            options = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-            return f"expected {expected}, got {self.shown(path, given)}{nearest(given, options)}"
-        if kind in ("model_type", "dict_type"):
-            return f"expected keys with their values, got {self.shown(path, given)}"
-        if kind in ("tuple_type", "list_type"):
-            hint = ": put it in [ ]" if isinstance(given, str) else ""
-            return f"expected a list, got {self.shown(path, given)}{hint}"
-        if kind == "too_short":
-            return "expected at least one; leave the key out for its default"
-        if isinstance(given, str) and re.fullmatch(_IN_QUOTES.get(kind, "(?!)"), given):
-            return f"expected {expected}, got {self.shown(path, given)}: remove its quotes"
-        if kind == "string_type" and isinstance(given, int | float):
-            return f"expected a string, got {self.shown(path, given)}: put it in quotes"
-        if given is None:
-            return f"expected {expected}, got nothing; leave the key out for its default"
-        return f"expected {expected}, got {self.shown(path, given)}"
-
-    def shown(self, path: yaml_lines.Path, value: Any) -> str:
-        """Return a value as a message may show it."""
-        if not isinstance(value, str | int | float):
-            return _kind(value)
-        keys = [key for key in path if isinstance(key, str)]
-        raw = self.document.raw.get(path)
-        if any(_SECRET_KEY.search(key) for key in keys[2:] or keys):
-            return MASK
-        if raw is None and keys and keys[-1] in ("url", "store"):
-            text = str(value)
-            # Where a webhook's secret stands in its URL, only its owner knows.
-            if keys[0] == "consumers":
-                return MASK
-            return redact_url(text) if "://" in text or not text else MASK
-        text = redact_url(raw if raw is not None else str(value))
-        return f"{text!r}" if isinstance(value, str) else f"{text} ({_kind(value)})"
-
     def report(self) -> list[str]:
         """Return the problems as lines of text, in the order of the file."""
         return [
             f"{self.file}:{line}:{f' {dotted(path)}:' if path else ''} {message}"
             for line, path, message in sorted(self.document.problems, key=lambda p: p[0])
         ]
-
-
-def _unknown(key: str, known: Iterable[str]) -> str:
-    return f"unknown key{nearest(key, known)}; expected one of: {', '.join(known)}"
-
-
-def _model_at(model: type[BaseModel], path: yaml_lines.Path) -> type[BaseModel]:
-    """Return the model whose key the last part of `path` is, `model` itself or one inside it."""
-    for key in path[:-1]:
-        field = model.model_fields.get(str(key))
-        if key == "rules" and "route" in path:
-            return RouteRule
-        inner = field.annotation if field is not None else None
-        if get_origin(inner) is UnionType:
-            inner = next(a for a in get_args(inner) if a is not type(None))
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
-    return model
-
-
-def _in_file(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Return an error's path as the file has it: without the tag of a route's form."""
-    if len(loc) > 1 and loc[0] == "route" and loc[1] in ROUTE_KINDS:
-        return (loc[0], *loc[2:])
-    return loc
 
 
 def _names(root: Any, key: str) -> dict[str, Any]:
@@ -356,15 +238,3 @@ def _type(part: Any) -> str:
     """Return what a part names as its type, or nothing."""
     value = part.get("type") if isinstance(part, dict) else None
     return value if isinstance(value, str) else ""
-
-
-def _kind(value: Any) -> str:
-    names = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        Untyped: "a string",
-    }
-    names |= {list: "a list", dict: "a mapping", type(None): "nothing"}
-    return names.get(type(value), "another type")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, field_validator, model_validator
 
-from penstock.config.strict import Flag, Number, Whole
+from penstock.config.strict import Flag, Number, StrictModel, Whole
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
 _USERINFO = re.compile(r"((?:^|,)\s*(?:\w+://)?)[^,]*@")
@@ -67,10 +67,20 @@ class Server:
         return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
 
 
-class NatsSinkConfig(BaseModel):
-    """Settings of a NATS sink; the names are nats-py's own where it has the setting."""
+def _check_group_by(value: list[str] | None) -> list[str] | None:
+    if value is not None and (not value or len(set(value)) < len(value) or "" in value):
+        raise ValueError(
+            f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
+            "and the primary key is the unit of order)"
+        )
+    return value
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+GroupBy = Annotated[list[str] | None, AfterValidator(_check_group_by)]
+
+
+class NatsSinkConfig(StrictModel):
+    """Settings of a NATS sink; the names are nats-py's own where it has the setting."""
 
     url: str = Field("nats://localhost:4222", repr=False)
     """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
@@ -81,7 +91,7 @@ class NatsSinkConfig(BaseModel):
     """Subject template, see `penstock.core.subject`; without `{action}` in kind rows if unset."""
     stream: str | None = None
     """Refuse to publish to another stream than this one; found from the subject if unset."""
-    group_by: list[str] | None = None
+    group_by: GroupBy = None
     """Columns that make the unit of order; the primary key if unset."""
     user: str | None = None
     password: SecretStr | None = None
@@ -128,11 +138,6 @@ class NatsSinkConfig(BaseModel):
                 "(or leave `stream` out, and it is found from the subject)"
             )
         return value
-
-    @field_validator("group_by")
-    @classmethod
-    def _check_group_by(cls, value: list[str] | None) -> list[str] | None:
-        return check_group_by(value)
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
@@ -209,16 +214,6 @@ def check_login(settings: BaseModel, user: str = "user", tls: str = "tls") -> No
             raise ValueError(f"{lacking.pop()} is missing: {one} and {other} go together")
     if getattr(settings, tls) is False and given & {"tls_ca_cert", "tls_cert"}:
         raise ValueError(f"{tls} is false, but tls_ca_cert or tls_cert is set: remove one of them")
-
-
-def check_group_by(value: list[str] | None) -> list[str] | None:
-    """Return the columns of a `group_by`; raises `ValueError` where they can't be one."""
-    if value is not None and (not value or len(set(value)) < len(value) or "" in value):
-        raise ValueError(
-            f"{value!r}: name one or more columns, each once (or leave `group_by` out, "
-            "and the primary key is the unit of order)"
-        )
-    return value
 
 
 def redact(url: str) -> str:

@@ -8,12 +8,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 NAME_RULE: Final = "letters, digits, `_` and `-`, at most 63 of them, a letter or a digit first"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
+
+
+class StrictModel(BaseModel):
+    """Settings that take no unknown key, never change, and show no value in errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Untyped(str):

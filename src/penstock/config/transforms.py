@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -22,27 +20,25 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.config.strict import Whole
+from penstock.config.strict import StrictModel, Whole
 from penstock.core.subject import named
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _CODE_BYTES: Final = 1 << 20
+NOT_IN_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
+"""What no literal of a route to a subject may hold."""
 FOLDER: Final = "folder"
 """The validation context's key for the folder that relative names of Lua files start from."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class LuaCode(_Model):
+class LuaCode(StrictModel):
     """A Lua program, and the file that it was read from, if it was."""
 
     code: str
     file: str | None = None
 
 
-class TransformSettings(_Model):
+class TransformSettings(StrictModel):
     """How messages are changed: exactly one of `sql`, `lua` and `python` is given."""
 
     sql: str | None = None
@@ -100,7 +96,7 @@ class TransformSettings(_Model):
         return self
 
 
-class RouteRule(_Model):
+class RouteRule(StrictModel):
     """One rule of a list: where `when` holds, a message goes `to` what this template gives."""
 
     when: Annotated[str, AfterValidator(lambda text: _check(text, "parse_condition"))] | None = None

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from penstock.config.strict import Untyped
-
-Path = tuple[str | int, ...]
+from penstock.core.text import Path
 
 _VARIABLE = re.compile(
     r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-(?P<value>[^}]*))?\}|(?P<bad>\$\{)"

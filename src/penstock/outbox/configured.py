@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import psycopg
 
-from penstock.config.settings import Config, OutboxSource, PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.core.errors import PipelineError, SinkError
 from penstock.outbox.errors import install_error
 from penstock.outbox.pipelines import PUBLICATION, Pipeline, find, source_name

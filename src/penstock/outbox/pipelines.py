@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import class_row
 
-from penstock.config.settings import slot_name
+from penstock.config.sources import slot_name
 from penstock.core import queries
 from penstock.core.tables import qualified_name
 

@@ -15,8 +15,6 @@ from typing import Annotated, Any, Final, Self, get_args
 
 import orjson
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     StrictBool,
@@ -28,8 +26,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from penstock.config.nats import Format, KeyScope, NatsSinkConfig, OutboxForm, check_login
-from penstock.config.settings import NatsSinkSettings
-from penstock.config.transforms import ROUTE_KINDS, RouteSettings, check_route
+from penstock.config.sinks import NatsSinkSettings
+from penstock.config.strict import StrictModel
+from penstock.config.transforms import NOT_IN_SUBJECT, ROUTE_KINDS, RouteSettings, check_route
 from penstock.core.errors import PipelineError
 from penstock.core.redact import MASK, redact_url
 from penstock.core.subject import SubjectTemplate
@@ -48,7 +47,6 @@ from penstock.outbox.config_keys import (
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
-_NO_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
 _CONTENT: Final = re.compile(CONTENT)
 _SHOWN: Final = 100
 _ANY_OUTBOX: Final = "outbox"
@@ -88,10 +86,8 @@ class OutboxSinkSettings(NatsSinkSettings):
         return SubjectTemplate.parse(text, outbox=self.outbox.name)
 
 
-class RelayPipeline(BaseModel):
+class RelayPipeline(StrictModel):
     """The config of a pipeline, checked and with its references resolved."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     sink_type: Backend
     url: str = Field(repr=False)
@@ -256,7 +252,7 @@ def _path(text: str | None) -> Path | None:
 
 def _checked_route(route: Any) -> Any:
     return check_route(
-        route, lambda text: SubjectTemplate.parse(text, outbox=_ANY_OUTBOX), _NO_SUBJECT
+        route, lambda text: SubjectTemplate.parse(text, outbox=_ANY_OUTBOX), NOT_IN_SUBJECT
     )
 
 

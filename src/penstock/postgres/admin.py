@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core import queries
 from penstock.core.connect import Connection, address, connect, connection_error, first_line
 from penstock.core.errors import SetupError

@@ -13,7 +13,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import SetupError
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
 from penstock.postgres.publication import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final, Protocol
 
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.health import Failure
 from penstock.runtime import recovery

@@ -13,7 +13,7 @@ import threading
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.monitor import Handler, Monitor, Report
 from penstock.runtime.store_session import StoreSession, routes_of
 from penstock.spark.pipeline import Pipeline

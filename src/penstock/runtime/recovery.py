@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.backfill import tables
 from penstock.backfill.request import OPEN, Backfills, Request
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
 from penstock.postgres import setup

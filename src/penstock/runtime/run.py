@@ -16,8 +16,8 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
-from penstock.config.file import Config
-from penstock.config.settings import PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.health import Failure, Part, run_part
 from penstock.core.monitor import Monitor, Report

@@ -12,7 +12,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.config.file import Config
+from penstock.config.settings import Config
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure

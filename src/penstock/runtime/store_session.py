@@ -10,8 +10,8 @@ from typing import Final, Self
 
 import structlog
 
-from penstock.config.file import Config
-from penstock.config.settings import NatsSinkSettings
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, format_lsn

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.backfill.read.task import partitions
 from penstock.backfill.reader import ReaderBackfills
-from penstock.config.file import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
 from penstock.core.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
 from penstock.core.monitor import Report

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 from pydantic import Field as Default
 
-from penstock.config.settings import check_postgres_url
+from penstock.config.sources import check_postgres_url
 from penstock.core.tables import TablePattern, matches_any
 from penstock.expressions.planned import PlannedColumns, Table
 from penstock.expressions.types import Field

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from penstock.config.file import Config
-from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.source import load

@@ -14,7 +14,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.config.settings import Sink
+from penstock.config.sinks import Sink
 from penstock.core.tables import matches_any
 from penstock.expressions import (
     Columns,

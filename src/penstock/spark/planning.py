@@ -11,7 +11,8 @@ from typing import Final
 import structlog
 
 from penstock import transforms
-from penstock.config.settings import PostgresSource, Sink
+from penstock.config.sinks import Sink
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import SetupError
 from penstock.core.health import Failure
 from penstock.core.message import Position

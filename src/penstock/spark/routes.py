@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any

@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.config.settings import NatsSinkSettings
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core import route_path, subject
 from penstock.core.blocks import Block
 from penstock.core.delivery import DeadLetter, as_captured

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import psycopg
 import pyarrow as pa
 
-from penstock.config.settings import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.backoff import Backoff
 from penstock.core.blocks import Block, unpack
 from penstock.core.counting import Counts, Floors, is_counted, split

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, Self, TypeVar
 import httpx
 import pyarrow as pa
 
-from penstock.config.file import Config, load
+from penstock.config.file import load
+from penstock.config.settings import Config
 from penstock.core.text import nearest
 from penstock.streams.consumers.types import ConsumerSpec
 from penstock.testing.client import BASE_URL, InMemoryTokens, Transport, make_app

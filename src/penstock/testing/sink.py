@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import pyarrow as pa
 
-from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.core.blocks import Block
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import PenstockError

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.message import Position, source_tag
 from penstock.core.tables import TablePattern, matches_any, qualified_name
 from penstock.postgres.chunk import ChunkBuilder

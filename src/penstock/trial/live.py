@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from penstock.config.settings import PostgresSource
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position, source_tag
 from penstock.core.tables import matches_any

@@ -16,7 +16,8 @@ import orjson
 import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.config.settings import PostgresSource, SinkSettings
+from penstock.config.sinks import SinkSettings
+from penstock.config.sources import PostgresSource
 from penstock.core.json_members import members
 from penstock.core.message import ACTIONS, INSERT, WIRE_SCHEMA
 from penstock.core.tables import TablePattern

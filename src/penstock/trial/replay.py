@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from penstock.config.file import Config, NatsSinkSettings, OutboxSource, StreamSinkSettings, load
+from penstock.config.file import load
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
-from penstock.config.file import Config
-from penstock.config.settings import NatsSinkSettings, Sink, SinkSettings
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings, Sink, SinkSettings
 from penstock.core.blocks import Block, pack, unpack, with_fields
 from penstock.core.json_members import members, text_of
 from penstock.core.message import DELETE, READ

@@ -15,7 +15,9 @@ from typing import Final
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
-from penstock.config.settings import Config, PostgresSource, Sink, SparkSettings
+from penstock.config.settings import Config, SparkSettings
+from penstock.config.sinks import Sink
+from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError, PipelineError
 from penstock.core.health import Failure
 from penstock.outbox.pipelines import DISABLED, PUBLICATION, Pipeline, slot_of

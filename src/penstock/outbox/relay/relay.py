@@ -19,7 +19,8 @@ import structlog
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from penstock.config.settings import Config, OutboxSource, PostgresSource
+from penstock.config.settings import Config
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.health import Failure, Part, worker_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.config.settings import NatsSinkSettings, SinkSettings
+from penstock.config.sinks import NatsSinkSettings, SinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern

@@ -1,0 +1,108 @@
+"""The settings of sources: a database's tables, or its outboxes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+
+from penstock.config.strict import StrictModel
+from penstock.core.tables import TablePattern
+
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}\Z")
+_GROUP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,55}\Z")
+
+
+def _check_table(table: str) -> str:
+    TablePattern.parse(table)
+    return table
+
+
+def check_postgres_url(url: str) -> None:
+    """Raise `ValueError`, without the URL in it, if libpq would not understand the URL."""
+    expected = "expected postgresql://user:password@host:port/database"
+    if not url.strip():
+        raise ValueError(f"empty: {expected}")
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error:
+        raise ValueError(f"not a Postgres URL: {expected}") from None
+    named = [str(parts.get(key) or "") for key in ("host", "dbname")]
+    ports = str(parts.get("port") or "").split(",")
+    # libpq ends the password at its first `@` or `/`; the rest would be looked up as a host name.
+    if any("@" in name for name in named) or not all(p.isdigit() or not p for p in ports):
+        raise ValueError(
+            "the URL's parts don't fit: in a password write @ as %40, / as %2F, : as %3A and # as "
+            f"%23; {expected}"
+        )
+
+
+def _check_url(url: SecretStr) -> SecretStr:
+    check_postgres_url(url.get_secret_value())
+    return url
+
+
+Table = Annotated[str, AfterValidator(_check_table)]
+"""A table's name, or a pattern of names."""
+PostgresUrl = Annotated[SecretStr, AfterValidator(_check_url)]
+
+
+class PostgresSource(StrictModel):
+    """A Postgres database whose changes are captured by logical replication."""
+
+    type: Literal["postgres"]
+    url: PostgresUrl
+    tables: tuple[Table, ...] = Field(("public.*",), min_length=1)
+    slot: str = "penstock"
+    publication: str = Field("penstock", min_length=1)
+
+    @property
+    def patterns(self) -> tuple[TablePattern, ...]:
+        """The tables, parsed."""
+        return tuple(TablePattern.parse(table) for table in self.tables)
+
+    @field_validator("slot")
+    @classmethod
+    def _check_slot(cls, slot: str) -> str:
+        if not _SLOT.match(slot):
+            raise ValueError(
+                f"{slot!r} is not a slot name: Postgres takes lower-case letters, digits and `_`, "
+                f"at most 63 of them; {slot_name(slot)!r} would do"
+            )
+        return slot
+
+    @field_validator("publication")
+    @classmethod
+    def _check_publication(cls, publication: str) -> str:
+        if len(publication.encode()) > 63:
+            raise ValueError(f"{publication!r} is longer than the 63 bytes that Postgres keeps")
+        return publication
+
+
+class OutboxSource(StrictModel):
+    """A database whose outboxes are relayed; its pipelines are set there, by `tide.relay_set_outbox`.
+
+    `relay_group` names one group of pipelines; None means all that there are.
+    """
+
+    type: Literal["outbox"]
+    url: PostgresUrl
+    relay_group: str | None = None
+
+    @field_validator("relay_group")
+    @classmethod
+    def _check_group(cls, name: str | None) -> str | None:
+        if name is not None and not _GROUP_NAME.match(name):
+            raise ValueError(
+                f"{name!r} can't be a relay group: expected a letter or '_', then letters, digits, '_',"
+                " '-' and '.', at most 56"
+            )
+        return name
+
+
+def slot_name(source: str) -> str:
+    """Return what Postgres takes as a slot's name, made from any text."""
+    return re.sub(r"[^a-z0-9_]", "_", source.lower())[:63] or "penstock"
