@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from penstock.api.protocol import MAX_BODY, MAX_HEAD, MAX_HEADERS, Protocol
+from penstock.api.framing import MAX_BODY, MAX_HEAD, MAX_HEADERS
+from penstock.api.protocol import Protocol
 
 
 class Pipe(asyncio.Transport):

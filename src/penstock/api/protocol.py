@@ -30,14 +30,11 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from penstock.api.framing import MAX_HEAD, Framing
 from penstock.api.problems import Problem
 
-MAX_HEAD: Final = 1 << 16  # bytes of request line and headers
-MAX_HEADERS: Final = 100
-MAX_BODY: Final = 1 << 20  # bytes
 MAX_CONNECTIONS: Final = 4096
 
-_END: Final = b"\r\n\r\n"
 _VERSIONS: Final = ("1.1", "1.0")
 
 # What a connection is doing: the first three in turn, and from each of them the last.
@@ -61,11 +58,7 @@ class Protocol(HttpToolsProtocol):
         self._stage = _HEAD
         self._due = math.inf  # when the stage must have ended
         self._ready: tuple[RequestResponseCycle, ASGI3Application] | None = None
-        self._head = 0  # bytes of this head so far
-        self._tail = b""  # the last bytes fed, which the end of a head or a chunk may begin in
-        self._left = 0  # bytes of this body to come, where its length is known
-        self._chunked = False
-        self._size = self._framed = 0  # bytes of this chunked body so far, and with its framing
+        self._framing = Framing()
         self._rest, self._at = b"", 0  # what came after the request that is being answered
         self._unsent, self._unsent_since = 0, 0.0
 
@@ -112,7 +105,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._stage == _BODY and not self.cycle.response_complete:
             self._refuse(Problem(408, f"The body did not come within {self.body_s:.0f} s."))
-        elif self._stage == _HEAD and self._head:
+        elif self._stage == _HEAD and self._framing.head:
             self._refuse(Problem(408, f"The head did not come within {self.head_s:.0f} s."))
         else:
             self.transport.close()
@@ -142,7 +135,7 @@ class Protocol(HttpToolsProtocol):
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             # The parser takes a body for the other protocol's: it looks like a request.
-            if self._left or self._chunked:
+            if self._framing.has_body:
                 raise Problem(400, "A request with a body can't ask for an upgrade.") from None
             self.cycle.keep_alive = False
         if self._ready is not None:
@@ -151,39 +144,11 @@ class Protocol(HttpToolsProtocol):
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Return how far `data` may be parsed: no further than the end of a head, or of a body."""
-        if self._stage == _HEAD:
-            if not self._head:
-                self._due = time.monotonic() + self.head_s
-            end = self._find_end(data, at)
-            self._head += end - at
-            if self._head > MAX_HEAD:
-                raise Problem(
-                    431, f"The request line and the headers are more than {MAX_HEAD} bytes."
-                )
-        elif self._left:
-            end = min(at + self._left, len(data))
-            self._left -= end - at
-        else:
-            end = self._find_end(data, at)
-            self._framed += end - at
-            if self._framed > 2 * MAX_BODY:
-                raise _too_large()
-        return end
-
-    def _find_end(self, data: bytes, at: int) -> int:
-        """Return where the first empty line after `at` ends, or the length of `data`."""
-        if self._tail:
-            found = (self._tail + data[at : at + 3]).find(_END)
-            if found >= 0:
-                end = at + found + 4 - len(self._tail)
-                self._tail = b""
-                return end
-        found = data.find(_END, at)
-        if found >= 0:
-            self._tail = b""
-            return found + 4
-        self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
-        return len(data)
+        if self._stage != _HEAD:
+            return self._framing.body_end(data, at)
+        if not self._framing.head:
+            self._due = time.monotonic() + self.head_s
+        return self._framing.head_end(data, at)
 
     def _hold(self, data: bytes, at: int) -> None:
         """Buffer what came after a request; while that is little, a client's hang-up is still seen."""
@@ -209,26 +174,18 @@ class Protocol(HttpToolsProtocol):
             raise Problem(400, "A request follows another one that has not ended.")
         super().on_message_begin()
         self.scope["state"]["gone"] = self._is_gone
-        self._left = self._size = self._framed = 0
-        self._chunked = False
+        self._framing.begin_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not those after a chunked body."""
         if self._stage != _HEAD:
             return
         super().on_header(name, value)
-        name = name.lower()
-        if name == b"content-length":
-            self._left = int(value)
-        elif name == b"transfer-encoding":
-            self._chunked = True
-        if len(self.headers) > MAX_HEADERS:
-            raise Problem(431, f"There are more than {MAX_HEADERS} headers.")
+        self._framing.note_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Have the request answered, as soon as the parser has taken its head."""
-        if self._left > MAX_BODY:
-            raise _too_large()
+        self._framing.end_head()
         super().on_headers_complete()
         if self.scope["http_version"] not in _VERSIONS:
             raise Problem(505, "The version of HTTP is not 1.1 or 1.0.")
@@ -243,10 +200,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body."""
-        if self._chunked:
-            self._size += len(body)
-            if self._size > MAX_BODY:
-                raise _too_large()
+        self._framing.note_body(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -271,7 +225,8 @@ class Protocol(HttpToolsProtocol):
 
     def _begin(self) -> None:
         """Wait for a request."""
-        self._stage, self._head, self._tail = _HEAD, 0, b""
+        self._stage = _HEAD
+        self._framing.next_request()
         if self._rest:
             self._due = time.monotonic() + self.head_s
             self.loop.call_soon(self._resume)
@@ -341,10 +296,6 @@ class Protocol(HttpToolsProtocol):
 
 def _invalid(reason: str) -> Problem:
     return Problem(400, f"The request is not valid HTTP/1.1: {reason}.")
-
-
-def _too_large() -> Problem:
-    return Problem(413, f"The body is larger than {MAX_BODY} bytes: send fewer at a time.")
 
 
 def _max_connections() -> int:

@@ -100,8 +100,14 @@ class _Reader:
             raise ConfigError([message])
 
     def check(self) -> None:
-        if self.document.problems:
-            raise ConfigError(self.report())
+        """Raise `ConfigError` with the problems in the order of the file, if there are any."""
+        if problems := sorted(self.document.problems, key=lambda problem: problem[0]):
+            raise ConfigError(
+                [
+                    f"{self.file}:{line}:{f' {dotted(path)}:' if path else ''} {message}"
+                    for line, path, message in problems
+                ]
+            )
 
     def root(self) -> dict[str, Any] | None:
         root = self.document.value
@@ -219,13 +225,6 @@ class _Reader:
             for _, known, _ in self.document.problems
         ):
             self.document.problems.append((self.document.line(path), path, message))
-
-    def report(self) -> list[str]:
-        """Return the problems as lines of text, in the order of the file."""
-        return [
-            f"{self.file}:{line}:{f' {dotted(path)}:' if path else ''} {message}"
-            for line, path, message in sorted(self.document.problems, key=lambda p: p[0])
-        ]
 
 
 def _names(root: Any, key: str) -> dict[str, Any]:
