@@ -115,6 +115,7 @@ def _print_findings(findings: list[Any]) -> None:
 def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson = False) -> None:
     """Show each source's slot and lag, and what a running pipeline delivered."""
     from penstock.cli import status as statuses
+    from penstock.cli import status_tables
     from penstock.config.file import load
 
     with errors():
@@ -122,7 +123,7 @@ def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson
     if as_json:
         typer.echo(json.dumps(report))
     else:
-        statuses.show(report)
+        status_tables.show(report)
     raise typer.Exit(int(not statuses.is_ready(report)))
 
 

@@ -82,7 +82,8 @@ def _checked(url: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from penstock.cli.status import dead_letters, failure_text, pipeline_state
+    from penstock.cli.status import failure_text
+    from penstock.cli.status_tables import dead_letters, pipeline_state
 
     print_table(
         ("outbox", "enabled", "retention", "messages", "oldest", "publishers", "held by"),

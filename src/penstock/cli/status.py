@@ -1,4 +1,4 @@
-"""`penstock status`: where slots and outboxes stand, and what a running pipeline reports."""
+"""`penstock status`: where slots and outboxes stand, what a run reports, and the health of both."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import dataclasses
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from penstock.cli.common import local_time, table_console
+from penstock.cli.common import size
 from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError
@@ -172,140 +167,10 @@ def is_ready(status: Status) -> bool:
     return bool(status["level"] == Level.READY.word)
 
 
-def show(status: Status) -> None:
-    """Print a status for people."""
-    console = table_console()
-    running = status["running"] or {}
-    slots = Table()
-    for heading in ("source", "slot", "state", "confirmed", "lag", "seconds", "WAL held"):
-        slots.add_column(heading, overflow="fold")
-    for name, slot in status["slots"].items():
-        live = running.get("sources", {}).get(name, {})
-        state = live.get("state") or ("read" if slot.get("active") else "not read")
-        cells = [name, slot["slot"], "error" if slot["error"] else state]
-        if slot["error"] is None:
-            cells.append(slot["confirmed_flush_lsn"] or "-")
-            cells += [size(slot["lag_bytes"]), _seconds(slot["lag_seconds"])]
-            held = "" if slot["wal_status"] == "reserved" else f" ({slot['wal_status']})"
-            cells.append(size(slot["retained_bytes"]) + held)
-        slots.add_row(*map(Text, cells))
-    if status["slots"]:
-        console.print(slots)
-    if status["outboxes"]:
-        _show_outboxes(console, status["outboxes"])
-    if status["running"] is None:
-        # With a source of Postgres' that is among the problems.
-        if not any(problem["code"] == "not_running" for problem in status["problems"]):
-            console.print(Text(status["problem"]), soft_wrap=True)
-    else:
-        sinks = Table("sink", "delivered", "duplicates", "dead letters", "retries", "state")
-        for name, sink in running.get("sinks", {}).items():
-            counts = [
-                sink.get(k, 0) for k in ("delivered", "duplicates", "dead_lettered", "retries")
-            ]
-            sinks.add_row(*map(Text, [name, *(f"{c:,}" for c in counts), _state(sink)]))
-        if sinks.row_count:
-            console.print(sinks)
-        _show_consumers(console, running.get("consumers", {}))
-        _show_backfills(console, running.get("backfills", []))
-    for title, warning in _warnings(status):
-        console.print(Text(f"! {title}: {warning}"), soft_wrap=True)
-    for problem in status["problems"]:
-        mark = "✗" if problem["level"] == "failed" else "!"
-        since = local_time(problem["since"])
-        console.print(Text(f"{mark} {problem['subject']}: {problem['cause']}"
-                           f"{f' (since {since})' if since else ''}"), soft_wrap=True)  # fmt: skip
-        console.print(Text(f"    {problem['remedy']}", style="dim"), soft_wrap=True)
-    console.print(Text(f"{status['level']}"), soft_wrap=True)
-
-
-def _show_outboxes(console: Console, outboxes: dict[str, Status]) -> None:
-    table = Table(
-        "source", "pipeline", "for", "group", "state", "delivered", "waiting", "since", "seen",
-        "dead letters",
-    )  # fmt: skip
-    for name, outbox in outboxes.items():
-        for each in outbox["pipelines"]:
-            since, seen = (local_time(each[k]) or "-" for k in ("pending_since", "at"))
-            waiting = "-" if each["pending"] is None else str(each["pending"])
-            cells = [name, each["pipeline"], each["outbox"] or each["inbox"], each["relay_group"]]
-            cells += [pipeline_state(each), str(each["delivered"]), waiting, since, seen]
-            cells.append(f"{each['dead_letters']:,}")
-            table.add_row(*map(Text, cells))
-        if not outbox["pipelines"]:
-            table.add_row(name, Text("error" if outbox["error"] else "none"))
-    console.print(table)
-
-
-def pipeline_state(pipeline: Status) -> str:
-    """Return how a pipeline of `tide.relay_status` is, in a word or two."""
-    if pipeline["state"] == "dead":
-        return f"dead since {local_time(pipeline['relay']['heartbeat_at'])}"
-    return str(pipeline["state"])
-
-
-def _show_consumers(console: Console, consumers: dict[str, Status]) -> None:
-    if not consumers:
-        return
-    numbers = ("lag_messages", "in_flight", "waiting_for_retry", "redeliveries", "failures")
-    table = Table(
-        "consumer", "stream", "lag", "seconds", "in flight", "to retry", "redeliveries",
-        "failures", "dead letters", "state",
-    )  # fmt: skip
-    for name, each in consumers.items():
-        lag, *others = (f"{each[key]:,}" for key in (*numbers, "dead_letters"))
-        cells = [name, each["stream"], lag, f"{each['lag_seconds']:,.1f}", *others, each["state"]]
-        table.add_row(*map(Text, cells))
-    console.print(table)
-
-
-def _show_backfills(console: Console, backfills: list[Status]) -> None:
-    if not backfills:
-        return
-    table = Table("backfill", "table", "sink", "rows", "of about", "state")
-    for each in backfills:
-        total = each["rows_total"]
-        cells = [str(each["number"]), each["table"], each["sink"], f"{each['rows_done']:,}"]
-        cells += ["-" if total is None else f"{total:,}", each["state"]]
-        table.add_row(*map(Text, cells))
-    console.print(table)
-
-
-def _warnings(status: Status) -> Iterator[tuple[str, str]]:
-    """Yield what may be wrong with pipelines, each under its title."""
-    for outbox in status["outboxes"].values():
-        for pipeline in outbox["pipelines"]:
-            if (waiting := dead_letters(pipeline)) is not None:
-                yield f"pipeline {pipeline['pipeline']}", waiting
-    for groups in (status["running"] or {}).get("relays", {}).values():
-        for group in groups.values():
-            for name, pipeline in group.get("pipelines", {}).items():
-                if pipeline.get("warning"):
-                    yield f"pipeline {name}", pipeline["warning"]
-
-
 def failure_text(pipeline: Status) -> str | None:
     """Return what keeps an enabled pipeline from moving, with the remedy."""
     found = _pipeline_failure(pipeline)
     return None if found is None else found[1].text
-
-
-def dead_letters(pipeline: Status) -> str | None:
-    """Return how many dead letters of a pipeline wait, and the cause of the newest."""
-    count = pipeline["dead_letters"]
-    if not count:
-        return None
-    since = local_time(pipeline["dead_letter_at"])
-    return (
-        f"{count:,} dead letter{'s' * (count > 1)}, the newest of {since}: {pipeline['dead_letter']};"
-        f" penstock dead-letters list --url … --sink {pipeline['pipeline']}"
-    )
-
-
-def _state(sink: Status) -> str:
-    """Return how a sink is, in a word."""
-    state = str(sink.get("state", "attached"))
-    return state if state != "attached" else "error" if sink.get("error") else "ok"
 
 
 def _ask(listen: str) -> tuple[Status | None, str | None]:
@@ -329,19 +194,3 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         "consumers": dict, "level": str, "parts": dict, "problems": list,
     }  # fmt: skip
     return {key: body[key] for key, kind in kinds.items() if isinstance(body.get(key), kind)}, None
-
-
-def size(count: int | None) -> str:
-    """Return a number of bytes as people read it."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.1f}"
