@@ -7,8 +7,8 @@ import pickle
 from penstock.streams.consumers.types import ConsumerError
 
 CODES = {
-    "name_taken", "refused", "store_unavailable", "too_many_waiting",
-    "unknown_consumer", "unknown_dead_letter", "unknown_stream",
+    "name_taken", "no_consumer", "no_dead_letter", "no_stream", "refused", "store_unavailable",
+    "too_many_waiting",
 }  # fmt: skip
 
 

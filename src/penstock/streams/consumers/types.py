@@ -27,19 +27,19 @@ class ConsumerError(PenstockError):
 class UnknownConsumer(ConsumerError):  # noqa: N818 - it reads better where it is caught
     """There is no consumer of that name."""
 
-    CODE = "unknown_consumer"
+    CODE = "no_consumer"
 
 
 class UnknownStream(ConsumerError):  # noqa: N818
     """There is no stream of that name."""
 
-    CODE = "unknown_stream"
+    CODE = "no_stream"
 
 
 class UnknownDeadLetter(ConsumerError):  # noqa: N818
     """The consumer has no dead letter of that number."""
 
-    CODE = "unknown_dead_letter"
+    CODE = "no_dead_letter"
 
 
 class NameTaken(ConsumerError):  # noqa: N818
