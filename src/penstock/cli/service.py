@@ -34,9 +34,8 @@ from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.process_state import ProcessState
-from penstock.runtime.run import Run
+from penstock.runtime.run import Run, jvm_failure
 from penstock.spark import session
-from penstock.spark.session import jvm_exit_code
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
@@ -196,15 +195,8 @@ class Service:
             if all(relay.ready for relay in self._relays) and not logged:
                 logged = True
                 log_ready()
-            if (code := jvm_exit_code()) is not None:
-                self._fail(
-                    Failure(
-                        "spark",
-                        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps because"
-                        " memory ran out). What was not delivered is still in the slot.",
-                        "Start penstock again.",
-                    )
-                )
+            if (failure := jvm_failure()) is not None:
+                self._fail(failure)
 
 
 def _say_stopping() -> None:

@@ -11,9 +11,8 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, get_args
+from typing import Annotated, Any, Final, Self
 
-import orjson
 from pydantic import (
     Field,
     SecretStr,
@@ -23,32 +22,28 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from penstock.config.nats import Format, KeyScope, NatsSinkConfig, OutboxForm, check_login
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.strict import StrictModel
-from penstock.config.transforms import NOT_IN_SUBJECT, ROUTE_KINDS, RouteSettings, check_route
+from penstock.config.transforms import NOT_IN_SUBJECT, RouteSettings, check_route
 from penstock.core.errors import PipelineError
-from penstock.core.redact import MASK, redact_url
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import qualified_name
-from penstock.core.text import Path as KeyPath
-from penstock.core.text import dotted, nearest
+from penstock.core.text import dotted
 from penstock.outbox.config_keys import (
     BATCH_SIZE,
     CONTENT,
     GROUP_BY,
-    SECRETS,
     Backend,
     Start,
     keys,
 )
+from penstock.outbox.explain import explanation, message_of
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"
 _CONTENT: Final = re.compile(CONTENT)
-_SHOWN: Final = 100
 _ANY_OUTBOX: Final = "outbox"
 _KEYS: Final = keys("out")
 
@@ -121,7 +116,7 @@ class RelayPipeline(StrictModel):
             try:
                 NatsSinkConfig.model_validate({info.field_name: value})
             except ValidationError as error:
-                raise ValueError(_message(error.errors(include_url=False)[0])) from None
+                raise ValueError(message_of(error.errors(include_url=False)[0])) from None
         return value
 
     @field_validator("subject")
@@ -214,7 +209,10 @@ def read(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     try:
         return RelayPipeline.model_validate(_typed(config, resolved))
     except ValidationError as error:
-        problems = [_explain(config, e) for e in error.errors(include_url=False)]
+        problems = [
+            explanation(config, e, RelayPipeline.model_fields)
+            for e in error.errors(include_url=False)
+        ]
         remedy = "Set it again by `select tide.relay_set_outbox(…)`."
         raise PipelineError("invalid_config", problems, remedy) from None
 
@@ -268,61 +266,3 @@ def _typed(config: Mapping[str, Any], resolved: dict[str, Any]) -> dict[str, Any
     if isinstance(text, str) and has_reference(config["tls_enabled"]):
         typed["tls_enabled"] = {"true": True, "false": False}.get(text.strip().lower(), text)
     return typed
-
-
-def _explain(config: Mapping[str, Any], error: ErrorDetails) -> str:
-    """Return a sentence about a mistake: the key, the value as it was set, what is expected."""
-    path: KeyPath = tuple(p for p in error["loc"] if p not in ROUTE_KINDS)
-    if not path:
-        return _message(error)
-    key, kind, where = str(path[0]), error["type"], dotted(path)
-    if kind == "extra_forbidden":
-        known = list(_KEYS) if len(path) == 1 else ["when", "to"]
-        unknown = str(path[-1])
-        return f"{where}: unknown key{nearest(unknown, known)}; expected one of: {', '.join(known)}"
-    expected = _KEYS[key].expected
-    if kind == "missing" and len(path) == 1:
-        return f"{where}: missing; expected {expected}"
-    given: Any = config
-    for step in path:
-        try:
-            given = given[step]
-        except (LookupError, TypeError):  # a rule lacks the key
-            return f"{where}: missing; expected {expected}"
-    if has_reference(given):
-        return f"{where}: {_shown(key, given)} gives what can't be used: expected {expected}"
-    if kind == "value_error":
-        message = _message(error)
-        shown = _shown(key, given)
-        is_shown = shown in message or (isinstance(given, str) and repr(given) in message)
-        return f"{where}: {message}" if is_shown else f"{where}: {message} (got {shown})"
-    hint = ""
-    if kind == "literal_error":
-        field = RelayPipeline.model_fields[key]
-        hint = nearest(given, get_args(field.annotation))
-    return f"{where}: expected {expected}, got {_shown(key, given)}{hint}"
-
-
-def _message(error: ErrorDetails) -> str:
-    return error["msg"].removeprefix("Value error, ")
-
-
-def _shown(key: str, value: Any) -> str:
-    """Return a value as an error may show it."""
-    if isinstance(value, list | tuple | Mapping):
-        return "a list" if isinstance(value, list | tuple) else "an object"
-    if key in SECRETS and not has_reference(value):
-        return MASK
-    if isinstance(value, str):
-        text = redact_url(value) if key == "url" else value
-        # A file's content in the place of its path may be a secret.
-        if key in SECRETS or _CONTENT.search(text):
-            text = MASK if _CONTENT.search(text) else _masked(text)
-        value = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-    return orjson.dumps(value).decode()
-
-
-def _masked(text: str) -> str:
-    """Return a secret's text with all but its references masked."""
-    references = re.findall(r"\$\{[A-Za-z_]+:[^{}]*\}", text)
-    return "".join(references) if "".join(references) == text else MASK

@@ -20,6 +20,13 @@ from penstock.spark.pipeline import Pipeline
 from penstock.spark.writer import StoreTarget
 
 
+def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monitor:
+    """Return a monitor that the executors of a session can reach."""
+    local = config.spark.master.startswith("local")
+    host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+    return Monitor(handler, "127.0.0.1" if local else host)
+
+
 class NextQuery:
     """The next query of the one source that `config` has; `target` is the source's in the store.
 
@@ -31,9 +38,7 @@ class NextQuery:
         (self.source,) = config.sources
         self._config = config
         self._target = target
-        local = config.spark.master.startswith("local")
-        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-        self.monitor = Monitor(self._handle, "127.0.0.1" if local else host)
+        self.monitor = monitor_for(spark, config, self._handle)
         # A starting sink is one only while the store has it as that, too.
         routes = routes_of(config, self.source, {}, config.sinks)
         self.pipeline = Pipeline(

@@ -24,7 +24,7 @@ from penstock.core.monitor import Monitor, Report
 from penstock.core.startup import Step, step
 from penstock.postgres import setup
 from penstock.runtime.guard import Guard, SlotGuard
-from penstock.runtime.handover import NextQuery
+from penstock.runtime.handover import NextQuery, monitor_for
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_query import RunContext, SourceQuery
@@ -179,9 +179,7 @@ class Run:
         deadline, logged = time.monotonic() + _SLOT_PATIENCE, False
         while not self._stopping.is_set():
             try:
-                self._guard.refuse_gap(
-                    name
-                )  # each time: the slot may go while the run waits for it
+                self._guard.refuse_gap(name)  # the slot may go while the run waits for it
                 setup.ensure(source)
                 return
             except CaptureError as found:
@@ -233,7 +231,7 @@ class Run:
             self._queries[prepared.source].adopt(prepared)
             monitor = prepared.monitor
         else:
-            monitor = self._monitor(spark)
+            monitor = monitor_for(spark, self._config, self._handle)
         self._start_backfilling(monitor)
         # The first batch of a query is empty, and connects to its sinks.
         starting = {
@@ -263,11 +261,6 @@ class Run:
         monitor.flush()
         monitor.close()
 
-    def _monitor(self, spark: SparkSession) -> Monitor:
-        local = self._config.spark.master.startswith("local")
-        host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-        return Monitor(self._handle, "127.0.0.1" if local else host)
-
     def _start_backfilling(self, monitor: Monitor) -> None:
         if self._once:  # a backfill may take longer than what is there now
             with contextlib.suppress(StoreError):  # the next write to the store reports it
@@ -295,12 +288,8 @@ class Run:
             if self.ready and not ready:
                 ready = True
                 on_ready()
-            if (code := jvm_exit_code()) is not None and not self._stopping.wait(0.5):
-                cause = (
-                    f"Spark's JVM ended with exit code {code} (-9: killed, perhaps for want of"
-                    " memory). What was not delivered is still in the slot: start penstock again."
-                )
-                self._fail(Failure("spark", cause))
+            if (failure := jvm_failure()) is not None and not self._stopping.wait(0.5):
+                self._fail(failure)
 
     def _adds_to_backlog(self, sink: str) -> bool:
         """Return whether a backfill would only add to what waits for a sink."""
@@ -335,6 +324,18 @@ class Run:
         if self._failure is None and not all(s.drained for s in states.values()):
             log.warning("stopped before the last batch was delivered; it stays in the slot",
                         store=self.state.store_error)  # fmt: skip
+
+
+def jvm_failure() -> Failure | None:
+    """Return that Spark's JVM has ended, None while it runs."""
+    if (code := jvm_exit_code()) is None:
+        return None
+    return Failure(
+        "spark",
+        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps because memory ran out). What"
+        " was not delivered is still in the slot.",
+        "Start penstock again.",
+    )
 
 
 def _stop_queries(spark: SparkSession, names: set[str]) -> None:

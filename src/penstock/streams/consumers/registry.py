@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -16,7 +16,8 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed, stopped
+from penstock.streams.consumers.notices import Notices
+from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.types import (
     ConsumerError,
@@ -24,21 +25,17 @@ from penstock.streams.consumers.types import (
     ConsumerSpec,
     NameTaken,
     Refused,
-    StoreUnavailable,
     StreamInfo,
     UnknownConsumer,
     UnknownStream,
 )
 from penstock.streams.consumers.view import StreamRef
-from penstock.streams.names import CHANNEL, batches_table, consumer_table
+from penstock.streams.names import batches_table, consumer_table
 from penstock.streams.records import commit_position
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
-_LISTENER: Final = "penstock api"
-_PRESENCE: Final = 3.0
-_RETRY: Final = 0.5
 _FACTS_AT_ONCE: Final = 4
 _FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
@@ -54,21 +51,17 @@ class Consumers:
         self._stale = True
         self._loading = asyncio.Lock()
         self._callbacks: list[Callable[[], None]] = []
-        self._listener: asyncio.Task[None] | None = None
-        self._alone = False  # no other process serves this store
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._notices = Notices(
+            self._sessions, connected=self._listening, received=self._notified, lost=self._missed
+        )
 
     async def open(self) -> None:
         """Connect; where the store does not answer, every later call tries again."""
-        ready = asyncio.Event()
-        self._listener = asyncio.create_task(self._listen(ready))
-        await ready.wait()
+        await self._notices.open()
 
     async def close(self) -> None:
         """Answer what waits with nothing, and disconnect."""
-        await stopped(self._listener)
-        for task in list(self._tasks):
-            await stopped(task)
+        await self._notices.close()
         for consumer in self._consumers.values():
             await consumer.close()
         await self._sessions.close()
@@ -96,20 +89,10 @@ class Consumers:
     async def streams(self) -> list[StreamInfo]:
         """Return all streams by name."""
         found = []
-        for (
-            id_,
-            name,
-            kind,
-            source,
-            retention,
-            segments,
-            at,
-            source_id,
-            base,
-        ) in await self._sessions.rows(SQL["streams"]):
+        for *stream, at, source_id, base in await self._sessions.rows(SQL["streams"]):
             head = await self._head(source_id)
             position = None if head == START else commit_position(head[0] - base, head[1])
-            found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
+            found.append(StreamInfo(*stream, position, at))
         return found
 
     async def base(self, consumer: Consumer) -> int:
@@ -229,14 +212,13 @@ class Consumers:
         async with self._loading:
             if name is not None and not self._stale and name in self._names:
                 return
-            self._stale = self._listener is None
+            self._stale = not self._notices.is_used
             try:
                 rows = await self._sessions.rows(SQL["consumers"])
-            except psycopg.errors.UndefinedTable as missing:
+            except BaseException as error:
                 self._stale = True
-                raise self._sessions.unavailable(missing) from None
-            except BaseException:
-                self._stale = True
+                if isinstance(error, psycopg.errors.UndefinedTable):
+                    raise self._sessions.unavailable(error) from None
                 raise
             self._names = {}
             for row in rows:
@@ -246,12 +228,9 @@ class Consumers:
                 self._names[name_] = info
                 consumer = self._consumers.get(id_)
                 if consumer is None:
+                    of = StreamRef(stream_id, kind, source)
                     self._consumers[id_] = Consumer(
-                        self._sessions,
-                        info,
-                        StreamRef(stream_id, kind, source),
-                        self._save,
-                        self._freed,
+                        self._sessions, info, of, self._save, self._freed
                     )
                 elif consumer.info != info:
                     consumer.change(info)
@@ -264,44 +243,17 @@ class Consumers:
     # Other processes
 
     def _freed(self, consumer: int) -> None:
-        if not self._alone:
-            self._do(self._notify(f"c{consumer}"))
+        self._notices.send(f"c{consumer}")
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` beside everything else; it is ended with the process."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _missed(self) -> None:
+        self._stale = True
 
-    async def _notify(self, payload: str) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the others look every second
-            await self._sessions.execute(_STORE_SQL["notify"], (payload,))
-
-    async def _listen(self, ready: asyncio.Event) -> None:
-        """Receive notifications of new messages and of changes, for as long as this process runs."""
-        while True:
-            try:
-                connection = await self._sessions.connect(_LISTENER)
-                async with connection:
-                    await self._receive(connection, ready)
-            except (StoreUnavailable, psycopg.Error):
-                self._alone, self._stale = False, True
-                ready.set()
-                await asyncio.sleep(_RETRY)
-
-    async def _receive(self, connection: Connection, ready: asyncio.Event) -> None:
-        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+    async def _listening(self) -> None:
         self._stale = True
         for consumer in self._consumers.values():
             consumer.head_moved()
             consumer.log_moved()
         await self._changed()
-        while True:
-            row = await self._sessions.clock.read(connection, SQL["presence"])
-            self._alone = not row[1]
-            ready.set()
-            async for notice in connection.notifies(timeout=_PRESENCE):
-                self._notified(notice.payload)
 
     def _notified(self, payload: str) -> None:
         kind, number = payload[:1], payload[1:]
@@ -314,7 +266,7 @@ class Consumers:
                 found.log_moved()
         elif kind == "k":
             self._stale = True
-            self._do(self._changed())
+            self._notices.run(self._changed())
 
     async def _changed(self) -> None:
         with contextlib.suppress(ConsumerError):  # the next request reads the list
