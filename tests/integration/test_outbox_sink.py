@@ -133,7 +133,7 @@ def test_a_stream_without_atomic_batches_gets_one_by_one(
     set_atomic(nats, stream, atomic=True)
     assert sink.write(rows(range(300, 400))).delivered == 100
     assert batches(nats.messages(stream)) == {}
-    monkeypatch.setattr(sink, "_atomic_from", float("-inf"))
+    monkeypatch.setattr(sink._chaining, "_atomic_from", float("-inf"))
     assert sink.write(rows(range(400, 500))).delivered == 100
     messages = nats.messages(stream)
     assert numbers(messages) == list(range(500))

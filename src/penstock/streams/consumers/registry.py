@@ -89,10 +89,11 @@ class Consumers:
     async def streams(self) -> list[StreamInfo]:
         """Return all streams by name."""
         found = []
-        for *stream, at, source_id, base in await self._sessions.rows(SQL["streams"]):
+        for row in await self._sessions.rows(SQL["streams"]):
+            id_, name, kind, source, retention, segments, at, source_id, base = row
             head = await self._head(source_id)
             position = None if head == START else commit_position(head[0] - base, head[1])
-            found.append(StreamInfo(*stream, position, at))
+            found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
         return found
 
     async def base(self, consumer: Consumer) -> int:
@@ -237,8 +238,8 @@ class Consumers:
             known = {info.id for info in self._names.values()}
             for id_ in self._consumers.keys() - known:
                 gone = self._consumers.pop(id_)
-                error = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
-                await gone.close(error)
+                why = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
+                await gone.close(why)
 
     # Other processes
 
