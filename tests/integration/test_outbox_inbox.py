@@ -471,17 +471,17 @@ def test_the_group_with_the_lock_fills(
         await_state(tide, "running")
         two.set_desired(None, pipelines(tide))
         two.start()
-        await_true(lambda: two.as_json()["state"] == "standby")
-        assert one.ready
-        assert one.as_json()["inboxes"] == {"in": {"enabled": True, "state": "running"}}
-        assert two.as_json()["inboxes"] == {}
+        await_true(lambda: two.status.as_json()["state"] == "standby")
+        assert one.status.ready
+        assert one.status.as_json()["inboxes"] == {"in": {"enabled": True, "state": "running"}}
+        assert two.status.as_json()["inboxes"] == {}
         publish(stream, 1)
         await_true(lambda: acked(stream, tide) == 1)
         one.stop()
         one.join()
         publish(stream, 2)
         await_true(lambda: acked(stream, tide) == 2)
-        assert two.as_json()["inboxes"]["in"]["enabled"]
+        assert two.status.as_json()["inboxes"]["in"]["enabled"]
     finally:
         for group in (one, two):
             group.stop()

@@ -76,14 +76,15 @@ class Run:
         self._stopping = threading.Event()
         self._expired = threading.Event()
         self._wake = threading.Event()
-        self._failure: Failure | None = None
+        self.failure: Failure | None = None
+        """What ended the run, None where nothing did."""
         self._streams_due = False  # to ask for shared streams again
-        self._store = StoreSession(config, store_url, self._handle, paused)
-        self._guard: Guard = SlotGuard(config, self._store) if guard is None else guard
+        self.store = StoreSession(config, store_url, self._handle, paused)
+        self._guard: Guard = SlotGuard(config, self.store) if guard is None else guard
         self._log = RunLog(paused.starting)
         self._backfilling: BackfillSupervisor | None = None
         context = RunContext(
-            config, once, self._store, self.state, self._guard, self._log, self._handle,
+            config, once, self.store, self.state, self._guard, self._log, self._handle,
             self._query_fatal, self._stopping, self._expired,
         )  # fmt: skip
         self._queries = {name: SourceQuery(name, context) for name in self._sources}
@@ -96,7 +97,7 @@ class Run:
             return None
         if "query" in report and "part" not in report:
             return self.state.begin_query(report)
-        if (failed := self._store.handle(report)) is not None:
+        if (failed := self.store.handle(report)) is not None:
             return failed
         if "altered" in report:
             self._queries[report["capture"]].note_altered(report)
@@ -121,12 +122,7 @@ class Run:
     @property
     def healthy(self) -> bool:
         """Whether the run goes on by itself."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> Failure | None:
-        """What ended the run, None where nothing did."""
-        return self._failure
+        return self.failure is None
 
     def store_outage(self, error: str | None) -> None:
         """Note why the store is away, or with None that it is back."""
@@ -134,7 +130,7 @@ class Run:
 
     def parts(self) -> list[Part]:
         """Return what failed the run, if something has."""
-        return [] if self._failure is None else [run_part(self._failure)]
+        return [] if self.failure is None else [run_part(self.failure)]
 
     # -- the run
 
@@ -143,7 +139,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._guard.close()
-        self._store.__exit__(*_)
+        self.store.__exit__(*_)
 
     def stop(self) -> None:
         """Ask for an orderly end, from any thread."""
@@ -155,11 +151,6 @@ class Run:
         """Whether the end was asked for."""
         return self._stopping.is_set()
 
-    @property
-    def store(self) -> StoreSession:
-        """The run's part in its store."""
-        return self._store
-
     def prepare(self) -> None:
         """Make and claim what the sources need; returns early where the end is asked for.
 
@@ -169,10 +160,10 @@ class Run:
             with step("source", source=name):
                 self._ensure(name, self._config.sources[name])
                 planning.refuse(self._config.sources[name], self._config.sinks_of(name))
-                self._store.register(name, self._stopping)
+                self.store.register(name, self._stopping)
         self._refuse_shared_streams()
         if not self._stopping.is_set():
-            self._store.start()
+            self.store.start()
 
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; wait for a slot that a killed run's connection still holds."""
@@ -204,8 +195,8 @@ class Run:
 
     def _fail(self, failure: Failure, **fields: str) -> None:
         """Note why the run can't go on, and ask for its end."""
-        if self._failure is None:
-            self._failure = failure
+        if self.failure is None:
+            self.failure = failure
             log.error("run failed", code=failure.code, error=failure.text, **fields)
         self.stop()
 
@@ -224,7 +215,7 @@ class Run:
             on_stopping: Called when an orderly end begins that no failure has caused.
             prepared: The query of the one source, started already; used if it fits this run.
         """
-        if prepared is not None and not prepared.fits(self._config, self._store):
+        if prepared is not None and not prepared.fits(self._config, self.store):
             prepared.close()
             prepared = None
         if prepared is not None:
@@ -244,7 +235,7 @@ class Run:
         if self._once:
             self._await_backlogs()
         if self._stopping.is_set():
-            if self._failure is None:
+            if self.failure is None:
                 on_stopping()
             if self._backfilling is not None:
                 self._backfilling.drain()
@@ -264,10 +255,10 @@ class Run:
     def _start_backfilling(self, monitor: Monitor) -> None:
         if self._once:  # a backfill may take longer than what is there now
             with contextlib.suppress(StoreError):  # the next write to the store reports it
-                log_left_out(self._config, self._store.url, self._sources)
+                log_left_out(self._config, self.store.url, self._sources)
             return
         self._backfilling = BackfillSupervisor(
-            self._config, self._store.url, self._sources, monitor.command,
+            self._config, self.store.url, self._sources, monitor.command,
             self._adds_to_backlog, self.state.show_backfills,
         )  # fmt: skip
         self._backfilling.start()
@@ -298,12 +289,12 @@ class Run:
     def resume(self, sink: str) -> None:
         """Deliver from now on what waits for a paused sink; raises `StoreError`."""
         self.state.resume(sink)
-        self._store.resume(sink)
+        self.store.resume(sink)
 
     def _await_backlogs(self) -> None:
         """Wait until the backlogs are delivered too."""
-        self._store.look()
-        while not self._store.is_drained() and not self._stopping.is_set():
+        self.store.look()
+        while not self.store.is_drained() and not self._stopping.is_set():
             self._wake.wait(0.1)
             self._wake.clear()
 
@@ -321,7 +312,7 @@ class Run:
                 break
             self._wake.wait(0.1)
             self._wake.clear()
-        if self._failure is None and not all(s.drained for s in states.values()):
+        if self.failure is None and not all(s.drained for s in states.values()):
             log.warning("stopped before the last batch was delivered; it stays in the slot",
                         store=self.state.store_error)  # fmt: skip
 

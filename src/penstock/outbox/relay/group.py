@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, StoreError
-from penstock.core.health import Failure, Part
+from penstock.core.health import Failure
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.pipelines import InboxPipeline
 from penstock.outbox.relay.desired_state import DesiredState
@@ -23,7 +23,6 @@ from penstock.outbox.relay.lease import Lease
 from penstock.outbox.relay.lock import GroupLock
 from penstock.outbox.relay.runner import LONG_STEP_SECONDS, STEP_SECONDS, Runner
 from penstock.outbox.sessions import postgres_error
-from penstock.runtime.state import RunState
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.warm import warm
 
@@ -51,35 +50,17 @@ class Group:
         self._lock = GroupLock(url, name)
         self._inboxes = Inboxes(url, database)
         self._handover = Handover(name, spark)
-        self._status = GroupStatus(name, self._lock, self._inboxes, self._handover)
+        self.status = GroupStatus(name, self._lock, self._inboxes, self._handover)
         self._runner = Runner(
-            name, store, spark, self._lock, self._inboxes, self._handover, self._status
+            name, store, spark, self._lock, self._inboxes, self._handover, self.status
         )
         self._logged: set[str] = set()  # codes of failures
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
 
-    @property
-    def ready(self) -> bool:
-        """Whether it delivers, stands by, or has nothing to run."""
-        return self._status.ready
-
-    @property
-    def run_state(self) -> RunState | None:
-        """The state of its run, None while there is none."""
-        return self._status.run_state
-
-    def parts(self, now: float) -> list[Part]:
-        """Return its health, and that of its pipelines that have no sink in its run."""
-        return self._status.parts(now)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return its part of `/status`."""
-        return self._status.as_json()
-
     def lease(self) -> Lease | None:
         """Return its lease, None while its loop hangs or has not begun."""
-        return None if self._thread.ident is None else self._status.lease()
+        return None if self._thread.ident is None else self.status.lease()
 
     def set_desired(
         self, desired: DesiredState | None, inboxes: Sequence[InboxPipeline] = ()
@@ -107,7 +88,7 @@ class Group:
     def _main(self) -> None:
         backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._handover.stopping and jvm_exit_code() is None:
-            self._status.expect_step(STEP_SECONDS)
+            self.status.expect_step(STEP_SECONDS)
             try:
                 held = self._lock.acquire()
                 self._inboxes.activate(held)
@@ -136,7 +117,7 @@ class Group:
             self._handover.discard_next()
             self._pause(delay)
         self._handover.discard_next()
-        self._status.expect_step()
+        self.status.expect_step()
         self._inboxes.activate(False)
         self._inboxes.join()
         self._lock.close()
@@ -148,7 +129,7 @@ class Group:
             self._inboxes.activate(self._lock.check())
 
     def _enter(self, state: str) -> None:
-        status = self._status
+        status = self.status
         if state == status.state:
             return
         status.state, status.failure = state, None
@@ -164,7 +145,7 @@ class Group:
 
     def _fail(self, failure: Failure, delay: float) -> None:
         """Report what keeps the group from running: once in the log, and in the checkpoints."""
-        status = self._status
+        status = self.status
         status.state, status.failure = "error", failure.lasting(status.failure, time.time())
         status.expect_step(delay + STEP_SECONDS)
         if failure.code not in self._logged:

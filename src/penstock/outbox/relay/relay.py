@@ -89,7 +89,7 @@ class Relay:
     @property
     def ready(self) -> bool:
         """Whether each group delivers, has nothing to run, or stands by."""
-        return self._refreshed and all(group.ready for group in self._groups.values())
+        return self._refreshed and all(group.status.ready for group in self._groups.values())
 
     @property
     def alive(self) -> bool:
@@ -100,16 +100,18 @@ class Relay:
         """Return its health, and that of its groups; their runs have states of their own."""
         subject, now = f"relay {self.name}", time.time()
         own = worker_part(subject, self._failure, now, starting=not self._refreshed)
-        return [own] + [part for g in list(self._groups.values()) for part in g.parts(now)]
+        return [own] + [part for g in list(self._groups.values()) for part in g.status.parts(now)]
 
     def states(self) -> list[RunState]:
         """Return the states of the groups' runs."""
-        return [state for g in list(self._groups.values()) if (state := g.run_state) is not None]
+        return [
+            state for g in list(self._groups.values()) if (state := g.status.run_state) is not None
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return its part of `/status`: each group's state."""
         return self._shared.with_warnings(
-            {n: group.as_json() for n, group in list(self._groups.items())}
+            {n: group.status.as_json() for n, group in list(self._groups.items())}
         )
 
     # -- the process

@@ -44,16 +44,13 @@ class EncodedRows:
     def _encode_next(self) -> None:
         first = self.count
         # Frames of rows that are done are needed no more; memory stays at the blocks in flight.
-        while len(self._blocks) > 1 and self._is_done(self._blocks[0]):
+        while len(self._blocks) > 1 and self._rows.all_done(*self._firsts[:2]):
             del self._blocks[0], self._firsts[0]
         block = self._encoder.block(self._batch, first, self._base)
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.mean_size = len(block.data) / block.rows
         self._written.bytes += block.body_bytes
-
-    def _is_done(self, block: Block) -> bool:
-        return self._rows.all_done(block.first, block.first + block.rows)
 
     def frame(self, row: int) -> memoryview:
         """Return the frame of a row."""
