@@ -166,7 +166,7 @@ def test_those_behind_one_in_doubt_wait_for_it() -> None:
     task.bury(1, "duplicate_key", "another's")
     task.wave(9, 1_000_000, 0.0)
     task.acked([b"3"])
-    assert (task.left, task.flying, task.written.delivered) == (0, 0, 2)
+    assert (task.rows.left, task.rows.flying, task.written.delivered) == (0, 0, 2)
 
 
 def test_a_chain_in_doubt_is_sent_once_and_settled_in_any_order() -> None:
@@ -174,18 +174,18 @@ def test_a_chain_in_doubt_is_sent_once_and_settled_in_any_order() -> None:
     task = Task(batch(4, [0] * 4), Encoder(config, "orders", "shop", INBOX), 1, None, None, 8)
     task.chains.linking = True
     task.wave(9, 1_000_000, 0.0)
-    assert task.flying == 4
+    assert task.rows.flying == 4
     numbers = [b"1", b"2", b"3"]
     task.acked(numbers, {n: orjson.dumps({"stream": "S", "seq": 9}) for n in numbers})
-    assert (task.flying, len(task.doubts.all())) == (1, 3)
+    assert (task.rows.flying, len(task.doubts.all())) == (1, 3)
     task.acked([b"4"])
-    assert task.flying == 0
+    assert task.rows.flying == 0
     task.believe(2)
     task.believe(1)
-    assert task.left == 1
+    assert task.rows.left == 1
     task.believe(0)
     assert not task.ready
-    assert (task.left, task.written.delivered, task.written.duplicates) == (0, 4, 3)
+    assert (task.rows.left, task.written.delivered, task.written.duplicates) == (0, 4, 3)
 
 
 def test_what_a_stream_takes_without_the_one_before_is_sent_again() -> None:
@@ -199,4 +199,4 @@ def test_what_a_stream_takes_without_the_one_before_is_sent_again() -> None:
     assert task.ready
     task.wave(9, 1_000_000, 0.0)
     task.acked([b"3"])
-    assert (task.left, task.flying, task.written.delivered) == (0, 0, 3)
+    assert (task.rows.left, task.rows.flying, task.written.delivered) == (0, 0, 3)

@@ -284,12 +284,12 @@ def test_a_group_has_one_message_in_flight(
     task = Task(rows, encoder(), 1, None)
     flying: set[int] = set()
     done: list[int] = []
-    while task.left:
+    while task.rows.left:
         task.release_due(1e9)
         while task.ready:
             data = bytes(task.wave(random.randint(1, 5), 10**6, 0.0))
             flying |= {number - 1 for _, number, _, _ in parse_frames(data)}
-        assert task.flying == len(flying)
+        assert task.rows.flying == len(flying)
         held = [g for row in flying for g in {*groups[row]} - {None}]
         assert len(held) == len(set(held)), "two of a group in flight"
         row = random.choice(sorted(flying))
@@ -353,13 +353,13 @@ def test_a_group_has_one_atomic_batch_in_flight(
     task = Task(rows, encoder(), 1, None, None, size)
     flying: list[list[int]] = []
     stored: list[int] = []
-    while task.left:
+    while task.rows.left:
         task.release_due(1e9)
         while task.ready:
             task.chains.atomic = random.random() < 0.8
             data = bytes(task.wave(random.randint(1, 12), 10**6, 0.0))
             flying += [[row for row, _ in sent] for sent in sent_batches(data)]
-        assert task.flying == sum(map(len, flying))
+        assert task.rows.flying == sum(map(len, flying))
         assert all(len(sent) <= size for sent in flying)
         held = [{g for row in sent for g in groups[row] if g is not None} for sent in flying]
         assert sum(map(len, held)) == len(set().union(*held)), "two of a group in flight"
@@ -436,13 +436,13 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
     queue: list[tuple[bytes, bytes | None]] = []
     late: list[tuple[bytes, bytes | None]] = []
     for _ in range(100_000):
-        if not task.left:
+        if not task.rows.left:
             break
         task.release_due(1e9)
         while task.ready and (room := random.randint(1, 2 * size)) > 0:
             task.chains.linking = random.random() < 0.9
             queue += linked(bytes(task.wave(room, 10**6, 0.0)))
-        assert task.flying == len(queue)
+        assert task.rows.flying == len(queue)
         fate = random.random()
         if fate < 0.05:
             stream.last = random.choice([b"", b"another's"])
@@ -467,7 +467,7 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
                 task.acked([str(row + 1).encode()])
             elif task.flies(row + 1) is not None:
                 task.take_back(row)
-    assert not task.left
+    assert not task.rows.left
     expected_keys = [key for n in range(count) if (key := f"t-{n}-0".encode()) not in never]
     assert [key for key in stream.stored if key not in never] == expected_keys
     assert task.written.delivered == len(expected_keys)
@@ -484,13 +484,13 @@ def linking(count: int) -> Task:
 def test_an_ack_out_of_turn_releases_nobody() -> None:
     task = linking(3)
     task.acked([b"2"])  # the stream had it before
-    assert (task.written.delivered, task.flying, task.ready) == (0, 2, False)
+    assert (task.written.delivered, task.rows.flying, task.ready) == (0, 2, False)
     task.take_back(2)
     assert not task.ready
     task.acked([b"1"])
     assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-1-0", b"t-2-0"]
     task.acked([b"2", b"3"])
-    assert (task.left, task.flying) == (0, 0)
+    assert (task.rows.left, task.rows.flying) == (0, 0)
 
 
 def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None:
@@ -498,7 +498,7 @@ def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None
     told: list[str] = []
     error = SinkError("permission_denied", "no")
     task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
-    assert (told, task.flying, task.ready) == (["permission_denied"], 0, False)
+    assert (told, task.rows.flying, task.ready) == (["permission_denied"], 0, False)
     assert [bucket.rows for bucket in task.retries.buckets.values()] == [[0]]
     task.release_due(1e9)
     assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]
@@ -512,7 +512,7 @@ def test_many_blocks_and_late_rows() -> None:
     sent = 0
     while task.ready:
         sent += len(parse_frames(bytes(task.wave(10_000, 10**6, now=0.0))))
-    assert sent == count == task.flying
+    assert sent == count == task.rows.flying
     task.acked(str(n).encode() for n in range(1, count))  # all but the last
     assert task.late(now=4.0, timeout=5, last_ack=0.0) == []
     assert task.late(now=6.0, timeout=5, last_ack=2.0) == []  # acks still come: patience

@@ -74,7 +74,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = []
         if app.beside is not None:
             tasks.append(asyncio.ensure_future(app.beside(app.consumers, stop)))
-            tasks[0].add_done_callback(_tell)
+            tasks[0].add_done_callback(_log_failure)
         yield
         stop.set()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,7 +83,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await app.consumers.close()
 
 
-def _tell(task: asyncio.Future[None]) -> None:
+def _log_failure(task: asyncio.Future[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("what runs beside the API ended", error=f"{type(error).__name__}: {error}")
 

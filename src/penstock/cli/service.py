@@ -122,10 +122,10 @@ class Service:
                         spark.stop()
         if not self._healthy:
             return 1
-        self._say_stopped()
+        self._log_stopped()
         return 0
 
-    def _say_stopped(self) -> None:
+    def _log_stopped(self) -> None:
         sinks = self._states.sinks
         delivered = {name: sink.delivered for name, sink in sinks.items()}
         behind = {name: sink.backlog for name, sink in sinks.items() if sink.behind}
@@ -150,7 +150,7 @@ class Service:
     def _spark(self) -> SparkSession | None:
         """Return the session, or None where it can't start or the end was requested meanwhile."""
         # When the JVM dies, a thread of pyspark's would print a trace without a cause.
-        socketserver.BaseServer.handle_error = _say_nothing  # type: ignore[assignment, method-assign]
+        socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]
         try:
             master = session.local_master(
                 self._config.spark.master, len(self._config.sources) + len(self._relays)
@@ -180,7 +180,7 @@ class Service:
         for relay in self._relays:
             relay.start(spark)
         if self._run is not None:
-            self._run.stream(spark, log_ready, _say_stopping)
+            self._run.stream(spark, log_ready, _log_stopping)
             if not self._once or not self._run.healthy:
                 self.stop()
         else:
@@ -199,11 +199,11 @@ class Service:
                 self._fail(failure)
 
 
-def _say_stopping() -> None:
+def _log_stopping() -> None:
     log.info("stopping: finishing the batch under way")
 
 
-def _say_nothing(*_: object) -> None:
+def _print_nothing(*_: object) -> None:
     """Stand in for `socketserver`'s printing of traces."""
 
 

@@ -107,7 +107,7 @@ class Webhook:
         await self._acks.finish(_STOP_SECONDS)
 
     async def _disable(self, reason: str) -> None:
-        # Where the store is away for longer, the endpoint will say so again.
+        # Where the store is away for longer, the endpoint answers so again.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_SECONDS):
                 while True:

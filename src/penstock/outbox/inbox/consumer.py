@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
@@ -18,6 +17,7 @@ from penstock.core.subject import overlaps
 from penstock.outbox.inbox.redelivery import Redelivery
 from penstock.outbox.inbox.settings import InboxSettings
 from penstock.sinks.nats.errors import (
+    DENIED,
     NOT_ENABLED,
     UNAVAILABLE,
     jetstream_not_enabled,
@@ -31,7 +31,6 @@ _ACK_SECONDS: Final = 5.0
 """How long a consumer that is made here waits for acks."""
 _REDELIVERY_SECONDS: Final = 120.0
 """The longest wait for messages that an earlier session has not acked."""
-_DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
 
 
 class DurableConsumer:
@@ -51,7 +50,7 @@ class DurableConsumer:
 
     async def note(self, error: Exception) -> None:
         """Take an error that the client reports beside its calls' results."""
-        if _DENIED.search(str(error)):
+        if DENIED.search(str(error)):
             self.denied = str(error)
 
     async def open(self) -> Redelivery | None:
@@ -176,7 +175,7 @@ class DurableConsumer:
 
     def not_permitted(self) -> SinkError:
         """Return the error for the right that the server denied."""
-        found = _DENIED.search(self.denied or "")
+        found = DENIED.search(self.denied or "")
         assert found is not None  # noqa: S101 - `note` keeps no other
         verb = "publish" if found[1].lower() == "publish" else "subscribe"
         # The client gives the subject in small letters.

@@ -10,7 +10,8 @@ from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
 from penstock.core.subject import covers
 
-_DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
+DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
+"""Finds what a server does not permit, and the subject."""
 _FULL: Final = {10047, 10023, 10028, 10005}
 UNAVAILABLE: Final = frozenset({10004, 10008, 10009, 10118})
 """Errors of a cluster that can't do it now: incomplete, unavailable, not the leader, stream offline."""
@@ -60,7 +61,7 @@ def problem_error(text: str, config: NatsSinkConfig, server: Server) -> SinkErro
 
 def _permit(text: str) -> str:
     """Return what mends a violation of permissions."""
-    found = _DENIED.search(text)
+    found = DENIED.search(text)
     if found is None:
         return "Permit it in the user's `permissions`."
     if found[1].lower() == "subscription":

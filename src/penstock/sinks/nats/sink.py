@@ -115,16 +115,16 @@ class NatsSink:
 
     def _write(self, task: Task) -> Written:
         losses = 0
-        left = task.left
+        left = task.rows.left
         try:
-            while task.left:
+            while task.rows.left:
                 lost = self._pump(self._connected(), task)
                 if lost is None:
                     continue
                 self.close()
                 task.disconnected()
-                losses = 1 if task.left < left else losses + 1
-                left = task.left
+                losses = 1 if task.rows.left < left else losses + 1
+                left = task.rows.left
                 if losses > 1:  # the first time we only connect again
                     self._wait(lost, losses - 1)
         except BaseException:
@@ -163,8 +163,8 @@ class NatsSink:
         """Send and read until the batch is done; returns the error if the connection is lost."""
         timeout = self._config.ack_timeout
         last_ack = heard = now = time.monotonic()
-        while task.left:
-            left = task.left
+        while task.rows.left:
+            left = task.rows.left
             buckets = task.retries.buckets
             if buckets:
                 task.release_due(now)
@@ -192,7 +192,7 @@ class NatsSink:
                     self._patience.extend(now - before)
                 elif now - heard > timeout:
                     return unresponsive(connection.server, timeout)
-            if task.left < left:
+            if task.rows.left < left:
                 last_ack = now
                 self._patience.progress(now)
                 self._window.grow()
@@ -202,12 +202,12 @@ class NatsSink:
                 return overdue
             if buckets and self._should_stop():
                 raise _stopped(next(reversed(buckets.values())).error)
-            if task.left and now > self._patience.until:
+            if task.rows.left and now > self._patience.until:
                 raise self._too_slow(task)
         return None
 
     def _pause(self, task: Task, now: float) -> float:
-        if not task.left:
+        if not task.rows.left:
             return 0.0
         due = min(
             (bucket.due for bucket in task.retries.buckets.values()), default=now + _IDLE_TICK
@@ -219,7 +219,7 @@ class NatsSink:
         """Return why patience is over: what rows back off for, or else that no acks come."""
         if buckets := task.retries.buckets:
             return _stopped(next(reversed(buckets.values())).error)
-        rows = task.left + task.written.delivered + len(task.written.dead)
+        rows = task.rows.left + task.written.delivered + len(task.written.dead)
         return SinkError(
             "too_slow",
             f"{self._config.safe_url} has acked {task.written.delivered} of {rows} messages in"

@@ -57,12 +57,12 @@ class Task:
         self.doubts = Doubts()
         self._batch = batch
         self._form = form
-        self._rows = RowTable(batch.num_rows)
-        self._frames = EncodedRows(batch, encoder, base, self._rows, self.written)
+        self.rows = RowTable(batch.num_rows)
+        self._frames = EncodedRows(batch, encoder, base, self.rows, self.written)
         self._order = GroupOrder(row_groups(batch, group_by, form))
         self.retries = Retries(self._frames.subject)
         self.chains = Chains(
-            batch_size, self._order, self._frames, self._rows, self.retries.attempts
+            batch_size, self._order, self._frames, self.rows, self.retries.attempts
         )
         self._deadlines = Deadlines()
         self._ready = deque(self._order.first_rows())
@@ -70,25 +70,15 @@ class Task:
         self._next = batch.num_rows if self._order.waits else 0
 
     @property
-    def left(self) -> int:
-        """How many rows are neither acked nor dead letters."""
-        return self._rows.left
-
-    @property
-    def flying(self) -> int:
-        """How many rows are in flight."""
-        return self._rows.flying
-
-    @property
     def ready(self) -> bool:
         """Whether a row may go."""
-        return bool(self._ready) or self._next < self._rows.count
+        return bool(self._ready) or self._next < self.rows.count
 
     # -- sending
 
     def room(self, window: int) -> int:
         """Return how many more rows may be in flight."""
-        return min(window, max(1, int(WINDOW_BYTES / self._frames.mean_size))) - self._rows.flying
+        return min(window, max(1, int(WINDOW_BYTES / self._frames.mean_size))) - self.rows.flying
 
     def wave(self, room: int, max_payload: int, now: float) -> bytes | memoryview:
         """Return the frames of at most `room` rows that may go, and count them as sent at `now`."""
@@ -98,7 +88,7 @@ class Task:
                 return self._neighbours(block, room, now)
             self._ready.extend(range(self._next, block.first + block.rows))
             self._next = block.first + block.rows
-        state, attempts, resent = self._rows.state, self.retries.attempts, self._deadlines.resent
+        state, attempts, resent = self.rows.state, self.retries.attempts, self._deadlines.resent
         rows: list[int] = []
         frames: list[memoryview] = []
         size = 0
@@ -124,7 +114,7 @@ class Task:
             rows += chain
             frames.append(frame)
             size += len(frame)
-        self._rows.flying += len(rows)
+        self.rows.flying += len(rows)
         self._deadlines.sent(rows, now)
         return b"".join(frames)
 
@@ -135,7 +125,7 @@ class Task:
         end = bisect_right(block.offsets, start + WAVE_BYTES, at + 1) - 1
         end = min(max(end, at + 1), block.rows, at + room)
         rows = range(self._next, block.first + end)
-        self._rows.send_range(rows)
+        self.rows.send_range(rows)
         self._next = rows.stop
         self._deadlines.sent(rows, now)
         return block.data[start : block.offsets[end]]
@@ -149,7 +139,7 @@ class Task:
     def flies(self, number: int) -> int | None:
         """Return the row of a reply's number if it is in flight."""
         row = number - self.base
-        return row if 0 <= row < self._rows.count and self._rows.state[row] == SENT else None
+        return row if 0 <= row < self.rows.count and self.rows.state[row] == SENT else None
 
     def key(self, row: int) -> str:
         """Return the id that a row is sent with."""
@@ -161,7 +151,7 @@ class Task:
 
     def flying_to(self, subjects: set[str]) -> list[int]:
         """Return the rows in flight to any of these subjects."""
-        return [row for row in self._rows.sent() if self.subject(row) in subjects]
+        return [row for row in self.rows.sent() if self.subject(row) in subjects]
 
     # -- acks
 
@@ -170,7 +160,7 @@ class Task:
 
         `copies` has the acks, by number, of messages that the stream had before; they are removed.
         """
-        state, base, rows = self._rows.state, self.base, self._rows.count
+        state, base, rows = self.rows.state, self.base, self.rows.count
         waits, batches, denied = self._order.waits, self.chains.batches, self.retries.denied
         has_waiting = bool(self._order.followers or denied)
         release, ready = self._order.release, self._ready
@@ -210,8 +200,8 @@ class Task:
                     self._release(row)
                 else:
                     release(row, state, ready)
-        self._rows.left -= done
-        self._rows.flying -= landed
+        self.rows.left -= done
+        self.rows.flying -= landed
         self.written.delivered += done
 
     def committed(self, row: int, count: object) -> bool:
@@ -234,7 +224,7 @@ class Task:
 
     def _doubt(self, row: int, where: Stored) -> None:
         """Note that the stream had a row before; rows behind it wait until it is clear whose."""
-        self._rows.put(row, DOUBTED)
+        self.rows.put(row, DOUBTED)
         if self._order.is_in_place(row):
             self._order.note_in_stream(row)
         self.doubts.add(row, where)
@@ -244,8 +234,8 @@ class Task:
     def believe(self, row: int) -> None:
         """Count a row in doubt as delivered; those that waited for it may go."""
         self.doubts.drop(row)
-        if self._rows.state[row] == DOUBTED:
-            self._rows.put(row, DONE)
+        if self.rows.state[row] == DOUBTED:
+            self.rows.put(row, DONE)
             self.written.delivered += 1
             self.written.duplicates += 1
             self._release(row)
@@ -262,21 +252,21 @@ class Task:
         self.written.dead.append(letter)
         self.written.bytes -= len(body)
         self.doubts.drop(row)
-        self._rows.put(row, DONE)
+        self.rows.put(row, DONE)
         self._release(row)
 
     def _release(self, row: int) -> None:
         """Let those rows go that waited for `row`, which is done."""
         if self.retries.denied:
             waiting = self.retries.permitted(row)
-            self._send_again(other for other in waiting if self._rows.state[other] == BACKOFF)
-        self._order.release(row, self._rows.state, self._ready)
+            self._send_again(other for other in waiting if self.rows.state[other] == BACKOFF)
+        self._order.release(row, self.rows.state, self._ready)
 
     # -- sending again
 
     def take_back(self, row: int) -> None:
         """Send a row again that is in flight, once those are done that it waits for."""
-        self._rows.put(row, WAITING)
+        self.rows.put(row, WAITING)
         self._deadlines.resent[row] = 0.0  # its first time does not count any more
         if not self.is_early(row):
             self._ready.appendleft(row)
@@ -284,23 +274,23 @@ class Task:
     def fail(self, rows: Iterable[int], error: SinkError, now: float, on_retry: OnRetry) -> None:
         """Let rows in flight back off; they are `ready` again when their time has come."""
         for row in rows:
-            if self._rows.state[row] != SENT:
+            if self.rows.state[row] != SENT:
                 continue
             if row in self.chains.batches:
                 self.dissolve(row)
             elif self.is_early(row):
                 self.take_back(row)
             else:
-                self._rows.put(row, BACKOFF)
+                self.rows.put(row, BACKOFF)
                 self.retries.add(row, error, now, on_retry)
 
     def release_due(self, now: float) -> None:
         """Make rows ready whose backoff has ended."""
-        self._send_again(self.retries.take_due(now, self._rows.state))
+        self._send_again(self.retries.take_due(now, self.rows.state))
 
     def late(self, now: float, timeout: float, last_ack: float) -> list[int]:
         """Return the rows whose ack is overdue; a server that acks others gets more patience."""
-        return self._deadlines.overdue(now, timeout, last_ack, self._rows.state)
+        return self._deadlines.overdue(now, timeout, last_ack, self.rows.state)
 
     def disconnected(self) -> None:
         """Send again what was in flight."""
@@ -310,12 +300,12 @@ class Task:
             self._take_back_batch(next(iter(self.chains.batches.values())))
         waiting = list(self._ready)
         self._ready.clear()
-        self._send_again(self._rows.sent())
+        self._send_again(self.rows.sent())
         self._ready.extend(waiting)
 
     def _send_again(self, rows: Iterable[int]) -> None:
         for row in rows:
-            self._rows.put(row, WAITING)
+            self.rows.put(row, WAITING)
             if not self.is_early(row):
                 self._ready.append(row)
 
@@ -323,7 +313,7 @@ class Task:
 
     def rest(self) -> pa.RecordBatch:
         """Return the messages that are neither acked nor dead letters, in their order."""
-        return self._batch.filter(self._rows.rest_mask())
+        return self._batch.filter(self.rows.rest_mask())
 
     def partly_written(self) -> Written:
         """Return what was written, where not all was; bytes are those of an average message."""
