@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    errors,
+    fail,
+    json_text,
+    print_table,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from penstock.backfill.request import Backfill, Backfills, Command, Request
@@ -33,10 +42,9 @@ Numbers = Annotated[
 @contextlib.contextmanager
 def _store(config: Path) -> Iterator[Backfills]:
     from penstock.backfill.request import Backfills  # noqa: PLC0415
-    from penstock.cli.store import opened  # noqa: PLC0415
-    from penstock.streams.store import Store  # noqa: PLC0415
+    from penstock.cli.store import store_of  # noqa: PLC0415
 
-    with opened(config) as url, Store.open(url) as store:
+    with store_of(config) as store:
         yield Backfills(store)
 
 
@@ -59,16 +67,12 @@ def start_backfill(
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
     from penstock.config.file import load  # noqa: PLC0415
-    from penstock.core.text import nearest  # noqa: PLC0415
 
     with errors():
         loaded = load(config)
         settings = loaded.sinks.get(sink)
         if settings is None:
-            names = ", ".join(loaded.sinks)
-            raise fail(
-                f"there is no sink {sink!r}: expected one of {names}{nearest(sink, loaded.sinks)}"
-            )
+            raise fail(unknown("sink", sink, loaded.sinks))
         requests = _requests(loaded.sources[settings.source], sink, settings, table, where, start)
         with _store(config) as store:
             numbers = store.create(requests)

@@ -13,6 +13,7 @@ import typer
 
 from penstock import __version__
 from penstock.core.errors import PenstockError
+from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,10 +49,17 @@ def starting() -> Iterator[None]:
         yield
 
 
-def fail(message: str) -> typer.Exit:
-    """Print what is wrong and return what ends the command with exit code 1, to be raised."""
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Print what is wrong and return what ends the command with this exit code, to be raised."""
     typer.echo(message, err=True)
-    return typer.Exit(1)
+    return typer.Exit(code)
+
+
+def unknown(kind: str, name: str, known: Iterable[str], none: str = "") -> str:
+    """Return that there is no sink, consumer or source of a name; `none` is why none is known."""
+    names = list(known)
+    expected = f"expected one of {', '.join(names)}" if names or not none else none
+    return f"there is no {kind} {name!r}: {expected}{nearest(name, names)}"
 
 
 def json_text(value: Any) -> str:

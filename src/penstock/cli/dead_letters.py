@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    errors,
+    fail,
+    json_text,
+    print_table,
+    unknown,
+)
 from penstock.cli.relay import URL_VARIABLE, configuration
 from penstock.cli.store import store_of
-from penstock.core.text import nearest
 
 if TYPE_CHECKING:
     from penstock.config.sources import OutboxSource
@@ -233,13 +241,11 @@ def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: 
     if sink is not None and not store.letters.page(sink=sink, limit=1):
         names = settings.sinks()
         if sink not in names:
-            expected = f"expected one of {', '.join(names)}" if names else f"{settings} has none"
-            raise fail(f"there is no sink {sink!r}: {expected}{nearest(sink, names)}")
+            raise fail(unknown("sink", sink, names, f"{settings} has none"))
     if consumer is not None:
         names = [found.name for found in store.consumers()]
         if consumer not in names:
-            expected = f"expected one of {', '.join(names)}" if names else "the store has none yet"
-            raise fail(f"there is no consumer {consumer!r}: {expected}{nearest(consumer, names)}")
+            raise fail(unknown("consumer", consumer, names, "the store has none yet"))
 
 
 def _described(letter: StoredLetter) -> dict[str, Any]:

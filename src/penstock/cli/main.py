@@ -17,7 +17,7 @@ from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
 from penstock.cli import store as cli_store
 from penstock.cli import try_ as cli_try
-from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, errors, starting
+from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, errors, fail, starting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,12 +65,9 @@ def init(
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        message = f"{path} exists: choose another name, or overwrite it with --force"
-        typer.echo(message, err=True)
-        raise typer.Exit(1) from None
+        raise fail(f"{path} exists: choose another name, or overwrite it with --force") from None
     except OSError as error:
-        typer.echo(f"{path} cannot be written: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        raise fail(f"{path} cannot be written: {error.strerror}") from None
     typer.echo(f"Wrote {path}. Edit it, then: penstock check -c {path}")
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, ConfigFile, errors, fail
-from penstock.core.text import nearest
+from penstock.cli.common import CONFIG, ConfigFile, errors, fail, unknown
 
 if TYPE_CHECKING:
     from penstock.backfill.request import Request
@@ -25,20 +24,15 @@ def recover(
     config: ConfigFile = CONFIG,
 ) -> None:
     """Create a source's lost slot and publication again, and report what was missed."""
-    from penstock.cli.store import opened
+    from penstock.cli.store import store_of
     from penstock.config.file import load
 
     with errors():
         loaded = load(config)
         _check_name(loaded, source)
         from penstock.runtime.recovery import Recovery
-        from penstock.streams.store import Store
 
-        with (
-            opened(config) as url,
-            Store.open(url) as store,
-            Recovery(loaded, source, store) as recovery,
-        ):
+        with store_of(config) as store, Recovery(loaded, source, store) as recovery:
             _recover(loaded, recovery, yes=yes, backfill=backfill)
 
 
@@ -49,11 +43,7 @@ def _check_name(config: Config, source: str) -> None:
             " messages are in the outbox's table"
         )
     if source not in config.sources:
-        names = ", ".join(config.sources)
-        raise fail(
-            f"there is no source {source!r}: expected one of {names}"
-            f"{nearest(source, config.sources)}"
-        )
+        raise fail(unknown("source", source, config.sources))
 
 
 def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:

@@ -10,8 +10,7 @@ import msgspec
 import typer
 from msgspec import Raw
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors
-from penstock.core.text import nearest
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,9 +48,10 @@ def try_sink(
     Ends with 1 if a message failed, as it would be dead-lettered.
     """
     if (message is None) == (live is None):
-        raise _misused(
+        raise fail(
             "give either --message FILE (- for stdin), with messages such as "
-            '{"record": {"id": 1}, "action": "insert"}, or --live N for the next N changes'
+            '{"record": {"id": 1}, "action": "insert"}, or --live N for the next N changes',
+            2,
         )
     with errors():
         raise typer.Exit(_run(config, sink, message, live, timeout, as_json=as_json))
@@ -64,10 +64,7 @@ def _run(
 
     config = load(path)
     if sink not in config.sinks:
-        names = ", ".join(config.sinks)
-        raise _misused(
-            f"there is no sink {sink!r}: expected one of {names}{nearest(sink, config.sinks)}"
-        )
+        raise fail(unknown("sink", sink, config.sinks), 2)
     batch = None if message is None else _given(config, sink, message)
     trial = _made(config, sink)
     try:
@@ -96,12 +93,12 @@ def _given(config: Config, sink: str, file: str) -> pa.RecordBatch:
     try:
         text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise _misused(f"--message {file}: it cannot be read: {error.strerror}") from None
+        raise fail(f"--message {file}: it cannot be read: {error.strerror}", 2) from None
     settings = config.sinks[sink]
     try:
         return messages.read(text, config.sources[settings.source], settings)
     except messages.MessageError as error:
-        raise _misused(f"--message {file}: {error}") from None
+        raise fail(f"--message {file}: {error}", 2) from None
 
 
 def _made(config: Config, sink: str) -> Trial:
@@ -112,9 +109,9 @@ def _made(config: Config, sink: str) -> Trial:
     try:
         return Trial(config, sink, lambda text: typer.echo(text, err=True))
     except TransformError as error:
-        raise _misused(f"sinks.{sink}.transform: {error}") from None
+        raise fail(f"sinks.{sink}.transform: {error}", 2) from None
     except ExpressionError as error:
-        raise _misused(str(error)) from None
+        raise fail(str(error), 2) from None
 
 
 def _captured(
@@ -195,9 +192,3 @@ def _console() -> Console:
 
     # Messages are there to be copied, so lines are not folded to the terminal's width.
     return Console(soft_wrap=True, highlight=False)
-
-
-def _misused(message: str) -> typer.Exit:
-    """Print what is wrong and return what ends the command with exit code 2, to be raised."""
-    typer.echo(message, err=True)
-    return typer.Exit(2)
