@@ -82,3 +82,8 @@ class SinkState(HasFailure):
     def behind(self) -> bool:
         """Whether its messages go to its backlog."""
         return self.state != "attached"
+
+    @property
+    def detached(self) -> bool:
+        """Whether it has been behind for `detach_after`."""
+        return self.state == "detached"
