@@ -29,9 +29,6 @@ class Framing:
     def next_request(self) -> None:
         """Expect a head."""
         self.head, self._tail = 0, b""
-
-    def begin_request(self) -> None:
-        """Note that a head has begun."""
         self._headers = self._left = self._size = self._framed = 0
         self._chunked = False
 

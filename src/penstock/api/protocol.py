@@ -174,7 +174,6 @@ class Protocol(HttpToolsProtocol):
             raise Problem(400, "A request follows another one that has not ended.")
         super().on_message_begin()
         self.scope["state"]["gone"] = self._is_gone
-        self._framing.begin_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not those after a chunked body."""

@@ -15,55 +15,44 @@ from penstock.core.message import Position
 class ConsumerError(PenstockError):
     """A request cannot be served; the text names the reason, the value and the remedy."""
 
-    CODE: ClassVar[str]
+    _code: ClassVar[str]
+
+    def __init_subclass__(cls, code: str) -> None:
+        cls._code = code
 
     def __init__(self, message: str) -> None:
-        super().__init__(self.CODE, message)
+        super().__init__(self._code, message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message,)
 
 
-class UnknownConsumer(ConsumerError):  # noqa: N818 - it reads better where it is caught
+class UnknownConsumer(ConsumerError, code="no_consumer"):  # noqa: N818 - it reads better where it is caught
     """There is no consumer of that name."""
 
-    CODE = "no_consumer"
 
-
-class UnknownStream(ConsumerError):  # noqa: N818
+class UnknownStream(ConsumerError, code="no_stream"):  # noqa: N818
     """There is no stream of that name."""
 
-    CODE = "no_stream"
 
-
-class UnknownDeadLetter(ConsumerError):  # noqa: N818
+class UnknownDeadLetter(ConsumerError, code="no_dead_letter"):  # noqa: N818
     """The consumer has no dead letter of that number."""
 
-    CODE = "no_dead_letter"
 
-
-class NameTaken(ConsumerError):  # noqa: N818
+class NameTaken(ConsumerError, code="name_taken"):  # noqa: N818
     """Another consumer or a stream has that name."""
 
-    CODE = "name_taken"
 
-
-class Refused(ConsumerError):  # noqa: N818
+class Refused(ConsumerError, code="refused"):  # noqa: N818
     """The request makes no sense for this consumer."""
 
-    CODE = "refused"
 
-
-class TooManyWaiting(ConsumerError):  # noqa: N818
+class TooManyWaiting(ConsumerError, code="too_many_waiting"):  # noqa: N818
     """As many receives wait as the consumer's `max_waiting` allows."""
 
-    CODE = "too_many_waiting"
 
-
-class StoreUnavailable(ConsumerError):  # noqa: N818
+class StoreUnavailable(ConsumerError, code="store_unavailable"):  # noqa: N818
     """The store did not answer. What the request would have done may have been done, or not."""
-
-    CODE = "store_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
