@@ -30,12 +30,16 @@ def test_the_layers_are_those_of_the_linter() -> None:
     assert set().union(*page) == FOLDERS
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+/[\w./]+)`", PROSE))))
-def test_a_path_is_there(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "name"), sorted(set(re.findall(r"`([\w./]+/[\w./]+)(?::(\w+))?`", PROSE)))
+)
+def test_a_path_is_there(path: str, name: str) -> None:
     if path.startswith("/"):
         return  # of the HTTP API
-    found = [SOURCE / path, SOURCE / f"{path}.py", ROOT / path]
-    assert any(place.exists() for place in found), path
+    places = [SOURCE / path, SOURCE / f"{path}.py", ROOT / path]
+    found = next((place for place in places if place.exists()), None)
+    assert found is not None, path
+    assert not name or re.search(rf"^(class |def )?{name}\b", found.read_text(), re.M), (path, name)
 
 
 def test_the_drawing_names_files() -> None:

@@ -1,1 +1,1 @@
-"""HTTP: health, status and metrics of a run."""
+"""HTTP: what workers, operators and probes call."""

@@ -1,1 +1,1 @@
-"""The command line, one file a command."""
+"""The command line: a file a command; those of a few lines are in `main`."""

@@ -1,1 +1,1 @@
-"""One file per sink, behind the protocol in `base`."""
+"""Where messages go: NATS JetStream, streams in the store, and the backlogs of sinks that are away."""
