@@ -37,7 +37,7 @@ class Fed(Decoder):
     def __init__(self, start: Position = START, **options: Any) -> None:
         self.chunks: list[Chunk] = []
         defaults: dict[str, Any] = {
-            "splits": 1, "wants": lambda *_: True, "grouping": lambda *_: (None, None),
+            "splits": 1, "includes": lambda *_: True, "grouping": lambda *_: (None, None),
             "truncates": True, "emit": self.chunks.append,
         }  # fmt: skip
         super().__init__(start, **(defaults | options))

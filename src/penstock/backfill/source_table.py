@@ -77,7 +77,7 @@ def inspect(
     if found is None:
         raise BackfillError("table_missing", f"There is no table {name}.")
     oid, kind, identity, policies = found
-    if not options.wants(spec.schema, spec.table):
+    if not options.includes(spec.schema, spec.table):
         raise BackfillError(
             "not_captured", f"The source does not capture {name}.",
             remedy="Add it to the source's `tables`.",

@@ -12,6 +12,7 @@ import hashlib
 from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 INSERT: Final = "insert"
 UPDATE: Final = "update"
@@ -41,6 +42,13 @@ class Position(NamedTuple):
     def from_offset(cls, offset: dict[str, str | int]) -> Self:
         """Read `to_offset`'s form back; raises `ValueError` or `KeyError` on anything else."""
         return cls(parse_lsn(str(offset["lsn"])), int(offset["idx"]))
+
+
+def is_behind(messages: pa.RecordBatch, position: Position) -> pa.Array:
+    """Return of each message (`WIRE_SCHEMA`) whether it lies behind a position."""
+    lsn, idx = messages.column("commit_lsn"), messages.column("commit_idx")
+    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+    return pc.or_(pc.greater(lsn, position.lsn), same)
 
 
 class BatchPart(NamedTuple):

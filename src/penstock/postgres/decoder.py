@@ -30,7 +30,7 @@ _ENCODE: Final[dict[type, Callable[..., Any]]] = {
     Insert: Table.insert, Update: Table.update, Delete: Table.delete,
 }  # fmt: skip
 
-Wants = Callable[[str, str], bool]
+Includes = Callable[[str, str], bool]
 IsAltered = Callable[[int, tuple[str, str], list[tuple[str, int, int]]], bool]
 Grouping = Callable[[str, str], tuple[list[str] | None, list[str] | None]]
 
@@ -43,7 +43,7 @@ class Decoder:
     Args:
         start: Messages up to and with this position are passed by.
         splits: The number of splits of a chunk.
-        wants: Tells whether a table is captured.
+        includes: Returns whether a table is captured.
         grouping: Gives a table's `group_by` and `split_by` (see `Table`).
         truncates: Whether a truncate becomes a message.
         emit: Takes each chunk.
@@ -55,7 +55,7 @@ class Decoder:
         start: Position,
         *,
         splits: int,
-        wants: Wants,
+        includes: Includes,
         grouping: Grouping,
         truncates: bool,
         emit: Callable[[Chunk], None],
@@ -68,7 +68,7 @@ class Decoder:
         self.altered: tuple[Position, tuple[str, str]] | None = None
         """The newest message before rows that the query's plan was not made for, and their table."""
         self.truncates_skipped = 0
-        self._wants = wants
+        self._includes = includes
         self._grouping = grouping
         self._truncates = truncates
         self._emit = emit
@@ -141,7 +141,7 @@ class Decoder:
             self._transaction = None
             self.progress.commit(self.read, event.end_lsn, event.timestamp)
         elif isinstance(event, pgoutput.Relation):
-            if self._wants(event.schema, event.name):
+            if self._includes(event.schema, event.name):
                 return event
             self._tables[event.oid] = None
         elif isinstance(event, pgoutput.Truncate):

@@ -47,12 +47,12 @@ class CaptureReports:
         if self._reporter is not None:
             self._reporter.send({**self._head, **report})
 
-    def ask(self, report: Report) -> None:
+    def request(self, report: Report) -> None:
         """Send a report that the run has handled when this returns, if there is a run."""
         if self._options.monitor is not None:
             # Not over `_reporter`: the thread that reads its commands would read the answer.
             with contextlib.suppress(OSError, EOFError, AuthenticationError):
-                Reporter(self._options.monitor).ask({**self._head, **report})
+                Reporter(self._options.monitor).request({**self._head, **report})
 
     def send_stats(
         self, stats: CaptureStats, waiting: tuple[int, float | None], done: Position | None

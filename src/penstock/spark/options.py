@@ -119,7 +119,7 @@ class SourceOptions(BaseModel):
             parsed.publication = parsed.slot
         return parsed
 
-    def wants(self, schema: str, table: str) -> bool:
+    def includes(self, schema: str, table: str) -> bool:
         """Return whether a table is captured."""
         return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
 

@@ -35,7 +35,7 @@ from penstock.expressions.spark.columns import Compiled
 from penstock.expressions.types import TEXT, Kind
 from penstock.expressions.typing import typed
 from penstock.spark.select import Item
-from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan
+from penstock.spark.sink_plan import BAD, DROP, KEEP, SinkPlan
 
 Leaf = Callable[[Field], tuple[Column, Column]]
 _Result = tuple[str, str, Callable[[Leaf], Column]]

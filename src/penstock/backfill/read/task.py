@@ -80,6 +80,6 @@ def _report(monitor: str | None, report: Report) -> None:
         if (reporter := _reporters.get(monitor)) is None:
             _reporters.clear()
             reporter = _reporters[monitor] = Reporter(monitor)
-        reporter.ask(report)
+        reporter.request(report)
     except (OSError, EOFError, AuthenticationError):
         _reporters.pop(monitor, None)
