@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from penstock.core.message import Position
 from penstock.postgres.decoder import Decoder
 from penstock.postgres.table import Shape
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 INT8, TEXT, NUMERIC, TIMESTAMPTZ = 20, 25, 1700, 1184
 PER_TRANSACTION = 1000

@@ -22,9 +22,8 @@ from hypothesis.strategies import SearchStrategy
 from psycopg.rows import dict_row
 
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.postgres import values
-from penstock.postgres.types import load_types
-from penstock.postgres.values import TypeInfo, Types
+from penstock.postgres import types, values
+from penstock.postgres.types import TypeInfo, Types, load_types
 
 OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO -c IntervalStyle=iso_8601 -c extra_float_digits=3"
@@ -418,7 +417,7 @@ def test_the_built_in_table_is_the_catalog_s(connection: psycopg.Connection[Any]
         where oid < 10000 and typtype in ('b', 'r', 'm') and typarray <> 0
         """
     ).fetchall()
-    entries = [entry.split() for _, types in values._BUILT_IN for entry in types.split(",")]
+    entries = [entry.split() for _, types in types._BUILT_IN for entry in types.split(",")]
     assert sorted((name, int(oid), int(array)) for name, oid, array in entries) == sorted(catalog)
 
 

@@ -25,7 +25,7 @@ from penstock.postgres.pgoutput import (
     Update,
 )
 from penstock.postgres.table import Shape
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 START = Position(0, -1)
 T = Relation(1, "public", "t", "d", (Column("id", 23, -1, True), Column("a", 25, -1, False)))

@@ -19,7 +19,8 @@ from penstock.core.message import Position
 from penstock.postgres.chunk import ChunkBuilder
 from penstock.postgres.pgoutput import Column, Delete, Insert, Relation
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
-from penstock.postgres.values import Types, text
+from penstock.postgres.types import Types
+from penstock.postgres.values import text
 from penstock.spark.message_schema import to_messages, to_wire
 from penstock.spark.routes import regrouped
 

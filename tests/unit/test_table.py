@@ -9,7 +9,7 @@ import pytest
 
 from penstock.postgres.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Row, Update
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 TRANSACTION = Transaction(0x16B3748, 783_000_000_123_456, 77, b"tag")
 OID = 5

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.postgres import values
-from penstock.postgres.values import Converter, TypeInfo, Types
+from penstock.postgres import types, values
+from penstock.postgres.types import TypeInfo, Types
+from penstock.postgres.values import Converter
 
 INT4, TEXT, JSON, BOX, TIMESTAMPTZ = 23, 25, 114, 603, 1184
 INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 1007, 1009, 1020
@@ -183,7 +184,7 @@ def test_type_table(oid: int, value: str, expected: str) -> None:
 
 
 def test_integers_need_no_converter_and_nothing_else_does_without() -> None:
-    built_in = values._BUILT_IN_CONVERTERS
+    built_in = types._BUILT_IN_CONVERTERS
     assert {oid for oid, converter in built_in.items() if converter is None} == {20, 21, 23, 26}
     assert TYPES.converter(DOMAIN) is None
     assert TYPES.converter(AMOUNT) is None
@@ -299,7 +300,7 @@ def test_hstores_round_trip(value: dict[str, str | None]) -> None:
 @given(st.binary() | st.text(st.sampled_from('{}(),"\\=>NUL[]:;t0 \n')).map(str.encode))
 @settings(max_examples=300)
 def test_malformed_input_never_raises(value: bytes) -> None:
-    for converter in values._BUILT_IN_CONVERTERS.values():
+    for converter in types._BUILT_IN_CONVERTERS.values():
         if converter is not None:
             converter(value)
     strict: list[Converter] = [

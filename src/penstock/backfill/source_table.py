@@ -13,8 +13,7 @@ from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
 from penstock.postgres.reads import BackfillSpec, OrderColumn, SourceTable
 from penstock.postgres.table import Table
-from penstock.postgres.types import load_types
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types, load_types
 
 
 def fingerprint(

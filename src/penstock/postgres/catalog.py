@@ -16,8 +16,8 @@ from penstock.core.queries import load
 from penstock.postgres.connect import capture_error, connect_source, slot_missing
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.table import Shape
-from penstock.postgres.types import load_types
-from penstock.postgres.values import Converter, Types
+from penstock.postgres.types import Types, load_types
+from penstock.postgres.values import Converter
 
 _SQL = load("penstock.postgres", "catalog.sql")
 _BUILT_IN = Types()

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from penstock.core.message import Position
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.table import Shape
-from penstock.postgres.values import TypeInfo
+from penstock.postgres.types import TypeInfo
 
 Cursor = tuple[str | None, ...] | None
 """Where a backfill is: the last row's `sort_by` value, if it sorts, and its primary key, as

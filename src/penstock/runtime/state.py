@@ -12,17 +12,10 @@ from prometheus_client.registry import Collector
 
 from penstock.backfill.request import Backfill
 from penstock.core.counting import Counts, Ledger
-from penstock.core.health import (
-    Failure,
-    Health,
-    Part,
-    SinkFacts,
-    SourceFacts,
-    backfill_part,
-    sources_parts,
-)
+from penstock.core.health import Failure, Health, Part
 from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Report
+from penstock.core.source_health import SinkFacts, SourceFacts, backfill_part, sources_parts
 from penstock.runtime import metrics, status
 from penstock.runtime.sink_state import SinkState
 from penstock.runtime.source_state import SourceState
