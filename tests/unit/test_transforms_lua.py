@@ -395,7 +395,7 @@ def test_a_process_whose_parent_is_killed_ends() -> None:
 
 
 def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transforms.lua._PATIENCE", 0.5)
+    monkeypatch.setattr("penstock.transforms.lua.PATIENCE", 0.5)
     transform = LuaTransform("function transform(m) return m end")
     os.kill(transform._process._process.pid, signal.SIGSTOP)
     done = transform(wire([inserted(1), inserted(2)]))
