@@ -1,4 +1,4 @@
-"""An ordinary connection to a source's server, and what its catalogs say about a capture.
+"""An ordinary connection to a source's server, and what its catalogs have for a capture.
 
 It opens the connection and asks; `setup` and `penstock.check` draw the conclusions.
 """

@@ -97,9 +97,8 @@ class CaptureLoop:
         """Read until the end, over lost connections; an error that stays is in the stats."""
         try:
             self._run()
-        except (
-            Exception
-        ) as error:  # of the log itself, for one: Spark must not wait for a dead thread
+        except Exception as error:
+            # Of the log itself, for one: Spark must not wait for a thread that has ended.
             self._set_state("error", _internal(error))
 
     def _run(self) -> None:

@@ -47,7 +47,7 @@ class Decoder:
         grouping: Gives a table's `group_by` and `split_by` (see `Table`).
         truncates: Whether a truncate becomes a message.
         emit: Takes each chunk.
-        is_altered: Tells whether the query's plan was not made for a table's rows (`Planned`).
+        is_altered: Returns whether the query's plan was not made for a table's rows (`Planned`).
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class Decoder:
             self._truncate(event)
         elif isinstance(event, pgoutput.Message):
             self._message(event)
-        # Origin and Type say nothing that a message of ours would carry.
+        # A message of ours has nothing of Origin and Type.
         return None
 
     def learn(
         self, relation: Relation, shape: Shape, converter: Callable[[int], Converter | None]
     ) -> None:
-        """Take what the catalog says about the relation that `handle` returned."""
+        """Take what the catalog has of the relation that `handle` returned."""
         group_by, split_by = self._grouping(relation.schema, relation.name)
         table = Table(
             relation, shape=shape, converter=converter, database=self._database, tag=self._tag,
@@ -167,7 +167,7 @@ class Decoder:
             before is None or before.groups.missing != table.groups.missing
         ):
             log.warning(
-                "table has not the columns to group by; its own key takes their place",
+                "the table lacks columns to group by; its own key takes their place",
                 table=f"{relation.schema}.{relation.name}",
                 columns=table.groups.missing,
                 lsn=format_lsn(self.lsn),
@@ -223,7 +223,7 @@ class Decoder:
         try:
             table = self._tables[event.relation]
         except KeyError:
-            table = self._table(event.relation)  # says what is wrong
+            table = self._table(event.relation)  # raises what is wrong
         if table is None or idx <= self._skip_idx:
             return
         transaction = self._transaction

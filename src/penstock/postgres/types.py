@@ -1,4 +1,4 @@
-"""The types of a database, by OID: built-in ones, and what the catalog says about all others."""
+"""The types of a database, by OID: built-in ones, and what the catalog has of all others."""
 
 from __future__ import annotations
 

@@ -128,8 +128,9 @@ class Worker:
             for name, sink_writer in self.sink_writers.items()
             if name not in behind
         }
-        left = {name: (error, []) for name, t in tries.items() if (error := t.result())}
-        self.store.fall_behind(left)
+        self.store.fall_behind(
+            {name: (error, []) for name, t in tries.items() if (error := t.result())}
+        )
 
 
 _workers: dict[str, Worker] = {}

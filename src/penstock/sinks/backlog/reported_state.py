@@ -69,8 +69,8 @@ class ReportedState:
         self._reported_at, self._state = now, state
         if state != before:
             self._log(state, behind, now)
-        fell_behind = before == "attached" and behind is not None
-        if fell_behind:
+        fell_behind = before == "attached"
+        if fell_behind and behind is not None:
             self.since = now - behind.seconds
         self._send(
             {
