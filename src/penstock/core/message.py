@@ -9,7 +9,7 @@ Arrow kernels and no Python object a row.
 from __future__ import annotations
 
 import hashlib
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,6 +65,16 @@ class BatchPart(NamedTuple):
     parts: int
     plan: int = 0
     sink: str | None = None
+
+    def to_json(self) -> list[Any]:
+        """Return the part as blocks and reports have it."""
+        return [[*self.start], [*self.end], *self[2:]]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Self:
+        """Read `to_json`'s form back."""
+        start, end, *rest = values
+        return cls(Position(*start), Position(*end), *rest)
 
 
 def format_lsn(lsn: int) -> str:

@@ -65,7 +65,7 @@ class PartWriter:
         worker.reporter.send(
             {
                 "source": worker.source, "query": worker.query,
-                "part": [[*self._part.start], [*self._part.end], *self._part[2:]],
+                "part": self._part.to_json(),
                 "counts": {name: [*counts] for name, counts in self._counts.items()},
             }
         )  # fmt: skip
