@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Row, Update
-from penstock.postgres.table import Table
+from penstock.postgres.table import Table, filled
 
 
 class ChangedRow(NamedTuple):
@@ -27,8 +28,12 @@ def changed_row(table: Table, event: Insert | Update | Delete) -> ChangedRow:
     """Return what a backfill needs of a change."""
     if isinstance(event, Delete):
         return ChangedRow((table.own_hash(event.old or event.key or []),))
-    new: Row
-    new, known, there = table.rows_of(event) if isinstance(event, Update) else (event.new, None, ())
+    new = event.new
+    known: Row | None = None
+    there: Sequence[int] = ()
+    if isinstance(event, Update):
+        known, there = event.old or event.key, table.old_columns(event)
+        new = filled(new, known, there)
     if any(new[i] is UNCHANGED for i in {*table.groups.own.positions, *table.groups.key}):
         return ChangedRow(None)
     key = _key_texts(table, new) if UNCHANGED in new else None

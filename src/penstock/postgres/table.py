@@ -178,9 +178,10 @@ class Table:
 
     def update(self, event: Update, transaction: Transaction, idx: int) -> WireRow:
         """Return an update's wire row; `changes` has the OLD values that the WAL has."""
-        new, known, there = self.rows_of(event)
+        new, known, there = event.new, event.old or event.key, self.old_columns(event)
         missing = b""
         if UNCHANGED in new:
+            new = filled(new, known, there)
             values = self._values(new)
             record, missing = self._object(new, values, range(len(new)))
         else:
@@ -216,7 +217,7 @@ class Table:
 
     def delete(self, event: Delete, transaction: Transaction, idx: int) -> WireRow:
         """Return a delete's wire row: its OLD values, as far as the WAL has them."""
-        row, there = event.old or event.key or [], self._old_columns(event)
+        row, there = event.old or event.key or [], self.old_columns(event)
         if not self._whole:
             row = [v if i in there else UNCHANGED for i, v in enumerate(row)]
         values = self._values(row)
@@ -235,13 +236,6 @@ class Table:
         """Return the start of a transaction's metadata, and that of its idempotency keys."""
         return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
 
-    def rows_of(self, event: Update) -> tuple[Row, Row | None, Sequence[int]]:
-        """Return an update's new row, with what the old one knows of it, the old row and its columns."""
-        new, known, there = event.new, event.old or event.key, self._old_columns(event)
-        if known is not None and UNCHANGED in new:
-            new = [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
-        return new, known, there
-
     def own_hash(self, row: Row) -> int:
         """Return the hash of a row's own key."""
         own = self.groups.own
@@ -251,7 +245,7 @@ class Table:
             values[i] = self._json(i, row[i])
         return own.hash(values)
 
-    def _old_columns(self, event: Update | Delete) -> Sequence[int]:
+    def old_columns(self, event: Update | Delete) -> Sequence[int]:
         """Return the positions of the columns whose old values an event has."""
         if event.old is not None and self._whole:
             return range(len(event.old))
@@ -317,3 +311,13 @@ class Table:
             self._key_prefix + position, transaction.lsn, idx, group, old_group, old_key,
             split if old_split is None else old_split, split,
         )  # fmt: skip
+
+
+def filled(new: Row, known: Row | None, there: Sequence[int]) -> Row:
+    """Return an update's new row, with the values of the old one, `known`, that it left unchanged.
+
+    `there` are the positions that the old row has.
+    """
+    if known is None:
+        return new
+    return [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
