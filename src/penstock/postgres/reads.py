@@ -141,11 +141,6 @@ class Reads:
     """What `Table` takes under this name."""
 
     @property
-    def sink(self) -> str:
-        """The only sink that the messages are for."""
-        return self.spec.sink
-
-    @property
     def end(self) -> Position:
         """The last position that a message of this chunk could have."""
         return Position(self.lsn, (len(self.ranges) << RANGE_BITS) - 1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
 import psycopg
@@ -32,8 +31,6 @@ from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import START, stream_end
 
-__all__ = ["Backlog", "BatchPart", "Open", "Stored", "StreamRoute", "StreamWriter"]
-
 _SQL: Final = queries.load("penstock.streams", "write.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _COLUMNS: Final = sql.SQL(", ").join(map(sql.Identifier, copy.COLUMNS))
@@ -49,11 +46,9 @@ class StreamRoute:
 
 
 class Backlog(NamedTuple):
-    """A sink that is not written to directly now; `drained` is its last position delivered."""
+    """Why a sink is not written to directly now; `drained` is its last position delivered."""
 
-    since: datetime
     code: str
-    error: str
     drained: Position
 
     @property
@@ -65,12 +60,6 @@ class Backlog(NamedTuple):
     def has_first(self) -> bool:
         """Whether some of these wait themselves."""
         return self.drained < START
-
-
-class Open(NamedTuple):
-    """What a transaction found: the sinks that are behind, by name."""
-
-    backlogs: Mapping[str, Backlog]
 
 
 class Stored(NamedTuple):
@@ -121,8 +110,8 @@ class StreamWriter:
         except psycopg.Error as error:
             self._fail(error)
 
-    def begin(self) -> Open:
-        """Open the transaction of a part."""
+    def begin(self) -> Mapping[str, Backlog]:
+        """Open the transaction of a part; return the sinks that are behind."""
         try:
             if self._connection is not None and is_lost(self._connection):
                 self.close()
@@ -140,12 +129,7 @@ class StreamWriter:
             self._check_base(base.fetchone())
             self._open = {row[0]: _segment(row[1:]) for row in segments}
             self._head = Position(*(head.fetchone() or START))
-            return Open(
-                {
-                    sink: Backlog(since, code, error, Position(lsn, idx))
-                    for sink, since, code, error, lsn, idx in backlogs
-                }
-            )
+            return {sink: Backlog(code, Position(lsn, idx)) for sink, code, lsn, idx in backlogs}
         except psycopg.Error as error:
             self._fail(error)
 

@@ -64,7 +64,7 @@ class PartWriter:
         worker.store.fall_behind(left, self._first)
         worker.reporter.send(
             {
-                "source": worker.source, "query": worker.query,
+                "source": worker.fan_out.source, "query": worker.query,
                 "part": self._part.to_json(),
                 "counts": {name: [*counts] for name, counts in self._counts.items()},
             }
@@ -74,7 +74,7 @@ class PartWriter:
     def _attempt(self) -> int:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
         worker, store = self._worker, self._worker.store
-        behind = store.streams.begin().backlogs
+        behind = store.streams.begin()
         streams = [
             (index, steps, Written())
             for index, steps in enumerate(worker.streams)
@@ -87,14 +87,14 @@ class PartWriter:
         total = 0
         for block in self._blocks():
             for index, steps, written in streams:
-                prepared = self._prepared(steps, block)
+                prepared = steps(block)
                 there, new = store.streams.write(index, prepared.messages)
                 written.delivered += new
                 written.duplicates += there - new
-                self._count(steps, block, prepared, there, size(prepared.messages))
+                self._note(steps, block, prepared, there, size(prepared.messages))
             for name, steps in spilled:
-                prepared = self._prepared(steps, block)
-                self._count(steps, block, prepared)
+                prepared = steps(block)
+                self._note(steps, block, prepared)
                 store.spill(name, prepared.messages, first=name in self._first)
                 total += prepared.messages.num_rows
         if not worker.streams and not spilled:
@@ -108,16 +108,12 @@ class PartWriter:
             total += written.delivered
         return total
 
-    def _prepared(self, steps: Steps, block: Block) -> Prepared:
-        prepared = steps(block)
-        if prepared.dead:
-            self._dead.setdefault(steps.route.name, []).extend(prepared.dead)
-        return prepared
-
-    def _count(
+    def _note(
         self, steps: Steps, block: Block, prepared: Prepared, delivered: int = 0, bytes_: int = 0
     ) -> None:
         name = steps.route.name
+        if prepared.dead:
+            self._dead.setdefault(name, []).extend(prepared.dead)
         if not is_counted(block, self._floors.get(name)):
             of = Counts(delivered, bytes_, len(prepared.dead), prepared.filtered)
             self._counts[name] = self._counts[name].plus(of)

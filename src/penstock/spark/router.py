@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -16,7 +16,6 @@ from penstock.core.message import SUBJECT_FIELD
 from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate
 from penstock.expressions.route import MARK
-from penstock.expressions.types import Field
 from penstock.spark import old_keys
 from penstock.spark.sink_plan import BAD, SinkPlan
 from penstock.spark.unfit import unfit_reason
@@ -30,20 +29,10 @@ _NOTHING: Final = pa.scalar("", pa.string())
 
 
 class Router:
-    """Gives messages their routes: by rules, or by an expression that Spark has evaluated.
+    """Gives messages their routes: by rules, or by an expression that Spark has evaluated."""
 
-    Args:
-        settings: Those of the sink.
-        plan: The sink's plan.
-        fields: The fields that its route takes.
-        source: The source's name.
-    """
-
-    def __init__(
-        self, settings: Sink, plan: SinkPlan, fields: Sequence[Field], source: str
-    ) -> None:
+    def __init__(self, settings: Sink, plan: SinkPlan, source: str) -> None:
         self._plan = plan
-        self._fields = fields
         self._source = source
         self._is_nats = isinstance(settings, NatsSinkSettings)
         self._templates: list[SubjectTemplate | PathTemplate] = [
@@ -76,7 +65,7 @@ class Router:
             )
             for at in pc.indices_nonzero(unrouted).to_pylist():
                 row = origin[at].as_py()
-                reason = unfit_reason(captured, row, self._fields)
+                reason = unfit_reason(captured, row, plan.route or ())
                 why[row] = f"the route can't be evaluated: {reason}"
             routes = self._by_rules(messages, to) if ruled else self._by_expression(to)
             if not ruled:

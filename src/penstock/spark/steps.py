@@ -58,7 +58,7 @@ class Steps:
         self._select = Select(plan.items) if plan is not None and plan.items is not None else None
         self._router = None
         if plan is not None and plan.route is not None:
-            self._router = Router(settings, plan, plan.route, source)
+            self._router = Router(settings, plan, source)
 
     @cached_property
     def _code(self) -> MessageTransform | None:

@@ -67,7 +67,7 @@ class StoreWriter:
         """Return the names of the sinks that are behind."""
 
         def step() -> set[str]:
-            names = set(self.streams.begin().backlogs)
+            names = set(self.streams.begin())
             self.streams.rollback()
             return names
 

@@ -65,9 +65,7 @@ class Worker:
     """What one worker process keeps of a `FanOut`."""
 
     def __init__(self, fan_out: FanOut) -> None:
-        self.plans = fan_out.plans
-        self.monitor = fan_out.monitor
-        self.source = fan_out.source
+        self.fan_out = fan_out
         self.reporter = Reporter(fan_out.monitor)
         self.streams: list[Steps] = []
         self.sink_writers: dict[str, SinkWriter] = {}
@@ -104,7 +102,7 @@ class Worker:
         """Request where a query counts from; without a run, nothing is counted."""
         self.floors = {}
         with contextlib.suppress(EOFError, OSError, AuthenticationError):
-            answer = self.reporter.request({"source": self.source, "query": query})
+            answer = self.reporter.request({"source": self.fan_out.source, "query": query})
             self.floors = {
                 name: Position(*floor) for name, floor in answer.get("floors", {}).items()
             }
@@ -138,12 +136,13 @@ _workers: dict[str, Worker] = {}
 
 def _worker(fan_out: FanOut) -> Worker:
     # Keyed by source: a worker process outlives queries, and serves those of every source.
-    key = fan_out.source
-    worker = _workers.get(key)
-    # A query that is started again may have another plan, as the tables may have changed, or be of
-    # another run, with other sinks.
-    if worker is None or worker.monitor != fan_out.monitor or worker.plans != fan_out.plans:
-        if worker is not None:
-            worker.close()
-        worker = _workers[key] = Worker(fan_out)
+    worker = _workers.get(fan_out.source)
+    if worker is not None:
+        of = worker.fan_out
+        if (of.monitor, of.plans) == (fan_out.monitor, fan_out.plans):
+            return worker
+        # A query that is started again may have another plan, as the tables may have changed, or be of
+        # another run, with other sinks.
+        worker.close()
+    worker = _workers[fan_out.source] = Worker(fan_out)
     return worker

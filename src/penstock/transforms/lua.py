@@ -34,9 +34,10 @@ from penstock.transforms.lua_helper import (
     TIME,
     EndedError,
     Limits,
+    Row,
     Start,
 )
-from penstock.transforms.lua_process import PATIENCE, LuaProcess, Row
+from penstock.transforms.lua_process import PATIENCE, LuaProcess
 
 _AT: Final = re.compile(r"transform:(\d+): ?(.*)", re.S)
 _TRIES: Final = 3

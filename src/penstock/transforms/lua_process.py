@@ -17,7 +17,14 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from penstock.transforms.lua_helper import EndedError, Progress, Start, read_frame, write_frame
+from penstock.transforms.lua_helper import (
+    EndedError,
+    Progress,
+    Row,
+    Start,
+    read_frame,
+    write_frame,
+)
 
 _COMMAND: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -27,8 +34,6 @@ _COMMAND: Final = (
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
 PATIENCE: Final = 30.0
 """Seconds in which a message must end by the clock: the process may be stopped, and use no CPU time."""
-
-Row = tuple[str, str | None, str, str]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
