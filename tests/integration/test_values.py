@@ -444,8 +444,8 @@ def test_load_types(connection: psycopg.Connection[Any]) -> None:
     by_name = {info.name: info for info in infos}
     assert set(by_name) >= {"odd", "Odd name", "_age", "age", "mood", "_box", "box"}
     age, ages, odd = by_name["age"], by_name["_age"], by_name["Odd name"]
-    assert age == TypeInfo(age.oid, "evil", "age", "d", "N", base=23)
-    assert ages == TypeInfo(ages.oid, "evil", "_age", "b", "A", element=age.oid)
+    assert age == TypeInfo(age.oid, "evil", "age", "d", base=23)
+    assert ages == TypeInfo(ages.oid, "evil", "_age", "b", element=age.oid)
     assert by_name["odd"].base == odd.oid
     assert odd.attributes == (
         ("ages", ages.oid),

@@ -22,7 +22,6 @@ class TypeInfo(NamedTuple):
     schema: str
     name: str
     kind: str  # typtype: b base, c composite, d domain, e enum, m multirange, p pseudo, r range
-    category: str
     element: int = 0  # of a true array; int2vector, point and the like have none
     base: int = 0  # of a domain
     delimiter: str = ","

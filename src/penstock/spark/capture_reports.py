@@ -66,22 +66,11 @@ class CaptureReports:
         """
         self.send(
             {
-                "state": stats.state,
-                **_error_fields(stats.error),
-                "captured": stats.captured,
-                "confirmed": stats.confirmed,
-                "waiting": waiting[0],
-                "waited": waiting[1],
-                "truncates_skipped": stats.truncates_skipped,
-                "reconnects": stats.reconnects,
-                "received_lsn": stats.received_lsn,
-                "confirmed_lsn": stats.confirmed_lsn,
-                "confirmed_time": stats.confirmed_time,
-                "unread_bytes": stats.unread_bytes,
-                "warm": done is not None,
+                **vars(stats), **_error_fields(stats.error), "waiting": waiting[0],
+                "waited": waiting[1], "warm": done is not None,
                 "done": None if done is None else [*done],
             }
-        )
+        )  # fmt: skip
 
 
 def _error_fields(error: CaptureError | None) -> Report:

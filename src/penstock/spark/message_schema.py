@@ -102,16 +102,11 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
     rows = batch.column("metadata").to_pylist()
     names = batch.schema.names
     none = pa.nulls(batch.num_rows, pa.int64())
-    columns = {
-        "record": batch.column("record"),
-        "changes": batch.column("changes"),
-        "action": batch.column("action"),
-        "table_schema": pa.array([m["table_schema"] for m in rows], pa.string()),
-        "table_name": pa.array([m["table_name"] for m in rows], pa.string()),
+    columns = {name: batch.column(name) for name in ("record", "changes", "action")}
+    for name in ("table_schema", "table_name", "idempotency_key", "commit_lsn", "commit_idx"):
+        columns[name] = pa.array([m[name] for m in rows], WIRE_SCHEMA.field(name).type)
+    columns |= {
         "metadata": pa.array([orjson.dumps(_json(m)) for m in rows], pa.string()),
-        "idempotency_key": pa.array([m["idempotency_key"] for m in rows], pa.string()),
-        "commit_lsn": pa.array([m["commit_lsn"] for m in rows], pa.int64()),
-        "commit_idx": pa.array([m["commit_idx"] for m in rows], pa.int64()),
         "group_hash": batch.column("group_hash")
         if "group_hash" in names
         else pa.array([_group_hash(m) for m in rows], pa.int64()),
