@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from penstock.core.message import Position
 from penstock.postgres.decoder import Decoder
 from penstock.postgres.table import Shape
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 INT8, TEXT, NUMERIC, TIMESTAMPTZ = 20, 25, 1700, 1184
 PER_TRANSACTION = 1000
@@ -74,7 +74,7 @@ def _messages(rows: int) -> list[bytes]:
 def nanoseconds(case: Case, messages: Sequence[bytes], rows: int) -> float:
     """Return what one row takes of a core."""
     decoder = Decoder(
-        Position(0, -1), splits=SPLITS, wants=lambda *_: True, truncates=False,
+        Position(0, -1), splits=SPLITS, includes=lambda *_: True, truncates=False,
         grouping=lambda *_: (case.group_by, None), emit=lambda _: None,
     )  # fmt: skip
     decoder.connected("shop", "0123456789abcdef")

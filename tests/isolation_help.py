@@ -30,8 +30,9 @@ from penstock.runtime.state import RunState
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
-from penstock.spark.steps import SinkPlan
-from penstock.spark.writer import FanOut, StoreTarget, Worker
+from penstock.spark.sink_plan import SinkPlan
+from penstock.spark.store_writer import StoreTarget
+from penstock.spark.writer import FanOut, Worker
 from penstock.streams.records import SourceRecord
 from penstock.streams.store import Store
 

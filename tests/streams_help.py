@@ -13,8 +13,8 @@ import orjson
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position
-from penstock.sinks.stream import BatchPart, StreamRoute, StreamWriter
+from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, BatchPart, Position
+from penstock.sinks.stream import StreamRoute, StreamWriter
 from penstock.streams.names import segment_table
 from penstock.streams.records import START as BEFORE_ALL
 from penstock.streams.records import (

@@ -80,7 +80,7 @@ class Reader:
         catalog.close()
         self.states: list[tuple[str, str | None]] = []
         self._changed = threading.Condition()
-        group = {"grouping": lambda *_: (None, None), "wants": lambda *_: True, "splits": 2}
+        group = {"grouping": lambda *_: (None, None), "includes": lambda *_: True, "splits": 2}
         self.capture = Capture(
             CaptureOptions(
                 url=options.pop("capture_url", url), slot=slot, publication="p",

@@ -16,9 +16,9 @@ from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
 
 from penstock.api.consume import Receives
-from penstock.core.message import Position
+from penstock.core.message import BatchPart, Position
 from penstock.embedded.handles import Database
-from penstock.sinks.stream import BatchPart, StreamWriter
+from penstock.sinks.stream import StreamWriter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.types import Received
 

@@ -447,7 +447,7 @@ def test_tables_that_are_not_wanted_keep_their_index(database: Database) -> None
         database,
         "CREATE TABLE t (id int PRIMARY KEY)",
         "CREATE TABLE u (id int PRIMARY KEY)",
-        wants=lambda _, table: table == "t",
+        includes=lambda _, table: table == "t",
     ) as reader:
         with database.connect() as connection:
             for table in "utut":

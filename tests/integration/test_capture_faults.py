@@ -179,7 +179,7 @@ def test_the_slot_advances_without_messages(database: Database) -> None:
         eventually(lambda: confirmed(database) >= until)
         assert until > before
         # Nor does a table of the publication that the source does not want hold it.
-    with Reader(database.url, wants=lambda *_: False) as reader:
+    with Reader(database.url, includes=lambda *_: False) as reader:
         insert(database, 1, 10)
         until = reader.written()
         eventually(lambda: confirmed(database) >= until)

@@ -26,9 +26,8 @@ from tests.streams_help import (
     write_part,
 )
 
-from penstock.core.message import Position
+from penstock.core.message import BatchPart, Position
 from penstock.embedded.handles import Database
-from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.sessions import Connection, Sessions

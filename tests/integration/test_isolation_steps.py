@@ -22,7 +22,7 @@ from tests.streams_help import read
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.spark.steps import SinkPlan
+from penstock.spark.sink_plan import SinkPlan
 
 WINDOW = 600
 LUA = """

@@ -25,7 +25,8 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
-from penstock.spark.writer import FanOut, StoreTarget, Worker
+from penstock.spark.store_writer import StoreTarget
+from penstock.spark.writer import FanOut, Worker
 from penstock.streams.store import Store
 
 SINK = "out"

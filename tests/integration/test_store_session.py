@@ -14,14 +14,13 @@ from tests.streams_help import in_stream, inserted, make_stream, read, wire, wri
 
 from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError
-from penstock.core.message import Position
+from penstock.core.message import BatchPart, Position
 from penstock.core.monitor import Report
 from penstock.embedded.handles import Database
 from penstock.postgres.replication import identify
 from penstock.runtime import store_session
 from penstock.runtime.store_session import StoreSession
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.stream import BatchPart
 from penstock.streams import claim
 from penstock.streams.names import LOCK_RUN
 from penstock.streams.records import StreamRecord

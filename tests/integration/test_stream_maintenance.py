@@ -34,10 +34,9 @@ from tests.streams_help import (
 )
 
 from penstock.core.errors import StoreError
-from penstock.core.message import DELETE, Position
+from penstock.core.message import DELETE, BatchPart, Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance, rows
 from penstock.streams.consumers.entry import Entry
 from penstock.streams.maintenance import Maintenance, close_segment, run_once

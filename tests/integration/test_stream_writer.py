@@ -33,10 +33,9 @@ from tests.streams_help import (
 )
 
 from penstock.core.errors import SinkError
-from penstock.core.message import Position
+from penstock.core.message import BatchPart, Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
-from penstock.sinks.stream import BatchPart
 from penstock.streams import maintenance
 from penstock.streams.maintenance import close_segment, run_once
 from penstock.streams.records import StreamRecord, commit_position, stream_idx

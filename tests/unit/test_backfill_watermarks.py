@@ -11,7 +11,7 @@ from penstock.core.message import Position
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
 from penstock.postgres.reads import BackfillSpec, OrderColumn, Range, Reads, SourceTable
 from penstock.postgres.table import Shape, Table
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 from penstock.postgres.watermarks import Snapshot, Watch, Watermark, Window
 
 CONTENT = b'["run",1,0]'

@@ -25,7 +25,7 @@ from penstock.postgres.pgoutput import (
     Update,
 )
 from penstock.postgres.table import Shape
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 START = Position(0, -1)
 T = Relation(1, "public", "t", "d", (Column("id", 23, -1, True), Column("a", 25, -1, False)))
@@ -37,7 +37,7 @@ class Fed(Decoder):
     def __init__(self, start: Position = START, **options: Any) -> None:
         self.chunks: list[Chunk] = []
         defaults: dict[str, Any] = {
-            "splits": 1, "wants": lambda *_: True, "grouping": lambda *_: (None, None),
+            "splits": 1, "includes": lambda *_: True, "grouping": lambda *_: (None, None),
             "truncates": True, "emit": self.chunks.append,
         }  # fmt: skip
         super().__init__(start, **(defaults | options))

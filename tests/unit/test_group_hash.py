@@ -16,10 +16,12 @@ from xxhash import xxh3_64_intdigest
 from penstock.backfill.read.kernels import kernel
 from penstock.core.group_hash import GroupKey, group_hash
 from penstock.core.message import Position
+from penstock.postgres.changed_row import changed_row
 from penstock.postgres.chunk import ChunkBuilder
 from penstock.postgres.pgoutput import Column, Delete, Insert, Relation
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
-from penstock.postgres.values import Types, text
+from penstock.postgres.types import Types
+from penstock.postgres.values import text
 from penstock.spark.message_schema import to_messages, to_wire
 from penstock.spark.routes import regrouped
 
@@ -161,7 +163,7 @@ def test_all_who_compute_a_hash_agree(drawn: tuple[Table, list[list[bytes | None
     read = of.groups.hashes(values, len(rows))
     assert read.group.to_pylist() == hashes(batch)
 
-    changed = [of.changed_row(Insert(5, list(row))).hashes for row in rows]
+    changed = [changed_row(of, Insert(5, list(row))).hashes for row in rows]
     assert changed == [(h,) for h in read.own.to_pylist()]
     # A frame without the column, and so whoever reads a message, finds the rows' own keys.
     frame = to_messages(batch).drop_columns(["group_hash", "old_group_hash"])

@@ -10,21 +10,23 @@ from hypothesis import strategies as st
 
 from penstock.core.health import (
     GRACE_SECONDS,
-    SILENCE_SECONDS,
-    STALL_SECONDS,
-    START_SECONDS,
     Failure,
     Health,
     Level,
     Part,
     Problem,
+    run_part,
+    worker_part,
+)
+from penstock.core.source_health import (
+    SILENCE_SECONDS,
+    STALL_SECONDS,
+    START_SECONDS,
     SinkFacts,
     SourceFacts,
-    run_part,
     sink_part,
     source_part,
     sources_parts,
-    worker_part,
 )
 
 NOW = 1_800_000_000.0

@@ -60,10 +60,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 def test_a_question_over_a_broken_connection(run: Run) -> None:
     reporter = Reporter(run.monitor.address)
-    assert reporter.ask({"number": 1}) == {"had": 1}
+    assert reporter.request({"number": 1}) == {"had": 1}
     run.breaks()
-    assert reporter.ask({"number": 2}) == {"had": 2}
-    assert reporter.ask({"number": 3}) == {"had": 3}
+    assert reporter.request({"number": 2}) == {"had": 2}
+    assert reporter.request({"number": 3}) == {"had": 3}
 
 
 def test_a_run_that_is_gone(run: Run) -> None:
@@ -73,7 +73,7 @@ def test_a_run_that_is_gone(run: Run) -> None:
     reporter.send({"number": 1})
     for _ in range(2):
         with pytest.raises((OSError, EOFError)):
-            reporter.ask({"number": 2})
+            reporter.request({"number": 2})
 
 
 def test_commands_come_over_the_new_connection_too(run: Run) -> None:
@@ -109,7 +109,7 @@ def test_no_run() -> None:
     reporter = Reporter(None)
     reporter.send({"number": 1})
     with pytest.raises(EOFError):
-        reporter.ask({"number": 1})
+        reporter.request({"number": 1})
 
 
 def test_what_has_arrived_is_handled_before_the_end() -> None:

@@ -31,7 +31,7 @@ from penstock.outbox.settings import OutboxSinkSettings
 from penstock.spark.options import SourceOptions
 from penstock.spark.pipeline import Pipeline as PipelineOfSpark
 from penstock.spark.pipeline import _groupings
-from penstock.spark.writer import StoreTarget
+from penstock.spark.store_writer import StoreTarget
 
 URL = "postgresql://app@db/shop"
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)

@@ -90,8 +90,8 @@ def test_source_options() -> None:
     options = SourceOptions.parse({"url": "postgresql://h/d", "tables": "a.b, c.*", "slot": "s"})
     assert options.tables == ["a.b", "c.*"]
     assert options.publication == "s"
-    assert options.wants("c", "x")
-    assert not options.wants("a", "x")
+    assert options.includes("c", "x")
+    assert not options.includes("a", "x")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.status import assess, is_ready
-from penstock.core.health import Failure, Health, Level, Part, SinkFacts, sink_part, worker_part
+from penstock.core.health import Failure, Health, Level, Part, worker_part
+from penstock.core.source_health import SinkFacts, sink_part
 
 SLOT: dict[str, Any] = {
     "slot": "penstock_shop", "error": None, "wal_status": "reserved", "active": True,

@@ -22,11 +22,13 @@ from penstock.expressions.route import MARK, literals, marked
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import INT, TEXT
 from penstock.push.paths import path_of
-from penstock.spark import steps, unfit, writer
+from penstock.spark import router, steps, unfit, writer
 from penstock.spark.routes import Route
 from penstock.spark.select import Item
-from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan, Steps
-from penstock.spark.writer import FanOut, StoreTarget
+from penstock.spark.sink_plan import BAD, DROP, KEEP, SinkPlan
+from penstock.spark.steps import Steps
+from penstock.spark.store_writer import StoreTarget
+from penstock.spark.writer import FanOut
 from penstock.streams import copy
 from penstock.streams.records import stream_idx
 
@@ -86,7 +88,7 @@ def test_a_routed_value_stays_in_its_segment_of_the_url(value: str) -> None:
     """What webhooks append has as many segments as the template."""
     batch = wire([Change({"v": value})])
     (route,) = PathTemplate.parse("a/{record.v}/b").render(batch, source="s", database=None)
-    sent = steps._with_route(batch, pa.array([route]))
+    sent = router.with_route(batch, pa.array([route]))
     body = b'{"record":{},"metadata":%b}' % sent.column("metadata")[0].as_py().encode()
     path = path_of(body)
     assert path.startswith("/a/")

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock.postgres.changed_row import changed_row
 from penstock.postgres.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Row, Update
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 TRANSACTION = Transaction(0x16B3748, 783_000_000_123_456, 77, b"tag")
 OID = 5
@@ -201,12 +202,12 @@ def test_an_insert_that_was_an_update_names_what_it_lacks(oid: int) -> None:
     assert metadata(wire)["record_pks"] == ["1"]
     # Its group is not known, but its key holds it in order.
     assert groups(wire) <= groups(insert(t, "1", "7", "y"))
-    assert t.changed_row(Insert(OID, row("1", "?", "y"))) == (
-        t.changed_row(Insert(OID, row("1", "7", "y")))[0],
+    assert changed_row(t, Insert(OID, row("1", "?", "y"))) == (
+        changed_row(t, Insert(OID, row("1", "7", "y")))[0],
         ("1",),
         True,
     )
-    assert t.changed_row(Insert(OID, row("?", "x", "y"))).hashes is None
+    assert changed_row(t, Insert(OID, row("?", "x", "y"))).hashes is None
 
 
 def test_a_value_that_cannot_be_written_is_no_missing_one() -> None:

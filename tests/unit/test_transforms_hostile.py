@@ -33,7 +33,7 @@ def test_a_misdeed(hostile: LuaTransform, name: str) -> None:
 
 
 def test_the_process_keeps_nothing_that_it_does_not_need(hostile: LuaTransform) -> None:
-    process = Path(f"/proc/{hostile._helper._process.pid}")
+    process = Path(f"/proc/{hostile._process._process.pid}")
     limits = {
         line[:26].strip(): line[26:].split()[:2]
         for line in (process / "limits").read_text().splitlines()

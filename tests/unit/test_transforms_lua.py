@@ -365,20 +365,20 @@ def test_a_message_whose_values_do_not_fit_ends_the_process_alone() -> None:
 def test_a_process_that_is_killed_from_outside_fails_nothing() -> None:
     transform = LuaTransform("function transform(m) m.record.x = 1 return m end")
     batch = wire([inserted(i) for i in range(3)])
-    before = transform._helper._process
+    before = transform._process._process
     os.kill(before.pid, signal.SIGKILL)
     before.wait()
     assert records(transform(batch)) == [{"id": i, "x": 1} for i in range(3)]
-    assert transform._helper._process.pid != before.pid
+    assert transform._process._process.pid != before.pid
     transform.close()
-    assert transform._helper._process.returncode is not None
+    assert transform._process._process.returncode is not None
 
 
 ORPHANED = """
 import sys, time
 from penstock.transforms.lua import LuaTransform
 transform = LuaTransform("function transform(m) return m end")
-print(transform._helper._process.pid, flush=True)
+print(transform._process._process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -395,9 +395,9 @@ def test_a_process_whose_parent_is_killed_ends() -> None:
 
 
 def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transforms.lua._PATIENCE", 0.5)
+    monkeypatch.setattr("penstock.transforms.lua.PATIENCE", 0.5)
     transform = LuaTransform("function transform(m) return m end")
-    os.kill(transform._helper._process.pid, signal.SIGSTOP)
+    os.kill(transform._process._process.pid, signal.SIGSTOP)
     done = transform(wire([inserted(1), inserted(2)]))
     assert reasons(done)[0].startswith("did not end in")
     assert done.origin.to_pylist() == [1]
@@ -426,7 +426,7 @@ def test_the_limit_is_lowered_while_all_are_stopped() -> None:
     # One that ended in time has brought the limit back; the count goes on from batch to batch.
     loops = wire([inserted(1)] * 20)
     assert reasons(transform(loops)) == told[:20]
-    process = psutil.Process(transform._helper._process.pid)
+    process = psutil.Process(transform._process._process.pid)
     before = process.cpu_times().user
     assert reasons(transform(loops)) == told[20:40]
     assert process.cpu_times().user - before < 0.4
@@ -436,7 +436,7 @@ def test_the_limit_is_lowered_while_all_are_stopped() -> None:
 def test_the_environment_does_not_reach_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "hunter6")
     transform = LuaTransform("function transform(m) return m end")
-    pid = transform._helper._process.pid
+    pid = transform._process._process.pid
     assert b"hunter6" not in Path(f"/proc/{pid}/environ").read_bytes()
     transform.close()
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.postgres import values
-from penstock.postgres.values import Converter, TypeInfo, Types
+from penstock.postgres import types, values
+from penstock.postgres.types import TypeInfo, Types
+from penstock.postgres.values import Converter
 
 INT4, TEXT, JSON, BOX, TIMESTAMPTZ = 23, 25, 114, 603, 1184
 INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 1007, 1009, 1020
@@ -19,19 +20,19 @@ PAIR, PAIR_ARRAY, NESTED, HSTORE, MOOD, VECTOR, DOMAIN = range(90_000, 90_007)
 TAGS, TAGS_ARRAY, AMOUNT, EMPTY, CITEXT, CITEXT_ARRAY = range(90_007, 90_013)
 
 INFOS = [
-    TypeInfo(PAIR, "public", "pair", "c", "C", attributes=(("n", INT4), ('the "text"', TEXT))),
-    TypeInfo(PAIR_ARRAY, "public", "_pair", "b", "A", element=PAIR),
-    TypeInfo(NESTED, "public", "nested", "c", "C", attributes=(("p", PAIR), ("ps", PAIR_ARRAY))),
-    TypeInfo(HSTORE, "ext", "hstore", "b", "U"),
-    TypeInfo(MOOD, "public", "mood", "e", "E"),
-    TypeInfo(VECTOR, "public", "vector", "b", "U"),
-    TypeInfo(DOMAIN, "public", "positive", "d", "N", base=INT4),
-    TypeInfo(TAGS, "public", "tags", "d", "A", base=TEXT_ARRAY),
-    TypeInfo(TAGS_ARRAY, "public", "_tags", "b", "A", element=TAGS),
-    TypeInfo(AMOUNT, "public", "amount", "d", "N", base=DOMAIN),
-    TypeInfo(EMPTY, "public", "nothing", "c", "C"),
-    TypeInfo(CITEXT, "public", "citext", "b", "S"),
-    TypeInfo(CITEXT_ARRAY, "public", "_citext", "b", "A", element=CITEXT),
+    TypeInfo(PAIR, "public", "pair", "c", attributes=(("n", INT4), ('the "text"', TEXT))),
+    TypeInfo(PAIR_ARRAY, "public", "_pair", "b", element=PAIR),
+    TypeInfo(NESTED, "public", "nested", "c", attributes=(("p", PAIR), ("ps", PAIR_ARRAY))),
+    TypeInfo(HSTORE, "ext", "hstore", "b"),
+    TypeInfo(MOOD, "public", "mood", "e"),
+    TypeInfo(VECTOR, "public", "vector", "b"),
+    TypeInfo(DOMAIN, "public", "positive", "d", base=INT4),
+    TypeInfo(TAGS, "public", "tags", "d", base=TEXT_ARRAY),
+    TypeInfo(TAGS_ARRAY, "public", "_tags", "b", element=TAGS),
+    TypeInfo(AMOUNT, "public", "amount", "d", base=DOMAIN),
+    TypeInfo(EMPTY, "public", "nothing", "c"),
+    TypeInfo(CITEXT, "public", "citext", "b"),
+    TypeInfo(CITEXT_ARRAY, "public", "_citext", "b", element=CITEXT),
 ]
 TYPES = Types(INFOS)
 
@@ -183,7 +184,7 @@ def test_type_table(oid: int, value: str, expected: str) -> None:
 
 
 def test_integers_need_no_converter_and_nothing_else_does_without() -> None:
-    built_in = values._BUILT_IN_CONVERTERS
+    built_in = types._BUILT_IN_CONVERTERS
     assert {oid for oid, converter in built_in.items() if converter is None} == {20, 21, 23, 26}
     assert TYPES.converter(DOMAIN) is None
     assert TYPES.converter(AMOUNT) is None
@@ -299,7 +300,7 @@ def test_hstores_round_trip(value: dict[str, str | None]) -> None:
 @given(st.binary() | st.text(st.sampled_from('{}(),"\\=>NUL[]:;t0 \n')).map(str.encode))
 @settings(max_examples=300)
 def test_malformed_input_never_raises(value: bytes) -> None:
-    for converter in values._BUILT_IN_CONVERTERS.values():
+    for converter in types._BUILT_IN_CONVERTERS.values():
         if converter is not None:
             converter(value)
     strict: list[Converter] = [
@@ -366,13 +367,13 @@ def test_a_type_learnt_anew_changes_its_converters() -> None:
     pairs = types.converter(PAIR_ARRAY)
     assert pairs is not None
     assert types.converter(PAIR_ARRAY) is pairs
-    types.add([TypeInfo(PAIR, "public", "pair", "c", "C", attributes=(("x", INT4),))])
+    types.add([TypeInfo(PAIR, "public", "pair", "c", attributes=(("x", INT4),))])
     renewed = types.converter(PAIR_ARRAY)
     assert renewed is not None
     assert parsed(renewed(b"{(1)}")) == [{"x": 1}]
 
 
 def test_a_type_that_contains_itself_ends() -> None:
-    types = Types([TypeInfo(1 << 20, "public", "loop", "d", "U", base=1 << 20)])
+    types = Types([TypeInfo(1 << 20, "public", "loop", "d", base=1 << 20)])
     assert types.unknown(1 << 20) == set()
     assert types.converter(1 << 20) is values.text

@@ -13,8 +13,7 @@ from penstock.postgres.catalog import Catalog
 from penstock.postgres.pgoutput import Column, Relation
 from penstock.postgres.reads import BackfillSpec, OrderColumn, SourceTable
 from penstock.postgres.table import Table
-from penstock.postgres.types import load_types
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types, load_types
 
 
 def fingerprint(
@@ -77,7 +76,7 @@ def inspect(
     if found is None:
         raise BackfillError("table_missing", f"There is no table {name}.")
     oid, kind, identity, policies = found
-    if not options.wants(spec.schema, spec.table):
+    if not options.includes(spec.schema, spec.table):
         raise BackfillError(
             "not_captured", f"The source does not capture {name}.",
             remedy="Add it to the source's `tables`.",

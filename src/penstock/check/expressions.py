@@ -15,8 +15,8 @@ from penstock.core.tables import matches_any
 from penstock.core.text import nearest
 from penstock.expressions import Columns, Reference
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
-from penstock.spark.plan import Checked, Plan, PlanError, plan
-from penstock.spark.planning import is_planned, source_columns
+from penstock.spark.plan import Checked, Plan, PlanError, is_planned, plan
+from penstock.spark.planning import source_columns
 from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
 from penstock.transforms.base import TransformError

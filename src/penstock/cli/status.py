@@ -12,7 +12,7 @@ from penstock.cli.common import size
 from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError
-from penstock.core.health import Failure, Health, Level, run_part, seen_part
+from penstock.core.health import Failure, Health, Level, Part, run_part
 from penstock.outbox.status import pipelines
 from penstock.postgres.setup import slot_status
 from penstock.runtime import recovery
@@ -70,18 +70,18 @@ def assess(
         if found is None and running is not None:
             found = _reading_failure(name, slot, running, live)
         if found is not None and (subject, found[1].code) not in known:
-            parts.append(seen_part(f"slot {slot['slot']}", *found))
+            parts.append(Part.failing(f"slot {slot['slot']}", *found))
     for name, outbox in outboxes.items():
         if outbox["error"]:
             failed = Failure.of(outbox.get("code"), outbox["error"], outbox.get("remedy"))
-            parts.append(seen_part(f"source {name}", Level.FAILED, failed))
+            parts.append(Part.failing(f"source {name}", Level.FAILED, failed))
         for pipeline in outbox["pipelines"]:
             seen, of = _pipeline_failure(pipeline), pipeline["pipeline"]
             if seen is None:
                 continue
             # A relay's run has the pipeline as a sink of its own.
             if not known & {(f"{kind} {of}", seen[1].code) for kind in ("sink", "pipeline")}:
-                parts.append(seen_part(f"pipeline {of}", *seen))
+                parts.append(Part.failing(f"pipeline {of}", *seen))
     return Health(tuple(parts))
 
 

@@ -13,15 +13,13 @@ from typing import Final, NamedTuple
 import orjson
 import pyarrow as pa
 
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import BatchPart
 
 BLOCK_DDL: Final = "block binary"
 BLOCK_SCHEMA: Final = pa.schema([pa.field("block", pa.binary())])
 # LZ4 costs less than the copies that it saves: a message is copied eight times on its way.
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 _ROWS: Final = 2_000
-
-
 _PART: Final = b"part"
 
 
@@ -29,9 +27,7 @@ def encode(batch: pa.RecordBatch, part: BatchPart | None = None) -> bytes:
     """Return `batch` as one block; `part`, the one of a micro-batch that it is of, travels in it."""
     schema = batch.schema.remove_metadata()
     if part is not None:
-        schema = schema.with_metadata(
-            {_PART: orjson.dumps([[*part.start], [*part.end], *part[2:]])}
-        )
+        schema = schema.with_metadata({_PART: orjson.dumps(part.to_json())})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
@@ -88,7 +84,4 @@ def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[Block]:
 
 def _part(metadata: Mapping[bytes, bytes] | None) -> BatchPart | None:
     text = (metadata or {}).get(_PART)
-    if text is None:
-        return None
-    start, end, *rest = orjson.loads(text)
-    return BatchPart(Position(*start), Position(*end), *rest)
+    return None if text is None else BatchPart.from_json(orjson.loads(text))

@@ -127,13 +127,13 @@ def connection_error(error: psycopg.Error, url: str) -> SetupError:
             remedy="Write it as postgresql://user:password@host:5432/database, with special"
             " characters of the password percent-encoded.",
         )
-    said, where = first_line(error, url), address(url)
+    reason, where = first_line(error, url), address(url)
     text = str(error).lower()
     user, database = parts.get("user") or "of this system", parts.get("dbname") or ""
     if "database" in text and "does not exist" in text:
         return SetupError(
             "database_missing",
-            f"There is no database {database} at {where} ({said}).",
+            f"There is no database {database} at {where} ({reason}).",
             remedy="Correct the end of the url, or create it with CREATE DATABASE.",
         )
     if (
@@ -146,7 +146,7 @@ def connection_error(error: psycopg.Error, url: str) -> SetupError:
     ):
         return SetupError(
             "server_not_ready",
-            f"Postgres at {where} takes no connections now ({said}).",
+            f"Postgres at {where} takes no connections now ({reason}).",
             remedy="Wait until it has started, or raise max_connections.",
             transient=True,
         )
@@ -156,25 +156,25 @@ def connection_error(error: psycopg.Error, url: str) -> SetupError:
     ):
         return SetupError(
             "authentication_failed",
-            f"Postgres at {where} refused the login of user {user} ({said}).",
+            f"Postgres at {where} refused the login of user {user} ({reason}).",
             remedy="Check user and password in the url, and the server's pg_hba.conf.",
         )
     if "refused" in text or "no such file" in text:
         return SetupError(
             "connection_refused",
-            f"Nothing answers at {where} ({said}).",
+            f"Nothing answers at {where} ({reason}).",
             remedy="Start Postgres there, let it listen (listen_addresses), or correct the url.",
             transient=True,
         )
     if "ssl" in text or "certificate" in text:
         return SetupError(
             "tls_failed",
-            f"No secure connection to {where} ({said}).",
+            f"No secure connection to {where} ({reason}).",
             remedy="Check sslmode and sslrootcert in the url.",
         )
     return SetupError(
         "unreachable",
-        f"Postgres at {where} cannot be reached ({said}).",
+        f"Postgres at {where} cannot be reached ({reason}).",
         remedy="Check host and port in the url, name resolution and firewalls.",
         transient=True,
     )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.blocks import Block
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import BatchPart, Position, is_behind
 
 _OPEN: Final = 64
 """Batches whose reports are remembered; all but the last few lost one on the way."""
@@ -95,16 +95,12 @@ class Ledger:
 def split(block: Block, floors: Iterable[Position]) -> Iterator[Block]:
     """Yield a block in pieces, none of which lies on both sides of a floor; their order stays."""
     for floor in sorted(set(floors)):
-        lsn, idx = block.messages.column("commit_lsn"), block.messages.column("commit_idx")
-        before = pc.or_(
-            pc.less(lsn, floor.lsn),
-            pc.and_(pc.equal(lsn, floor.lsn), pc.less_equal(idx, floor.idx)),
-        )
-        if pc.all(before).as_py():
+        behind = is_behind(block.messages, floor)
+        if not pc.any(behind).as_py():
             break
-        if pc.any(before).as_py():
-            yield _filtered(block, before)
-            block = _filtered(block, pc.invert(before))
+        if not pc.all(behind).as_py():
+            yield _filtered(block, pc.invert(behind))
+            block = _filtered(block, behind)
     yield block
 
 

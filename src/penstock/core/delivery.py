@@ -52,7 +52,7 @@ class Written:
 
 
 class Unfinished(Exception):  # noqa: N818 - what was done is done, and the rest is at hand
-    """A sink has not taken a whole batch: why, which messages are left in their order, what it took."""
+    """A sink took a part of a batch: why, which messages are left in their order, what it took."""
 
     def __init__(self, error: SinkError, rest: pa.RecordBatch, written: Written):
         super().__init__(str(error))

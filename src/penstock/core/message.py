@@ -9,9 +9,10 @@ Arrow kernels and no Python object a row.
 from __future__ import annotations
 
 import hashlib
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 INSERT: Final = "insert"
 UPDATE: Final = "update"
@@ -43,6 +44,13 @@ class Position(NamedTuple):
         return cls(parse_lsn(str(offset["lsn"])), int(offset["idx"]))
 
 
+def is_behind(messages: pa.RecordBatch, position: Position) -> pa.Array:
+    """Return of each message (`WIRE_SCHEMA`) whether it lies behind a position."""
+    lsn, idx = messages.column("commit_lsn"), messages.column("commit_idx")
+    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
+    return pc.or_(pc.greater(lsn, position.lsn), same)
+
+
 class BatchPart(NamedTuple):
     """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions.
 
@@ -57,6 +65,16 @@ class BatchPart(NamedTuple):
     parts: int
     plan: int = 0
     sink: str | None = None
+
+    def to_json(self) -> list[Any]:
+        """Return the part as blocks and reports have it."""
+        return [[*self.start], [*self.end], *self[2:]]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Self:
+        """Read `to_json`'s form back."""
+        start, end, *rest = values
+        return cls(Position(*start), Position(*end), *rest)
 
 
 def format_lsn(lsn: int) -> str:

@@ -142,7 +142,7 @@ class Reporter:
             with contextlib.suppress(*_BROKEN):
                 self._exchange(report, answered=False)
 
-    def ask(self, report: Report) -> Report:
+    def request(self, report: Report) -> Report:
         """Send a report and return the answer; raises `OSError` or `EOFError` if the run is gone.
 
         Where the connection broke meanwhile, the run may get the report twice.

@@ -8,7 +8,6 @@ value of dots alone too; an empty string is `%empty`, null (or a column that the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +78,8 @@ class PathTemplate:
     @property
     def record_columns(self) -> tuple[str, ...]:
         """The columns that `{record.<column>}` names, each once."""
-        return record_columns(self.variables)
+        named = (v.removeprefix("record.") for v in self.variables if v.startswith("record."))
+        return tuple(dict.fromkeys(named))
 
     def render(self, batch: pa.RecordBatch, *, source: str, database: str | None) -> list[str]:
         """Return the path of each message of a batch of `WIRE_SCHEMA`."""
@@ -99,12 +99,6 @@ class PathTemplate:
             return [self.text] * batch.num_rows
         template = "%s".join(literal.replace("%", "%%") for literal in self.literals)
         return [template % row for row in zip(*columns, strict=True)]
-
-
-def record_columns(variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns that a template's variables name, each once."""
-    named = (v.removeprefix("record.") for v in variables if v.startswith("record."))
-    return tuple(dict.fromkeys(named))
 
 
 def _braces_only(text: str) -> str:

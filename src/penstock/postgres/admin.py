@@ -1,4 +1,4 @@
-"""An ordinary connection to a source's server, and what its catalogs say about a capture.
+"""An ordinary connection to a source's server, and what its catalogs have for a capture.
 
 It opens the connection and asks; `setup` and `penstock.check` draw the conclusions.
 """
@@ -6,7 +6,7 @@ It opens the connection and asks; `setup` and `penstock.check` draw the conclusi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -134,6 +134,9 @@ class Catalog:
         with self.connection.cursor(row_factory=class_row(row)) as cursor:
             return cursor.execute(_SQL[query], parameters).fetchall()
 
+    def _of_publication(self, query: str) -> Iterable[tuple[Any, ...]]:
+        return self.connection.execute(_SQL[query], {"name": self.source.publication})
+
     def publication(self) -> Publication | None:
         """Return the source's publication, or None."""
         found = self._rows(Publication, "publication", name=self.source.publication)
@@ -143,28 +146,22 @@ class Catalog:
         """Return the schemas that the publication has as a whole."""
         if self.server.major < 15:
             return set()
-        parameters = {"name": self.source.publication}
-        return {row[0] for row in self.connection.execute(_SQL["published_schemas"], parameters)}
+        return {row[0] for row in self._of_publication("published_schemas")}
 
     def published_tables(self) -> dict[tuple[str, str], str | None]:
         """Return the publication's tables with their row filters."""
-        parameters = {"name": self.source.publication}
-        rows = self.connection.execute(_SQL["published_tables"], parameters)
-        return {(row[0], row[1]): row[2] for row in rows}
+        return {(row[0], row[1]): row[2] for row in self._of_publication("published_tables")}
 
     def published_columns(self) -> dict[tuple[str, str], list[str] | None]:
         """Return the publication's tables with their columns; None: all but generated ones."""
-        parameters = {"name": self.source.publication}
-        rows = self.connection.execute(_SQL["published_columns"], parameters)
-        return {(row[0], row[1]): row[2] for row in rows}
+        return {(row[0], row[1]): row[2] for row in self._of_publication("published_columns")}
 
     def limited_tables(self) -> list[tuple[TablePattern, int | None]]:
         """Return the tables of which the publication has a row filter or a list of columns.
 
         With each that is a partition comes the oid of its root.
         """
-        parameters = {"name": self.source.publication}
-        rows = self.connection.execute(_SQL["limited_tables"], parameters)
+        rows = self._of_publication("limited_tables")
         return [(TablePattern(schema, name), root) for schema, name, root in rows]
 
     def schemas(self) -> set[str]:

@@ -53,7 +53,7 @@ class Capture:
         self._lock = FairLock()
         self._queue = ChunkQueue(start, self.stats)
         self._decoder = Decoder(
-            start, splits=options.splits, wants=options.wants, grouping=options.grouping,
+            start, splits=options.splits, includes=options.includes, grouping=options.grouping,
             truncates=options.truncates, emit=self._queue.add,
             is_altered=options.planned.is_altered,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from penstock.postgres.capture_stats import CaptureStats
 from penstock.postgres.catalog import Catalog
 from penstock.postgres.chunk_queue import ChunkQueue
 from penstock.postgres.confirmations import Confirmations
-from penstock.postgres.decoder import Decoder, Grouping, Wants
+from penstock.postgres.decoder import Decoder, Grouping, Includes
 from penstock.postgres.fair_lock import FairLock
 from penstock.postgres.pgoutput import ProtocolError, Relation
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
@@ -35,16 +35,16 @@ log = structlog.get_logger("penstock.capture")
 class CaptureOptions:
     """What a capture reads, and how.
 
-    `wants(schema, table)` returns whether a table is captured, `grouping(schema, table)` its `group_by`
-    and `split_by` (see `Table`); `splits` is the number of parallel tasks. `planned` is what the query's
-    plan was made for: no batch has rows of tables that were altered since.
+    `includes(schema, table)` returns whether a table is captured, `grouping(schema, table)` its
+    `group_by` and `split_by` (see `Table`); `splits` is the number of parallel tasks. `planned` is what
+    the query's plan was made for: no batch has rows of tables that were altered since.
     """
 
     url: str
     slot: str
     publication: str
     splits: int
-    wants: Wants
+    includes: Includes
     grouping: Grouping
     truncates: bool = True
     planned: Planned = field(default_factory=Planned)
@@ -97,9 +97,8 @@ class CaptureLoop:
         """Read until the end, over lost connections; an error that stays is in the stats."""
         try:
             self._run()
-        except (
-            Exception
-        ) as error:  # of the log itself, for one: Spark must not wait for a dead thread
+        except Exception as error:
+            # Of the log itself, for one: Spark must not wait for a thread that has ended.
             self._set_state("error", _internal(error))
 
     def _run(self) -> None:

@@ -16,8 +16,8 @@ from penstock.core.queries import load
 from penstock.postgres.connect import capture_error, connect_source, slot_missing
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.table import Shape
-from penstock.postgres.types import load_types
-from penstock.postgres.values import Converter, Types
+from penstock.postgres.types import Types, load_types
+from penstock.postgres.values import Converter
 
 _SQL = load("penstock.postgres", "catalog.sql")
 _BUILT_IN = Types()
@@ -49,7 +49,7 @@ class Catalog:
         elif not set(primary_key) <= {c.name for c in relation.columns}:
             primary_key = []
         identity = None
-        if identities is not None and not _root_tells(relation, identities):
+        if identities is not None and not _is_of_root(relation, identities):
             # Only the primary key is the same in every partition.
             identity = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
         sent = {c.name for c in relation.columns}
@@ -95,7 +95,7 @@ class Catalog:
             raise capture_error(error, "catalog look-up") from None
 
 
-def _root_tells(relation: Relation, identities: list[str]) -> bool:
+def _is_of_root(relation: Relation, identities: list[str]) -> bool:
     """Return whether each partition's old tuples have what the root's Relation message announces."""
     return relation.replica_identity in ("d", "f") and set(identities) <= {
         relation.replica_identity,

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.message import NO_PART, WIRE_SCHEMA, Position
+from penstock.core.message import NO_PART, WIRE_SCHEMA, Position, is_behind
 from penstock.postgres.reads import Reads
 from penstock.postgres.table import WireRow
 
@@ -52,24 +52,13 @@ class Chunk:
         return Chunk(self.start, self.end, 0, 0, empty, frozenset(), self.barrier)
 
     def _where(self, start: Position, end: Position) -> Chunk:
-        if (
-            self.reads is not None
-        ):  # only its tasks know the rows: it is delivered whole or not at all
+        if self.reads is not None:  # only its tasks know the rows: all of them, or none
             return replace(self.emptied(), start=start, end=end)
 
         def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
             if batch is None:
                 return None
-            lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
-            after = pc.or_(
-                pc.greater(lsn, start.lsn),
-                pc.and_(pc.equal(lsn, start.lsn), pc.greater(idx, start.idx)),
-            )
-            until = pc.or_(
-                pc.less(lsn, end.lsn),
-                pc.and_(pc.equal(lsn, end.lsn), pc.less_equal(idx, end.idx)),
-            )
-            kept = batch.filter(pc.and_(after, until))
+            kept = batch.filter(pc.and_not(is_behind(batch, start), is_behind(batch, end)))
             return kept if kept.num_rows else None
 
         splits = tuple(within(batch) for batch in self.splits)

@@ -90,17 +90,17 @@ def capture_error(error: psycopg.Error, what: str) -> CaptureError:
     By SQLSTATE, as the text is in the server's language; an error without one is a lost connection.
     """
     state = error.sqlstate or ""
-    said = reason_of(error)
+    reason = reason_of(error)
     if state.startswith("28"):
-        return CaptureError("authentication_failed", f"Postgres refused the login ({said}).")
+        return CaptureError("authentication_failed", f"Postgres refused the login ({reason}).")
     if state == "42501":
-        return _no_privilege(f"The role may not replicate ({said}).")
+        return _no_privilege(f"The role may not replicate ({reason}).")
     if state == "3D000":
-        return CaptureError("database_missing", f"The database does not exist ({said}).")
+        return CaptureError("database_missing", f"The database does not exist ({reason}).")
     lost = not state or state[:2] in ("08", "57", "53", "58")
     return CaptureError(
         "connection_lost" if lost else "postgres",
-        f"The {what} to Postgres failed ({said})." if lost else f"Postgres reported: {said}.",
+        f"The {what} to Postgres failed ({reason})." if lost else f"Postgres reported: {reason}.",
         remedy="" if lost else f"SQLSTATE {state}; the server's log has the details.",
         transient=lost,
     )

@@ -30,7 +30,7 @@ _ENCODE: Final[dict[type, Callable[..., Any]]] = {
     Insert: Table.insert, Update: Table.update, Delete: Table.delete,
 }  # fmt: skip
 
-Wants = Callable[[str, str], bool]
+Includes = Callable[[str, str], bool]
 IsAltered = Callable[[int, tuple[str, str], list[tuple[str, int, int]]], bool]
 Grouping = Callable[[str, str], tuple[list[str] | None, list[str] | None]]
 
@@ -43,11 +43,11 @@ class Decoder:
     Args:
         start: Messages up to and with this position are passed by.
         splits: The number of splits of a chunk.
-        wants: Tells whether a table is captured.
+        includes: Returns whether a table is captured.
         grouping: Gives a table's `group_by` and `split_by` (see `Table`).
         truncates: Whether a truncate becomes a message.
         emit: Takes each chunk.
-        is_altered: Tells whether the query's plan was not made for a table's rows (`Planned`).
+        is_altered: Returns whether the query's plan was not made for a table's rows (`Planned`).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Decoder:
         start: Position,
         *,
         splits: int,
-        wants: Wants,
+        includes: Includes,
         grouping: Grouping,
         truncates: bool,
         emit: Callable[[Chunk], None],
@@ -68,7 +68,7 @@ class Decoder:
         self.altered: tuple[Position, tuple[str, str]] | None = None
         """The newest message before rows that the query's plan was not made for, and their table."""
         self.truncates_skipped = 0
-        self._wants = wants
+        self._includes = includes
         self._grouping = grouping
         self._truncates = truncates
         self._emit = emit
@@ -141,20 +141,20 @@ class Decoder:
             self._transaction = None
             self.progress.commit(self.read, event.end_lsn, event.timestamp)
         elif isinstance(event, pgoutput.Relation):
-            if self._wants(event.schema, event.name):
+            if self._includes(event.schema, event.name):
                 return event
             self._tables[event.oid] = None
         elif isinstance(event, pgoutput.Truncate):
             self._truncate(event)
         elif isinstance(event, pgoutput.Message):
             self._message(event)
-        # Origin and Type say nothing that a message of ours would carry.
+        # A message of ours has nothing of Origin and Type.
         return None
 
     def learn(
         self, relation: Relation, shape: Shape, converter: Callable[[int], Converter | None]
     ) -> None:
-        """Take what the catalog says about the relation that `handle` returned."""
+        """Take what the catalog has of the relation that `handle` returned."""
         group_by, split_by = self._grouping(relation.schema, relation.name)
         table = Table(
             relation, shape=shape, converter=converter, database=self._database, tag=self._tag,
@@ -167,7 +167,7 @@ class Decoder:
             before is None or before.groups.missing != table.groups.missing
         ):
             log.warning(
-                "table has not the columns to group by; its own key takes their place",
+                "the table lacks columns to group by; its own key takes their place",
                 table=f"{relation.schema}.{relation.name}",
                 columns=table.groups.missing,
                 lsn=format_lsn(self.lsn),
@@ -223,7 +223,7 @@ class Decoder:
         try:
             table = self._tables[event.relation]
         except KeyError:
-            table = self._table(event.relation)  # says what is wrong
+            table = self._table(event.relation)  # raises what is wrong
         if table is None or idx <= self._skip_idx:
             return
         transaction = self._transaction

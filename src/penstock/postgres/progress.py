@@ -51,7 +51,7 @@ class Progress:
         self.received(end_lsn)
 
     def received(self, lsn: int) -> None:
-        """Note that the server has sent all before `lsn`; inside a transaction that says nothing."""
+        """Note that the server has sent all before `lsn`; inside a transaction that is no end."""
         if self._open is None:
             self.received_lsn = max(self.received_lsn, lsn)
             self._advance()

@@ -67,16 +67,17 @@ def publishes_generated(catalog: Catalog, publication: Publication | None) -> bo
 
 def publish_generated(catalog: Catalog) -> sql.Composed:
     """Return the statement that has the publication send stored generated columns."""
-    return sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)").format(
-        sql.Identifier(catalog.source.publication)
-    )
+    return _set(catalog, sql.SQL("publish_generated_columns = stored"))
 
 
 def set_via_root(catalog: Catalog) -> sql.Composed:
     """Return the statement that publishes partitions under the name of their table."""
-    return sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(
-        sql.Identifier(catalog.source.publication)
-    )
+    return _set(catalog, sql.SQL("publish_via_partition_root = true"))
+
+
+def _set(catalog: Catalog, option: sql.SQL) -> sql.Composed:
+    name = sql.Identifier(catalog.source.publication)
+    return sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, option)
 
 
 @dataclass(frozen=True, slots=True)

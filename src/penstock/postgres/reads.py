@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from penstock.core.message import Position
 from penstock.postgres.pgoutput import Relation
 from penstock.postgres.table import Shape
-from penstock.postgres.values import TypeInfo
+from penstock.postgres.types import TypeInfo
 
 Cursor = tuple[str | None, ...] | None
 """Where a backfill is: the last row's `sort_by` value, if it sorts, and its primary key, as
@@ -139,11 +139,6 @@ class Reads:
     """Hashes (64 bits each, native order) of the keys whose rows changed since: those are left out."""
     moved: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     """What `Table` takes under this name."""
-
-    @property
-    def sink(self) -> str:
-        """The only sink that the messages are for."""
-        return self.spec.sink
 
     @property
     def end(self) -> Position:

@@ -65,10 +65,10 @@ def identify(url: str, slot: str) -> Identity:
     with contextlib.closing(connection):
         identity = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
         if identity.status != pq.ExecStatus.TUPLES_OK:
-            said = psycopg.errors.error_from_result(identity)
+            found = psycopg.errors.error_from_result(identity)
             raise CaptureError(
                 "no_identity",
-                f"The server does not report which cluster it is: {said}.",
+                f"The server does not report which cluster it is: {found}.",
                 remedy="Give the role the attribute REPLICATION.",
             )
         system, database = identity.get_value(0, 0) or b"", identity.get_value(0, 3) or b""

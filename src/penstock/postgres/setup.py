@@ -1,4 +1,4 @@
-"""Makes what a capture needs and lacks, the publication and the slot, and says where a slot stands.
+"""Makes what a capture needs and lacks, the publication and the slot, and returns where a slot stands.
 
 `inspection` only looks; both judge the server by `server_fault` and a slot by `slot_fault`.
 """
@@ -236,7 +236,7 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
         try:
             _execute(catalog, add_to_publication(catalog, lacking.schemas))
         except SetupError:
-            # Its tables one by one will do, if that is allowed; `check` says what it means.
+            # Its tables one by one will do, if that is allowed; `check` reports what it means.
             if lacking.tables:
                 _execute(catalog, add_to_publication(catalog, lacking.tables))
             return
@@ -253,11 +253,11 @@ def _execute(catalog: Catalog, statement: sql.Composed) -> None:
     except psycopg.errors.DuplicateObject:
         raise
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise SetupError(
             "no_privilege" if catalog.publication() else "publication_missing",
             f"Role {catalog.server.role} may not make the publication "
-            f"{catalog.source.publication} what the source's `tables` ask for ({said}).",
+            f"{catalog.source.publication} what the source's `tables` ask for ({reason}).",
             remedy="Run as a superuser, or name tables that the role owns in `tables`: "
             + catalog.text(statement),
         ) from None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -72,21 +72,6 @@ class Shape:
     identity: tuple[str, ...] | None = None
     deferrable: bool = False
     absent: tuple[str, ...] = ()
-
-
-class ChangedRow(NamedTuple):
-    """The row of a change, for a backfill of its table.
-
-    Attributes:
-        hashes: Those of the row's own key before and after; None where the WAL lacks the key.
-        key: The primary key's values, as text, where the change lacks other values.
-        moved: Whether the row may stand behind the backfill's cursor now: its key changed, or it
-            entered the publication's row filter.
-    """
-
-    hashes: tuple[int, ...] | None
-    key: tuple[str, ...] | None = None
-    moved: bool = False
 
 
 class Table:
@@ -181,7 +166,6 @@ class Table:
         return self._wire(
             record, None, _INSERT, transaction, idx, values, b"",
             group, groups.tie(values) if groups.tied else None,
-            group if groups.same_split else groups.split.hash(values),
         )  # fmt: skip
 
     def _incomplete_insert(self, row: Row, transaction: Transaction, idx: int) -> WireRow:
@@ -189,17 +173,15 @@ class Table:
         record, missing = self._object(row, values, range(len(row)))
         group, old_group = self.groups.links(row, values, values)
         return self._wire(
-            record, None, _INSERT, transaction, idx, values, missing, group, old_group,
-            group if self.groups.same_split else self.groups.split.hash(values),
-        )  # fmt: skip
+            record, None, _INSERT, transaction, idx, values, missing, group, old_group
+        )
 
     def update(self, event: Update, transaction: Transaction, idx: int) -> WireRow:
         """Return an update's wire row; `changes` has the OLD values that the WAL has."""
-        new, known, there = event.new, event.old or event.key, self._old_columns(event)
+        new, known, there = event.new, event.old or event.key, self.old_columns(event)
         missing = b""
         if UNCHANGED in new:
-            if known is not None:
-                new = [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
+            new = filled(new, known, there)
             values = self._values(new)
             record, missing = self._object(new, values, range(len(new)))
         else:
@@ -218,10 +200,10 @@ class Table:
                     if not self._leaves.isdisjoint(changed):
                         old_key = self._old_key(event, transaction, idx)
         group, old_group = self.groups.links(new, before, values)
-        split = group if self.groups.same_split else self.groups.split.hash(values)
+        old_split = None if before is values else self.groups.split.hash(before)
         return self._wire(
-            record, changes, _UPDATE, transaction, idx, values, missing, group, old_group, split,
-            split if before is values else self.groups.split.hash(before), old_key,
+            record, changes, _UPDATE, transaction, idx, values, missing, group, old_group,
+            old_split, old_key,
         )  # fmt: skip
 
     def _old_key(self, event: Update, transaction: Transaction, idx: int) -> dict[str, bytes]:
@@ -235,67 +217,35 @@ class Table:
 
     def delete(self, event: Delete, transaction: Transaction, idx: int) -> WireRow:
         """Return a delete's wire row: its OLD values, as far as the WAL has them."""
-        row, there = event.old or event.key or [], self._old_columns(event)
+        row, there = event.old or event.key or [], self.old_columns(event)
         if not self._whole:
             row = [v if i in there else UNCHANGED for i, v in enumerate(row)]
         values = self._values(row)
         record, missing = self._object(row, values, range(len(row)))
         group, old_group = self.groups.links(row, values, values)
         return self._wire(
-            record, None, _DELETE, transaction, idx, values, missing, group, old_group,
-            group if self.groups.same_split else self.groups.split.hash(values),
-        )  # fmt: skip
+            record, None, _DELETE, transaction, idx, values, missing, group, old_group
+        )
 
     def truncate(self, transaction: Transaction, idx: int) -> WireRow:
         """Return a truncate's wire row: an empty record, in no row's group."""
         group = GroupKey(self.schema, self.name, ()).hash(())
-        return self._wire(b"{}", None, _TRUNCATE, transaction, idx, None, b"", group, None, 0)
-
-    def changed_row(self, event: Insert | Update | Delete) -> ChangedRow:
-        """Return what a backfill needs of a change."""
-        own = self.groups.own.positions
-        if isinstance(event, Insert):
-            if UNCHANGED not in event.new:
-                return ChangedRow((self._own_hash(event.new),))
-            if any(event.new[i] is UNCHANGED for i in {*own, *self._key}):
-                return ChangedRow(None)
-            return ChangedRow((self._own_hash(event.new),), self._key_texts(event.new), True)
-        if isinstance(event, Delete):
-            return ChangedRow((self._own_hash(event.old or event.key or []),))
-        new, known, there = event.new, event.old or event.key, self._old_columns(event)
-        if UNCHANGED in new and known is not None:
-            new = [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]
-        keyed = [new[i] for i in {*own, *self._key}]
-        if UNCHANGED in keyed:
-            return ChangedRow(None)
-        key = None
-        if UNCHANGED in new:
-            key = self._key_texts(new)
-        after = self._own_hash(new)
-        if known is None:
-            return ChangedRow((after,), key)
-        before = list(new)
-        for i in there:
-            before[i] = known[i]
-        left = self._own_hash(before)
-        return ChangedRow((after,), key) if left == after else ChangedRow((left, after), key, True)
-
-    def _own_hash(self, row: Row) -> int:
-        own = self.groups.own.positions
-        # Of a row's values only the key's need their JSON here.
-        values = [b""] * len(row)
-        for i in own:
-            values[i] = self._json(i, row[i])
-        return self.groups.own.hash(values)
-
-    def _key_texts(self, row: Row) -> tuple[str, ...]:
-        return tuple((row[i] or b"").decode(errors="replace") for i in self._key)  # type: ignore[union-attr]
+        return self._wire(b"{}", None, _TRUNCATE, transaction, idx, None, b"", group, None)
 
     def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
         """Return the start of a transaction's metadata, and that of its idempotency keys."""
         return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
 
-    def _old_columns(self, event: Update | Delete) -> Sequence[int]:
+    def own_hash(self, row: Row) -> int:
+        """Return the hash of a row's own key."""
+        own = self.groups.own
+        # Of a row's values only the key's need their JSON here.
+        values = [b""] * len(row)
+        for i in own.positions:
+            values[i] = self._json(i, row[i])
+        return own.hash(values)
+
+    def old_columns(self, event: Update | Delete) -> Sequence[int]:
         """Return the positions of the columns whose old values an event has."""
         if event.old is not None and self._whole:
             return range(len(event.old))
@@ -336,20 +286,20 @@ class Table:
         unavailable: bytes,
         group: int,
         old_group: int | None,
-        split: int,
         old_split: int | None = None,
         old_key: dict[str, bytes] | None = None,
     ) -> WireRow:
         if transaction is not self._transaction:
             self._transaction = transaction
-            self._shared = self._where + transaction.text
-            self._key_prefix = b"%b-%d-" % (self._tag, transaction.lsn)
+            self._shared, self._key_prefix = self.constants(transaction)
         if not values:
             pks = b""
         elif self._key_at >= 0:
             pks = values[self._key_at]
         else:
             pks = b",".join([values[i] for i in self._key])
+        groups = self.groups
+        split = 0 if values is None else group if groups.same_split else groups.split.hash(values)
         if self.unavailable and values is not None:
             absent = self.unavailable
             unavailable = b"%b,%b" % (unavailable, absent) if unavailable else absent
@@ -361,3 +311,13 @@ class Table:
             self._key_prefix + position, transaction.lsn, idx, group, old_group, old_key,
             split if old_split is None else old_split, split,
         )  # fmt: skip
+
+
+def filled(new: Row, known: Row | None, there: Sequence[int]) -> Row:
+    """Return an update's new row, with the values of the old one, `known`, that it left unchanged.
+
+    `there` are the positions that the old row has.
+    """
+    if known is None:
+        return new
+    return [known[i] if v is UNCHANGED and i in there else v for i, v in enumerate(new)]

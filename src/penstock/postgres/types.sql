@@ -23,7 +23,6 @@ SELECT
     n.nspname::pg_catalog.text,
     t.typname::pg_catalog.text,
     t.typtype::pg_catalog.text,
-    t.typcategory::pg_catalog.text,
     -- Only the array type that a type names as its own is printed as an array; int2vector, point and
     -- others have a typelem too.
     coalesce(e.oid, 0),

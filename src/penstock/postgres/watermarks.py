@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
+from penstock.postgres.changed_row import changed_row
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Delete, Insert, Update
 from penstock.postgres.reads import Reads
 from penstock.postgres.table import Table
@@ -199,7 +200,7 @@ class Watch:
         active = [window for window in self.windows if window.is_open]
         if not active and (isinstance(event, Delete) or UNCHANGED not in event.new):
             return
-        noted = table.changed_row(event)
+        noted = changed_row(table, event)
         hashes = noted.hashes if not active or self._is_expected(table) else None
         for window in active:
             window.add(xid, hashes, noted.key)

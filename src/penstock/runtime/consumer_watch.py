@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.core.health import Part, consumer_part
+from penstock.core.health import Level, Part
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body, failure_of
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
@@ -52,10 +52,13 @@ class ConsumerWatch:
 
     def parts(self) -> list[Part]:
         """Return the part of each consumer."""
-        return [
-            consumer_part(f"{info.stream}/{info.name}", failure_of(info, facts))
-            for info, facts in list(self._found.values())
-        ]
+        found = []
+        for info, facts in list(self._found.values()):
+            subject, failure = f"consumer {info.stream}/{info.name}", failure_of(info, facts)
+            found.append(
+                Part.failing(subject, Level.DEGRADED, failure) if failure else Part(subject)
+            )
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the consumers as in `/status`."""

@@ -17,7 +17,7 @@ from penstock.config.settings import Config
 from penstock.core.monitor import Handler, Monitor, Report
 from penstock.runtime.store_session import StoreSession, routes_of
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.writer import StoreTarget
+from penstock.spark.store_writer import StoreTarget
 
 
 def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monitor:

@@ -12,17 +12,10 @@ from prometheus_client.registry import Collector
 
 from penstock.backfill.request import Backfill
 from penstock.core.counting import Counts, Ledger
-from penstock.core.health import (
-    Failure,
-    Health,
-    Part,
-    SinkFacts,
-    SourceFacts,
-    backfill_part,
-    sources_parts,
-)
-from penstock.core.message import BatchPart, Position
+from penstock.core.health import Failure, Health, Part
+from penstock.core.message import BatchPart
 from penstock.core.monitor import Report
+from penstock.core.source_health import SinkFacts, SourceFacts, backfill_part, sources_parts
 from penstock.runtime import metrics, status
 from penstock.runtime.sink_state import SinkState
 from penstock.runtime.source_state import SourceState
@@ -121,8 +114,7 @@ class RunState(Collector):
             return {"floors": {name: [*floor] for name, floor in floors.items()}}
 
     def _count_part(self, report: Report) -> None:
-        start, end, *rest = report["part"]
-        part = BatchPart(Position(*start), Position(*end), *rest)
+        part = BatchPart.from_json(report["part"])
         counts = {name: Counts(*of) for name, of in report["counts"].items()}
         ledger = self._ledgers[report["source"]]
         for name, new in ledger.add(report["query"], part, counts).items():

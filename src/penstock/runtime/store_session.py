@@ -22,7 +22,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
-from penstock.spark.writer import StoreTarget
+from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
 from penstock.streams.maintenance import Maintenance
 from penstock.streams.probe import Probe

@@ -10,9 +10,9 @@ lock, shared by all writers, keeps the segments as they are while messages go in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
 import psycopg
@@ -23,15 +23,13 @@ from psycopg import sql
 from penstock.core import queries
 from penstock.core.connect import is_lost
 from penstock.core.errors import SinkError
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import BatchPart, Position, is_behind
 from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy
 from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 from penstock.streams.names import LOCK_WRITE, batches_table, segment_table
 from penstock.streams.records import START, stream_end
-
-__all__ = ["Backlog", "BatchPart", "Open", "Stored", "StreamRoute", "StreamWriter"]
 
 _SQL: Final = queries.load("penstock.streams", "write.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -48,11 +46,9 @@ class StreamRoute:
 
 
 class Backlog(NamedTuple):
-    """A sink that is not written to directly now; `drained` is its last position delivered."""
+    """Why a sink is not written to directly now; `drained` is its last position delivered."""
 
-    since: datetime
     code: str
-    error: str
     drained: Position
 
     @property
@@ -64,12 +60,6 @@ class Backlog(NamedTuple):
     def has_first(self) -> bool:
         """Whether some of these wait themselves."""
         return self.drained < START
-
-
-class Open(NamedTuple):
-    """What a transaction found: the sinks that are behind, by name."""
-
-    backlogs: Mapping[str, Backlog]
 
 
 class Stored(NamedTuple):
@@ -112,8 +102,16 @@ class StreamWriter:
             raise RuntimeError("begin() comes first")
         return self._connection
 
-    def begin(self) -> Open:
-        """Open the transaction of a part."""
+    @contextlib.contextmanager
+    def statements(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend the open transaction; what psycopg raises ends it, and becomes a `SinkError`."""
+        try:
+            yield self.connection
+        except psycopg.Error as error:
+            self._fail(error)
+
+    def begin(self) -> Mapping[str, Backlog]:
+        """Open the transaction of a part; return the sinks that are behind."""
         try:
             if self._connection is not None and is_lost(self._connection):
                 self.close()
@@ -131,12 +129,7 @@ class StreamWriter:
             self._check_base(base.fetchone())
             self._open = {row[0]: _segment(row[1:]) for row in segments}
             self._head = Position(*(head.fetchone() or START))
-            return Open(
-                {
-                    sink: Backlog(since, code, error, Position(lsn, idx))
-                    for sink, since, code, error, lsn, idx in backlogs
-                }
-            )
+            return {sink: Backlog(code, Position(lsn, idx)) for sink, code, lsn, idx in backlogs}
         except psycopg.Error as error:
             self._fail(error)
 
@@ -156,13 +149,11 @@ class StreamWriter:
             return Stored(0, 0)
         route = self._routes[stream_index]
         batch = copy.placed(batch, route.kind, self._base)
-        try:
+        with self.statements():
             new = sum(
                 self._write(route, segment, part) for segment, part in self._split(route, batch)
             )
-            return Stored(batch.num_rows, new)
-        except psycopg.Error as error:
-            self._fail(error)
+        return Stored(batch.num_rows, new)
 
     def _split(
         self, route: StreamRoute, batch: pa.RecordBatch
@@ -181,12 +172,12 @@ class StreamWriter:
         if last_segment.after < first and self._head < first:
             return [(last_segment, batch)]
         segments = map(_segment, self.connection.execute(_SQL["segments"], [route.stream_id]))
-        missing = batch.filter(_behind(batch, self._head))
+        missing = batch.filter(is_behind(batch, self._head))
         parts = []
         for segment in segments:
-            part = missing.filter(_behind(missing, segment.after))
+            part = missing.filter(is_behind(missing, segment.after))
             if segment.through is not None:
-                part = part.filter(pc.invert(_behind(part, segment.through)))
+                part = part.filter(pc.invert(is_behind(part, segment.through)))
             if part.num_rows:
                 parts.append((segment, part))
         return parts
@@ -228,15 +219,11 @@ class StreamWriter:
 
     def commit(self, part: BatchPart | None) -> None:
         """Make what was written durable; with `part` it notes the part, and notifies the readers."""
-        connection = self.connection
-        try:
-            with connection.pipeline():
-                if part is not None:
-                    connection.execute(self._add_part, self._values(part))
-                    connection.execute(_SQL["notify"], [f"s{self._source_id}"])
-                connection.execute(_SQL["commit"])
-        except psycopg.Error as error:
-            self._fail(error)
+        with self.statements() as connection, connection.pipeline():
+            if part is not None:
+                connection.execute(self._add_part, self._values(part))
+                connection.execute(_SQL["notify"], [f"s{self._source_id}"])
+            connection.execute(_SQL["commit"])
 
     def _values(self, part: BatchPart) -> list[int]:
         start, end = part.start, part.end
@@ -280,9 +267,3 @@ def _span(batch: pa.RecordBatch) -> tuple[Position, Position]:
     low = pc.min(idx.filter(pc.equal(lsn, ends["min"]))).as_py()
     high = pc.max(idx.filter(pc.equal(lsn, ends["max"]))).as_py()
     return Position(ends["min"], low), Position(ends["max"], high)
-
-
-def _behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
-    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
-    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
-    return pc.or_(pc.greater(lsn, position.lsn), same)

@@ -112,7 +112,7 @@ class CaptureProcess:
         if end == position and (found := capture.altered()) is not None:
             # The run ends the query, and starts another one at this position.
             capture.flush(_FLUSH_SECONDS)
-            self._reports.ask({"altered": found[1], "after": [*found[0]]})
+            self._reports.request({"altered": found[1], "after": [*found[0]]})
             return start
         if end == position:
             capture.flush(_FLUSH_SECONDS if self._until_lsn is not None else 0.0)
@@ -203,7 +203,7 @@ class CaptureProcess:
                 slot=options.slot,
                 publication=options.publication,
                 splits=options.splits,
-                wants=options.wants,
+                includes=options.includes,
                 grouping=options.grouping,
                 truncates=options.truncates,
                 planned=Planned(options.planned_tables, options.planned_lsn),

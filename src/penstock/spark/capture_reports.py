@@ -47,12 +47,12 @@ class CaptureReports:
         if self._reporter is not None:
             self._reporter.send({**self._head, **report})
 
-    def ask(self, report: Report) -> None:
+    def request(self, report: Report) -> None:
         """Send a report that the run has handled when this returns, if there is a run."""
         if self._options.monitor is not None:
             # Not over `_reporter`: the thread that reads its commands would read the answer.
             with contextlib.suppress(OSError, EOFError, AuthenticationError):
-                Reporter(self._options.monitor).ask({**self._head, **report})
+                Reporter(self._options.monitor).request({**self._head, **report})
 
     def send_stats(
         self, stats: CaptureStats, waiting: tuple[int, float | None], done: Position | None
@@ -66,22 +66,11 @@ class CaptureReports:
         """
         self.send(
             {
-                "state": stats.state,
-                **_error_fields(stats.error),
-                "captured": stats.captured,
-                "confirmed": stats.confirmed,
-                "waiting": waiting[0],
-                "waited": waiting[1],
-                "truncates_skipped": stats.truncates_skipped,
-                "reconnects": stats.reconnects,
-                "received_lsn": stats.received_lsn,
-                "confirmed_lsn": stats.confirmed_lsn,
-                "confirmed_time": stats.confirmed_time,
-                "unread_bytes": stats.unread_bytes,
-                "warm": done is not None,
+                **vars(stats), **_error_fields(stats.error), "waiting": waiting[0],
+                "waited": waiting[1], "warm": done is not None,
                 "done": None if done is None else [*done],
             }
-        )
+        )  # fmt: skip
 
 
 def _error_fields(error: CaptureError | None) -> Report:

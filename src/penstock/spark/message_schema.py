@@ -20,42 +20,41 @@ from penstock.core.group_hash import group_hash, key_start
 from penstock.core.json_members import members
 from penstock.core.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 
-METADATA_DDL: Final = (
-    "struct<table_schema: string, table_name: string, commit_timestamp: timestamp,"
-    " commit_lsn: bigint, commit_idx: bigint, transaction_id: bigint, database: string,"
-    " idempotency_key: string, record_pks: string, unavailable: array<string>>"
-)
+_LIST: Final = pa.list_(pa.field("element", pa.string()))
+_ARROW: Final = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<string>": _LIST,
+}
+_METADATA: Final = {
+    "table_schema": "string",
+    "table_name": "string",
+    "commit_timestamp": "timestamp",
+    "commit_lsn": "bigint",
+    "commit_idx": "bigint",
+    "transaction_id": "bigint",
+    "database": "string",
+    "idempotency_key": "string",
+    "record_pks": "string",
+    "unavailable": "array<string>",
+}
+_METADATA_FIELDS: Final = [pa.field(name, _ARROW[kind]) for name, kind in _METADATA.items()]
+METADATA_DDL: Final = f"struct<{', '.join(f'{n}: {kind}' for n, kind in _METADATA.items())}>"
 MESSAGE_DDL: Final = (
     "record string, changes string, action string,"
     f" metadata {METADATA_DDL}, group_hash bigint, old_group_hash bigint"
-)
-
-_LIST: Final = pa.list_(pa.field("element", pa.string()))
-_METADATA: Final = pa.struct(
-    [
-        pa.field("table_schema", pa.string()),
-        pa.field("table_name", pa.string()),
-        pa.field("commit_timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("commit_lsn", pa.int64()),
-        pa.field("commit_idx", pa.int64()),
-        pa.field("transaction_id", pa.int64()),
-        pa.field("database", pa.string()),
-        pa.field("idempotency_key", pa.string()),
-        pa.field("record_pks", pa.string()),
-        pa.field("unavailable", _LIST),
-    ]
 )
 MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("record", pa.string()),
         pa.field("changes", pa.string()),
         pa.field("action", pa.string()),
-        pa.field("metadata", _METADATA),
+        pa.field("metadata", pa.struct(_METADATA_FIELDS)),
         pa.field("group_hash", pa.int64()),
         pa.field("old_group_hash", pa.int64()),
     ]
 )
-
 
 _METADATA_MEMBERS: Final = members(
     "commit_timestamp", "transaction_id", "database", "unavailable", "record_pks"
@@ -87,7 +86,7 @@ def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
             batch.column("record"),
             batch.column("changes"),
             batch.column("action"),
-            pa.StructArray.from_arrays(fields, fields=list(_METADATA)),
+            pa.StructArray.from_arrays(fields, fields=_METADATA_FIELDS),
             batch.column("group_hash"),
             batch.column("old_group_hash"),
         ],
@@ -103,16 +102,11 @@ def to_wire(batch: pa.RecordBatch) -> pa.RecordBatch:
     rows = batch.column("metadata").to_pylist()
     names = batch.schema.names
     none = pa.nulls(batch.num_rows, pa.int64())
-    columns = {
-        "record": batch.column("record"),
-        "changes": batch.column("changes"),
-        "action": batch.column("action"),
-        "table_schema": pa.array([m["table_schema"] for m in rows], pa.string()),
-        "table_name": pa.array([m["table_name"] for m in rows], pa.string()),
+    columns = {name: batch.column(name) for name in ("record", "changes", "action")}
+    for name in ("table_schema", "table_name", "idempotency_key", "commit_lsn", "commit_idx"):
+        columns[name] = pa.array([m[name] for m in rows], WIRE_SCHEMA.field(name).type)
+    columns |= {
         "metadata": pa.array([orjson.dumps(_json(m)) for m in rows], pa.string()),
-        "idempotency_key": pa.array([m["idempotency_key"] for m in rows], pa.string()),
-        "commit_lsn": pa.array([m["commit_lsn"] for m in rows], pa.int64()),
-        "commit_idx": pa.array([m["commit_idx"] for m in rows], pa.int64()),
         "group_hash": batch.column("group_hash")
         if "group_hash" in names
         else pa.array([_group_hash(m) for m in rows], pa.int64()),

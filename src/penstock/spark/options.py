@@ -72,9 +72,9 @@ class SourceOptions(BaseModel):
         check_postgres_url(value.get_secret_value())
         return value
 
-    @field_validator("groupings", mode="before")
+    @field_validator("groupings", "after", mode="before")
     @classmethod
-    def _groupings(cls, value: Any) -> Any:
+    def _from_json(cls, value: Any) -> Any:
         return orjson.loads(value) if isinstance(value, str) else value
 
     @field_validator("fields", mode="before")
@@ -90,11 +90,6 @@ class SourceOptions(BaseModel):
         if not isinstance(value, str):
             return value
         return {(schema, table): of for schema, table, of in orjson.loads(value)}
-
-    @field_validator("after", mode="before")
-    @classmethod
-    def _after(cls, value: Any) -> Any:
-        return orjson.loads(value) if isinstance(value, str) else value
 
     @field_validator("tables")
     @classmethod
@@ -119,7 +114,7 @@ class SourceOptions(BaseModel):
             parsed.publication = parsed.slot
         return parsed
 
-    def wants(self, schema: str, table: str) -> bool:
+    def includes(self, schema: str, table: str) -> bool:
         """Return whether a table is captured."""
         return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
 

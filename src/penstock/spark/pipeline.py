@@ -18,7 +18,8 @@ from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.source import load
-from penstock.spark.writer import COUNT_DDL, FanOut, StoreTarget
+from penstock.spark.store_writer import StoreTarget
+from penstock.spark.writer import COUNT_DDL, FanOut
 
 
 class Pipeline:

@@ -35,7 +35,7 @@ from penstock.expressions.spark.columns import Compiled
 from penstock.expressions.types import TEXT, Kind
 from penstock.expressions.typing import typed
 from penstock.spark.select import Item
-from penstock.spark.steps import BAD, DROP, KEEP, SinkPlan
+from penstock.spark.sink_plan import BAD, DROP, KEEP, SinkPlan
 
 Leaf = Callable[[Field], tuple[Column, Column]]
 _Result = tuple[str, str, Callable[[Leaf], Column]]
@@ -139,6 +139,11 @@ class Plan:
         return frame.select("block", F.transform("fields", of).alias("results"))
 
 
+def is_planned(sink: Sink) -> bool:
+    """Return whether a sink has a filter, a transform or a route."""
+    return any(key is not None for key in (sink.filter, sink.transform, sink.route))
+
+
 def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None) -> Plan | None:
     """Return the plan of a source's `sinks`, None where none of them has an expression or transform.
 
@@ -148,7 +153,7 @@ def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None
     parts: dict[str, _Part] = {}
     refused: dict[str, PlanError] = {}
     for number, (name, sink) in enumerate(sinks.items()):
-        if sink.filter is None and sink.transform is None and sink.route is None:
+        if not is_planned(sink):
             continue
         of_sink = _SinkPlanner(name, sink, number, columns)
         try:

@@ -33,11 +33,6 @@ _MOST_IN_VAIN: Final = 3
 log = structlog.get_logger("penstock")
 
 
-def is_planned(sink: Sink) -> bool:
-    """Return whether a sink has a filter, a transform or a route."""
-    return any(key is not None for key in (sink.filter, sink.transform, sink.route))
-
-
 class Planner:
     """Plans a source's query, again whenever rows come that the last plan was not made for."""
 
@@ -125,8 +120,6 @@ def of_source(
     Raises `SetupError` where the tables can't be read, and, with the code `expression`, where
     they refuse what a sink has; the message names sink and key. `before` is as `plan` takes it.
     """
-    if not any(map(is_planned, sinks.values())):
-        return None
     columns, lsn = needed_columns(source, sinks.values())
     try:
         made = plan(sinks, columns, before)

@@ -138,12 +138,12 @@ def _error(failure: Failure) -> SparkError:
     return SparkError(failure.code, failure.cause, remedy=failure.remedy)
 
 
-def _without_java(said: list[str]) -> Failure:
+def _without_java(printed: list[str]) -> Failure:
     """Return why the JVM did not start: most often Java is missing, or too old."""
     java = inspect_java()
     if java.level == "error":
         return Failure("java", f"Spark can't start: Java: {java.message}.", java.fix)
-    return java_failure(said)
+    return java_failure(printed)
 
 
 def last_errors() -> list[str]:

@@ -14,7 +14,6 @@ from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
 from penstock.streams.consumers.decide import Row, Step
 from penstock.streams.consumers.entry import Entry
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
-from penstock.streams.consumers.log import dead_letter_reason
 from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import (
     ConsumerError,
@@ -29,6 +28,7 @@ from penstock.streams.consumers.types import (
 )
 from penstock.streams.records import commit_position, stream_end
 from penstock.testing.clock import Clock
+from penstock.testing.dead_letters import InMemoryDeadLetters
 from penstock.testing.stream import InMemoryStream, View
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class InMemoryConsumer:
         self.stream = stream
         self._clock = clock
         self._state = State(cursor)
-        self._letters: dict[tuple[int, int], ConsumerLetter] = {}
+        self._letters = InMemoryDeadLetters(stream, clock)
         self._waiting = 0
         self._gone: ConsumerError | None = None
 
@@ -141,35 +141,31 @@ class InMemoryConsumer:
     ) -> list[ConsumerMessage]:
         """Return up to `limit` messages without handing them out, in their order."""
         if state == "dead":
-            letters = [letter for letter in self._buried() if letter.replayed_at is None]
+            self._expire()
             return [
                 ConsumerMessage(
                     letter.position, letter.deliver_count, letter.message.encode(), None
                 )
-                for letter in letters[:limit]
+                for letter in self._letters.waiting()[:limit]
             ]
         return (self._pending() if state == "pending" else self._held())[:limit]
 
     def left(self) -> list[ConsumerMessage]:
         """Return the messages that are neither acked nor dead letters, in their order."""
-        return sorted(self._pending() + self._held(), key=lambda looked: looked.position)
+        return sorted(self._pending() + self._held(), key=lambda message: message.position)
 
     async def drained(self) -> None:
         """Wait until every message is acked or a dead letter.
 
         The clock stands still meanwhile: a message that waits for its retry keeps this waiting.
         """
-        while not self._is_drained():
+        while any(row[4] for row in self._view.behind(self._state.cursor)) or self.left():
             await self._clock.wait()
-
-    def _is_drained(self) -> bool:
-        if any(row[4] for row in self._view.behind(self._state.cursor)):
-            return False
-        return not self.left()
 
     async def dead_letters(self, limit: int = 100, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""
-        return [letter for letter in self._buried() if letter.id > after][:limit]
+        self._expire()
+        return [letter for letter in self._letters.all() if letter.id > after][:limit]
 
     async def replay(self, number: int) -> None:
         """Put a dead letter back into the consumer.
@@ -178,11 +174,9 @@ class InMemoryConsumer:
             UnknownDeadLetter: There is no dead letter of this number.
         """
         with self._clock.lock:
-            found = [(at, letter) for at, letter in self._letters.items() if letter.id == number]
-            if not found:
+            position = self._letters.replay(number)
+            if position is None:
                 raise UnknownDeadLetter(f"Consumer {self.info.name!r} has no dead letter {number}.")
-            position, letter = found[0]
-            self._letters[position] = replace(letter, replayed_at=self._clock.now)
             held = any(message[:2] == position for message in self._state.held.values())
             if not held and position <= self._state.cursor:
                 row = self.stream.stored(position)
@@ -203,14 +197,14 @@ class InMemoryConsumer:
 
     async def facts(self) -> ConsumerFacts:
         """Return the consumer's numbers, as its status has them."""
-        self._step(lambda _: None)
+        self._expire()
         state = self._state
         position = oldest_position(state)
         if position is None:
             behind = (row for row in self._view.behind(state.cursor) if row[4])
             position = next((Position(row[0], row[1]) for row in behind), None)
         oldest = None if position is None else self.stream.stored(position).committed_at
-        dead = sum(letter.replayed_at is None for letter in self._letters.values())
+        dead = len(self._letters.waiting())
         waiting, now = self._num_pending(), self._clock.microseconds
         return facts_of(state, now, waiting=waiting, oldest=oldest, dead=dead)
 
@@ -232,10 +226,13 @@ class InMemoryConsumer:
     def _view(self) -> View:
         return View(self.stream, self.settings.filters)
 
-    def _step(self, ask: Callable[[Step], T]) -> T:
+    def _expire(self) -> None:
+        self._step(lambda _: None)
+
+    def _step(self, change: Callable[[Step], T]) -> T:
         with self._clock.lock:
             step = self._begin()
-            result = ask(step)
+            result = change(step)
             self._end(step)
         self._clock.notify()
         return result
@@ -253,21 +250,8 @@ class InMemoryConsumer:
         if (entry := step.entry(self._ack_wait)) is None:
             return
         for number, (lsn, idx, _group, _old, count, _until) in step.reports.dead.items():
-            self._bury((lsn, idx), count, step.reports.cause(number))
+            self._letters.add((lsn, idx), count, step.reports.cause(number))
         self._state.apply(entry)
-
-    def _bury(self, position: tuple[int, int], count: int, cause: str) -> None:
-        known = self._letters.get(position)
-        self._letters[position] = ConsumerLetter(
-            id=len(self._letters) + 1 if known is None else known.id,
-            position=commit_position(*position),
-            deliver_count=count,
-            code="max_deliver",
-            reason=dead_letter_reason(count, cause),
-            message=self.stream.stored(position).message.decode(),
-            at=self._clock.now,
-            replayed_at=None,
-        )
 
     def _receive(self, limit: int) -> Received:
         with self._clock.lock:
@@ -323,8 +307,6 @@ class InMemoryConsumer:
             return min(self.stream.before(to), head)
         return State().cursor if to == "all" else head
 
-    # Looks
-
     def _num_pending(self) -> int:
         state = self._state
         return state.pending + len(state.replays) + self._view.number(state.cursor)
@@ -351,7 +333,3 @@ class InMemoryConsumer:
             for lsn, idx, _group, _old, count, until in sorted(self._state.held.values())
             if (row := self.stream.at((lsn, idx))) is not None
         ]
-
-    def _buried(self) -> list[ConsumerLetter]:
-        self._step(lambda _: None)
-        return sorted(self._letters.values(), key=lambda letter: letter.id)

@@ -23,7 +23,7 @@ from penstock.postgres.pgoutput import (
     Update,
 )
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 from penstock.testing.clock import Clock
 from penstock.testing.values import ColumnType
 

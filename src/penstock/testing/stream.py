@@ -115,7 +115,7 @@ class InMemoryStream:
         return rows[start : bisect_right(rows, last, key=_position)]
 
     def is_superseded(self, row: StreamRow) -> bool:
-        """Tell whether a newer version of the row is in the stream."""
+        """Return whether a newer version of the row is in the stream."""
         return row.key is not None and self._newest.get(row.key, row[:2]) > row[:2]
 
     def before(self, time: datetime) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class View:
 
 
 def matches(filters: Filters, row: StreamRow) -> bool:
-    """Tell whether a consumer's filters take a message."""
+    """Return whether a consumer's filters take a message."""
     return (
         _is_one(row, filters.table)
         and _is_one(row, filters.collection_id)

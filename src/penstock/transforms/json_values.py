@@ -52,14 +52,11 @@ class Values:
     def __init__(self) -> None:
         self.floats = False
         """Whether a number with a point or an exponent was read since this was last set to False."""
-        self._decode = msgspec.json.Decoder(float_hook=self._float).decode
-
-    def decode(self, text: str | bytes | Raw) -> Any:
-        """Return the value; a number beyond a double's range is infinite.
+        self.decode: Final = msgspec.json.Decoder(float_hook=self._float).decode
+        """Returns the value of a text; a number beyond a double's range is infinite.
 
         Raises `RecursionError` for what is nested some hundred levels deep.
         """
-        return self._decode(text)
 
     def same(self, one: Raw, other: Raw) -> bool:
         """Return whether two texts have the same value."""

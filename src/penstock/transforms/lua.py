@@ -12,21 +12,12 @@ microsecond a message.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import select
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from penstock.transforms.base import (
@@ -43,28 +34,15 @@ from penstock.transforms.lua_helper import (
     TIME,
     EndedError,
     Limits,
-    Progress,
+    Row,
     Start,
-    read_frame,
-    write_frame,
 )
+from penstock.transforms.lua_process import PATIENCE, LuaProcess
 
-_COMMAND: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from penstock.transforms.lua_helper import main; main()"
-)
-# What an interpreter needs to start; nothing else of the environment reaches the program's process.
-_ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
 _AT: Final = re.compile(r"transform:(\d+): ?(.*)", re.S)
-# Seconds in which a message must end by the clock, whatever its CPU time: the process may be stopped.
-_PATIENCE: Final = 30.0
 _TRIES: Final = 3
 
-Row = tuple[str, str | None, str, str]
 Answer = Sequence[Output] | str
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class LuaTransform:
@@ -93,7 +71,7 @@ class LuaTransform:
         self._memory = memory_limit
         self._start = Start(code, time_limit, memory_limit, RESERVED)
         self._limits = Limits(time_limit)
-        self._helper = self._begin()
+        self._process = self._begin()
 
     def __call__(self, batch: pa.RecordBatch) -> Transformed:
         """Return what the messages of `batch` become; see `MessageTransform`."""
@@ -103,36 +81,33 @@ class LuaTransform:
 
     def close(self) -> None:
         """End the process."""
-        self._helper.end()
+        self._process.end()
 
-    def _begin(self) -> _Helper:
+    def _begin(self) -> LuaProcess:
         for _ in range(_TRIES):
-            helper = _Helper()
+            process = LuaProcess()
             try:
-                problem = helper.start(self._start)
+                problem = process.start(self._start)
             except EndedError:
-                if helper.end() == -signal.SIGPROF:
+                if process.end() == -signal.SIGPROF:
                     raise TransformError(
                         f"{self._file}the program ran for more than {self._milliseconds} ms before "
                         "it had defined transform(message)"
                     ) from None
                 continue
             if problem is None:
-                return helper
-            helper.end()
+                return process
+            process.end()
             raise TransformError(self._refusal(*problem))
         raise TransformError(
-            f"the process that runs Lua ended at once ({helper.end()}): is memory short?"
+            f"the process that runs Lua ended at once ({process.end()}): is memory short?"
         )
 
     def _refusal(self, kind: str, text: str) -> str:
-        if kind == "none":
-            return (
-                f"{self._file}the program has no function transform(message): `transform` is a "
-                f"{text} there" if text != "nil" else
-                f"{self._file}the program has no function transform(message)"
-            )  # fmt: skip
-        return self._reason(kind, text)
+        if kind != "none":
+            return self._reason(kind, text)
+        found = "" if text == "nil" else f": `transform` is a {text} there"
+        return f"{self._file}the program has no function transform(message){found}"
 
     def _answers(self, rows: list[Row]) -> list[Answer]:
         """Return what came of each row; one that ends the process is failed, and the rest go on."""
@@ -149,9 +124,9 @@ class LuaTransform:
                     answers.append(self._death(fatal[1]))
                     fatal = None
                 continue
-            ended = done + max(self._helper.row, 0)
-            status = self._helper.end()
-            self._helper = self._begin()
+            ended = done + max(self._process.row, 0)
+            status = self._process.end()
+            self._process = self._begin()
             if status in _OWN_DEATHS or doubted == ended:
                 fatal = (ended, status)
             else:
@@ -163,7 +138,7 @@ class LuaTransform:
         """Return the answers to `rows`, fewer where the process has ended."""
         if not rows:
             return []
-        pieces = self._helper.run(self._limits.stopped, rows, _PATIENCE + 2 * self._limits.hard)
+        pieces = self._process.run(self._limits.stopped, rows, PATIENCE + 2 * self._limits.hard)
         # While these are read, the process is at work on the next.
         return [self._answer(result) for results in pieces for result in results]
 
@@ -190,7 +165,7 @@ class LuaTransform:
             self._limits.count(stopped=True)
             return reason
         if status == -signal.SIGSTOP:
-            return f"{self._file}did not end in {_PATIENCE:.0f} seconds"
+            return f"{self._file}did not end in {PATIENCE:.0f} seconds"
         return (
             f"{self._file}ended the process that runs Lua ({_status(status)}): most likely the "
             f"message and what is made of it are too large for {self._mebibytes} MiB"
@@ -239,102 +214,6 @@ class LuaTransform:
 _OWN_DEATHS: Final = frozenset(
     {-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGSTOP}
 )
-
-
-class _Helper:
-    """A process of `lua_helper`."""
-
-    def __init__(self) -> None:
-        with tempfile.TemporaryFile() as shared:
-            shared.write(bytes(8))
-            shared.flush()
-            self._progress = Progress(shared.fileno())
-            self._progress.set(-1)
-            environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and our own module
-                [sys.executable, "-I", "-c", _COMMAND, json.dumps(sys.path), str(shared.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # Lua prints there when it aborts; the exit status shows as much.
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(shared.fileno(),),
-                bufsize=0,
-            )
-        # Neither a transform that is forgotten nor an error leaves it behind.
-        self._finish = weakref.finalize(self, _end, self._process)
-        self._stuck = False
-
-    @property
-    def row(self) -> int:
-        """The row of the last request that was begun with last, -1 before the first."""
-        return self._progress.get()
-
-    def start(self, start: Start) -> tuple[str, str] | None:
-        """Load the program; returns what is wrong with it, its kind and text, or None."""
-        self._send(_encode(start))
-        problem = _decode(self._receive(_PATIENCE))
-        return None if problem is None else tuple(problem)
-
-    def run(self, stopped: int, rows: list[Row], patience: float) -> Iterator[list[Any]]:
-        """Yield the results of `rows` as they come, fewer where the process ends or is stuck.
-
-        Before these, so many messages in a row were `stopped`.
-        """
-        left = len(rows)
-        self._progress.set(-1)
-        with contextlib.suppress(EndedError):
-            self._send(_encode((stopped, rows)))
-            while left:
-                results = _decode(self._receive(patience))
-                left -= len(results)
-                yield results
-
-    def end(self) -> int:
-        """End the process if it runs, and return how it ended, as `subprocess` reports it."""
-        if self._stuck:
-            self._finish()
-            return -signal.SIGSTOP
-        # A process that has closed its pipes is about to end, and its status shows why.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._pipe(self._process.stdin).close()
-            self._process.wait(1)
-        self._finish()
-        return self._process.returncode
-
-    def _send(self, data: bytes) -> None:
-        try:
-            write_frame(self._pipe(self._process.stdin).fileno(), data)
-        except BrokenPipeError:
-            raise EndedError from None
-
-    def _receive(self, patience: float) -> bytes:
-        fd = self._pipe(self._process.stdout).fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        row, since = self.row, time.monotonic()
-        while not poll.poll(1_000):
-            if self.row != row:
-                row, since = self.row, time.monotonic()
-            elif time.monotonic() - since > patience:
-                self._stuck = True
-                self._process.kill()
-                raise EndedError
-        return read_frame(fd)
-
-    @staticmethod
-    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-        assert pipe is not None  # noqa: S101 - both are pipes
-        return pipe
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def _status(status: int) -> str:

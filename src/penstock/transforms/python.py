@@ -9,44 +9,31 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import importlib
-import inspect
 import math
-import os
-import re
-import signal
-import threading
-import traceback
 import uuid
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final, Self
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from penstock.core.redact import MASK, redact_url
 from penstock.transforms.base import (
     MOST_MESSAGES,
     RESERVED,
     Output,
     Transformed,
-    TransformError,
     assemble,
     captured,
     known_action,
 )
 from penstock.transforms.json_values import UNREADABLE, Values, unreadable
+from penstock.transforms.python_function import Interrupts, described, kind, load
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 # Written as text, in the same forms that the capture gives them.
 _AS_TEXT: Final = (decimal.Decimal, datetime.date, datetime.time, uuid.UUID)
 _DEPTH: Final = 200
-_LONGEST_TEXT: Final = 500
-_SECRET: Final = re.compile(r"PASS|SECRET|TOKEN|KEY|CRED|AUTH|DSN|URL|URI|PWD", re.I)
-_URL: Final = re.compile(r"\w[\w+.-]*://\S+")
-_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^@\s]+)@")
-_SHORTEST_SECRET: Final = 4
+_CAPTURED: Final = frozenset(RESERVED)
 _FIELDS: Final = frozenset({"record", "changes", "action", "metadata"})
 
 
@@ -121,7 +108,7 @@ class PythonTransform:
             return (self._output(result, "", record, changes, exact),)
         if not isinstance(result, list | tuple):
             raise _BadValueError(
-                f"returned {_kind(result)}: expected a message (a dict), a list of them, or None"
+                f"returned {kind(result)}: expected a message (a dict), a list of them, or None"
             )
         if len(result) > MOST_MESSAGES:
             raise _BadValueError(
@@ -136,12 +123,12 @@ class PythonTransform:
     ) -> Output:
         if not isinstance(message, dict):
             raise _BadValueError(
-                f"returned {_kind(message)} at {where}: expected a message (a dict)"
+                f"returned {kind(message)} at {where}: expected a message (a dict)"
             )
         new = message.get("record")
         if not isinstance(new, dict):
             at = f"{where}.record".lstrip(".")
-            found = "returned a message without record" if new is None else f"{at} is {_kind(new)}"
+            found = "returned a message without record" if new is None else f"{at} is {kind(new)}"
             raise _BadValueError(f"{found}: expected a dict")
         if unknown := message.keys() - _FIELDS:
             raise _BadValueError(
@@ -152,7 +139,7 @@ class PythonTransform:
         text = self._json(new, f"{prefix}record", record if exact else None)
         old = message.get("changes")
         if old is not None and not isinstance(old, dict):
-            raise _BadValueError(f"{prefix}changes is {_kind(old)}: expected a dict or None")
+            raise _BadValueError(f"{prefix}changes is {kind(old)}: expected a dict or None")
         changed = "null"
         if old is not None:
             changed = self._json(old, f"{prefix}changes", changes)
@@ -165,7 +152,7 @@ class PythonTransform:
         if metadata is None:
             return None
         if not isinstance(metadata, dict):
-            raise _BadValueError(f"{prefix}metadata is {_kind(metadata)}: expected a dict")
+            raise _BadValueError(f"{prefix}metadata is {kind(metadata)}: expected a dict")
         if metadata.keys() <= _CAPTURED:
             return None
         extras = {name: value for name, value in metadata.items() if name not in _CAPTURED}
@@ -183,123 +170,6 @@ class PythonTransform:
         if before is not None:
             text = self._values.restored(before, text)
         return text.decode()
-
-
-_CAPTURED: Final = frozenset(RESERVED)
-
-
-class Interrupts:
-    """Catches Ctrl-C while the operator's code runs, which may raise KeyboardInterrupt by itself.
-
-    A context manager. Outside of the main thread, and where SIGINT is handled otherwise or ignored, as
-    in Spark's workers, no KeyboardInterrupt comes from a signal.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-        """Whether the process was interrupted."""
-        self._installed = False
-
-    def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            signal.signal(signal.SIGINT, self._interrupted)
-            self._installed = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _interrupted(self, *_: object) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
-
-
-def load(spec: str) -> tuple[Callable[[Any], Any], str]:
-    """Return the function that `package.module:function` names, and the file of its module.
-
-    Raises `TransformError`, with the reason, where there is none or it is of the wrong kind.
-    """
-    name, _, path = spec.partition(":")
-    with Interrupts() as interrupts:
-        try:
-            return _loaded(spec, name, path)
-        except TransformError:
-            raise
-        except BaseException as error:  # raised by the operator's own code, whatever its class
-            if interrupts.seen:
-                raise
-            reason = described(error, None)
-            raise TransformError(f"{spec}: module {name!r} cannot be imported: {reason}") from None
-
-
-def _loaded(spec: str, name: str, path: str) -> tuple[Callable[[Any], Any], str]:
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if missing == name or name.startswith(f"{missing}."):
-            raise TransformError(
-                f"{spec}: there is no module {missing!r}: install the package that has it where "
-                "penstock and its executors run, or add its folder to PYTHONPATH"
-            ) from None
-        raise TransformError(
-            f"{spec}: module {name!r} needs {missing!r}, which is not installed"
-        ) from None
-    found: Any = module
-    for part in path.split("."):
-        if not hasattr(found, part):
-            known = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
-            hint = f"; it has {', '.join(known[:8])}" if known else ""
-            raise TransformError(f"{spec}: {name!r} has no {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise TransformError(f"{spec}: {path!r} is {_kind(found)}, not a function")
-    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
-        raise TransformError(
-            f"{spec}: {path!r} is async or a generator: expected a function that returns messages"
-        )
-    return found, getattr(module, "__file__", None) or name
-
-
-def described(error: BaseException, file: str | None) -> str:
-    """Return an exception's type, text and line, without secrets; `file` is whose line it is.
-
-    Where the traceback does not pass through `file`, the line is that where it was raised.
-    """
-    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in _safe(_text(error))).strip()
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if len(reason) > _LONGEST_TEXT:
-        reason = f"{reason[:_LONGEST_TEXT]}…"
-    if isinstance(error, SyntaxError) and error.lineno:
-        # Its own text has the line already.
-        return reason
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file] or frames[1:]
-    if not own:
-        return reason
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {reason}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # of a class whose own __str__ fails
-        return ""
-
-
-def _safe(text: str) -> str:
-    """Return `text` without passwords of URLs, and without what the environment keeps secret."""
-    for name, value in os.environ.items():
-        if not _SECRET.search(name) or name == "PWD":
-            continue
-        for secret in (value, *_PASSWORD.findall(value)):
-            if len(secret) >= _SHORTEST_SECRET:
-                text = text.replace(secret, MASK)
-    return _URL.sub(lambda found: redact_url(found[0]), text)
 
 
 def _check(value: Any, path: str, depth: int) -> None:
@@ -321,7 +191,7 @@ def _check(value: Any, path: str, depth: int) -> None:
             raise _BadValueError(f"{path} is {value}, which JSON lacks: make it text, or None")
     elif type(value) not in _PLAIN and not isinstance(value, _AS_TEXT):
         raise _BadValueError(
-            f"{path} is {_kind(value)}: expected text, a number, true or false, None, a dict or list"
+            f"{path} is {kind(value)}: expected text, a number, true or false, None, a dict or list"
         )
 
 
@@ -349,8 +219,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _kind(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

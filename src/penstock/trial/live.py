@@ -91,7 +91,7 @@ def read(
         stack.callback(stream.close)
         decoder = Decoder(
             Position(0, -1), splits=1, truncates=True, emit=emit,
-            wants=lambda schema, table: matches_any(source.patterns, schema, table),
+            includes=lambda schema, table: matches_any(source.patterns, schema, table),
             grouping=lambda *_: (None, None),
         )  # fmt: skip
         # The pipeline's own tag, so that a message's key is the one that is delivered.

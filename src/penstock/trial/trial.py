@@ -23,7 +23,8 @@ from penstock.sinks.nats.frames import Encoder
 from penstock.spark.plan import Plan, plan
 from penstock.spark.planning import needed_columns
 from penstock.spark.routes import Route
-from penstock.spark.steps import DROP, SinkPlan, Steps
+from penstock.spark.sink_plan import DROP, SinkPlan
+from penstock.spark.steps import Steps
 from penstock.transforms import inspect
 
 if TYPE_CHECKING:

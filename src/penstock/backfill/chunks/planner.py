@@ -41,20 +41,16 @@ class ChunkPlanner:
         self._cursor = self._after = cursor
         sorts = source.sort is not None
         self._nulls = sorts and cursor is not None and cursor[0] is None
-        self._ended = False
-        self._scan = _SCANS[0]
-
-    @property
-    def ended(self) -> bool:
+        self.ended = False
         """Whether no row is behind the last chunk."""
-        return self._ended
+        self._scan = _SCANS[0]
 
     def weight(self, connection: Connection) -> float | None:
         """Return the bytes of text of one of the next rows; None if there is none.
 
         The table's size does not help: its values are compressed.
         """
-        if self._ended:
+        if self.ended:
             return None
         source = self._source
         query = sql.SQL(SQL["weight"]).format(
@@ -77,7 +73,7 @@ class ChunkPlanner:
         """
         found: list[Range] = []
         count = 0
-        while not self._ended and not found:
+        while not self.ended and not found:
             found, count = self._ahead(connection, rows)
             if stop():
                 break
@@ -107,7 +103,7 @@ class ChunkPlanner:
         if sorts and not self._nulls:
             self._nulls, self._after = True, None
         else:
-            self._ended = True
+            self.ended = True
 
     def _bounds(self, connection: Connection, step: int) -> tuple[list[Cursor], bool, int]:
         bounds: list[Cursor] = []

@@ -31,7 +31,7 @@ class SessionPool:
         """Return a holder of snapshots that is free; raises `BackfillError`."""
         while self._free:
             holder = self._free.pop()
-            if not holder.lost:
+            if not holder.connection.closed:
                 return holder
         holder = SnapshotHolder(self._url)
         self._opened(holder.connection)
@@ -40,7 +40,7 @@ class SessionPool:
     def free(self, holder: SnapshotHolder) -> None:
         """End a holder's transaction, if there is one, and keep it for another."""
         holder.end()
-        if not holder.lost:
+        if not holder.connection.closed:
             self._free.append(holder)
 
     def writer(self) -> Connection:

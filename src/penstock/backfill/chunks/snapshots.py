@@ -45,16 +45,11 @@ class SnapshotHolder:
     """
 
     def __init__(self, url: str) -> None:
-        self._connection = open_session(url, statement="120s")
+        self.connection = open_session(url, statement="120s")
         self.snapshot = ""
         self.window = Window()
         self._missing: set[int] = set()
         self._count = self._floor = self._tries = 0
-
-    @property
-    def connection(self) -> Connection:
-        """The connection, inside the transaction."""
-        return self._connection
 
     @property
     def waits_for(self) -> str:
@@ -86,7 +81,7 @@ class SnapshotHolder:
         self.snapshot, snapshot = self._begin(table)
         missing = self._missing = unseen(snapshot, self._missing)
         if missing or snapshot.xmin < self._floor:
-            self._connection.execute("ROLLBACK")
+            self.connection.execute("ROLLBACK")
             self._tries += 1
             return min(math.ldexp(_PAUSES[0], self._tries), _PAUSES[1])
         visible.count, visible.earlier = self._count, True
@@ -99,14 +94,14 @@ class SnapshotHolder:
 
         Where their ids can't be read, all that are older than the id that comes second may be.
         """
-        xids, unclear = self._connection.execute(SQL["waiting"]).fetchone() or ([], False)
+        xids, unclear = self.connection.execute(SQL["waiting"]).fetchone() or ([], False)
         if not unclear:
             return xids, 0
-        (newest,) = self._connection.execute(SQL["newest"]).fetchone() or (0,)
+        (newest,) = self.connection.execute(SQL["newest"]).fetchone() or (0,)
         return xids, newest
 
     def _begin(self, table: sql.Composable) -> tuple[str, Snapshot]:
-        connection = self._connection
+        connection = self.connection
         connection.execute(SQL["begin"])
         connection.execute(sql.SQL(SQL["lock"]).format(table=table))
         row = connection.execute(SQL["snapshot"]).fetchone()
@@ -116,16 +111,11 @@ class SnapshotHolder:
     def end(self) -> None:
         """End the transaction; a connection that is lost is closed."""
         try:
-            self._connection.execute("ROLLBACK")
+            self.connection.execute("ROLLBACK")
         except psycopg.Error:
-            self._connection.close()
-
-    @property
-    def lost(self) -> bool:
-        """Whether the connection can't be used any more."""
-        return self._connection.closed
+            self.connection.close()
 
     def close(self) -> None:
         """End the transaction, and the connection."""
         with contextlib.suppress(psycopg.Error):
-            self._connection.close()
+            self.connection.close()

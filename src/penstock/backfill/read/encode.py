@@ -16,7 +16,7 @@ from penstock.core.errors import BackfillError
 from penstock.core.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
 from penstock.postgres.reads import RANGE_BITS, Reads
 from penstock.postgres.table import Table, Transaction
-from penstock.postgres.values import Types
+from penstock.postgres.types import Types
 
 # As in all other messages, a transaction's id is the 32 bits that the WAL has of it.
 _XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())

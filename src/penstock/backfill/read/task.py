@@ -59,11 +59,9 @@ def partitions(
     reads: Reads, start: Position, end: Position, plan: int, token: int, monitor: str | None
 ) -> Sequence[ReadRange]:
     """Return the tasks of the micro-batch (start, end] that delivers a chunk."""
-    count = len(reads.ranges)
+    count, sink = len(reads.ranges), reads.spec.sink
     return [
-        ReadRange(
-            reads, index, BatchPart(start, end, index, count, plan, reads.sink), token, monitor
-        )
+        ReadRange(reads, index, BatchPart(start, end, index, count, plan, sink), token, monitor)
         for index in range(count)
     ]
 
@@ -80,6 +78,6 @@ def _report(monitor: str | None, report: Report) -> None:
         if (reporter := _reporters.get(monitor)) is None:
             _reporters.clear()
             reporter = _reporters[monitor] = Reporter(monitor)
-        reporter.ask(report)
+        reporter.request(report)
     except (OSError, EOFError, AuthenticationError):
         _reporters.pop(monitor, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from penstock.core.health import Failure, Level, Part, Problem, pipeline_part, worker_part
+from penstock.core.health import Failure, Level, Part, Problem, worker_part
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.relay.handover import Handover
 from penstock.outbox.relay.lease import Lease
@@ -67,7 +67,10 @@ class GroupStatus:
             }
         return [
             worker_part(f"relay group {self._group}", self.failure, now, starting=starting),
-            *(pipeline_part(name, failure) for name, failure in failures.items()),
+            *(
+                Part.failing(f"pipeline {name}", Level.DEGRADED, failure)
+                for name, failure in failures.items()
+            ),
         ]
 
     def as_json(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.delivery import Written
-from penstock.core.message import Position
-from penstock.sinks.backlog.store import is_behind
+from penstock.core.message import Position, is_behind
 
 _KEY: Final = "idempotency_key"
 

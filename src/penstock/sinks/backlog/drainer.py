@@ -1,6 +1,6 @@
 """The drainer of a sink: delivers its backlog in order, and lets it join the live flow again.
 
-It works in `penstock run`, in a thread for each NATS sink, and looks at the store alone: a sink has a
+It works in `penstock run`, in a thread for each NATS sink, and reads the store alone: a sink has a
 row in `penstock.backlogs` while it is behind. What it delivers lies within what the capture has
 reported as wholly done: a task that is under way, or comes again, may still add messages before
 others that are there. So one position holds all that was delivered, and outlives any crash.
@@ -18,9 +18,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -29,19 +29,19 @@ from penstock.core.backoff import Backoff
 from penstock.core.delivery import Sink, Unfinished, Written
 from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import WIRE_SCHEMA, Position
+from penstock.core.monitor import Report
+from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.delivered import Delivered
+from penstock.sinks.backlog.reported_state import ReportedState
 from penstock.sinks.backlog.store import Behind, Connection
 from penstock.streams.segments import lock_writers
 from penstock.streams.store import Store
-
-Report = dict[str, Any]
 
 _POLL_SECONDS: Final = 2.0
 """How often it reads whether the sink is behind, or checks that a sink that is not answers."""
 _FAILED_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.2
-_REPORT_SECONDS: Final = 1.0
 _PATIENCE: Final = 2.0
 _JOIN_SECONDS: Final = 1.0
 """How long a join may keep the writers out; it begins if half of that is likely to do."""
@@ -80,23 +80,20 @@ class Drainer:
         self._source_id = source_id
         self._sink = sink
         self._target = target
-        self._detach_after = detach_after
         self._on_report = on_report
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._asked = 1
-        self._looked = 0  # at what was there when this many had asked
+        self._wakes = 1
+        self._wakes_read = 0  # when it last read whether the sink is behind
         self._done: Position | None = None
-        self._state = "attached"
+        self._state = ReportedState(self._store, source_id, sink, detach_after, on_report)
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
         self._delivered = Delivered()
         self._was_attached = False
         self._joined_at = float("-inf")
         self._wait = 0.0
-        self._since = 0.0
         self._store_failed = False
-        self._reported_at = 0.0
         self._checked_at = 0.0
         self._check_failed = False
         self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
@@ -122,18 +119,18 @@ class Drainer:
 
     def wake(self) -> None:
         """Have it read whether the sink is behind."""
-        self._asked += 1
+        self._wakes += 1
         self._wake.set()
 
     def done(self, position: Position) -> None:
         """Note that all tasks of all micro-batches up to `position`, of the stream, have ended."""
         self._done = position
-        if self._state != "attached":
+        if not self._state.is_attached:
             self._wake.set()
 
     def is_attached(self) -> bool:
-        """Whether the sink has no backlog; False where it has not looked since `wake`."""
-        return self._looked == self._asked and self._state == "attached"
+        """Whether the sink has no backlog; False where it has not read that since `wake`."""
+        return self._wakes_read == self._wakes and self._state.is_attached
 
     # -- the thread
 
@@ -144,11 +141,11 @@ class Drainer:
                 busy = self._step()
                 if self._store_failed:
                     self._store_failed = False
-                    self._on_report({"store": None})
+                    self._on_report(reports.STORE_WORKS)
                 backoff.reset()
             except StoreError as error:
                 self._store_failed = True
-                self._on_report({"store": str(error), "code": error.code, "remedy": error.remedy})
+                self._on_report(reports.store_failure(error))
                 self._stopping.wait(backoff.after_failure())
                 continue
             except _Stopped:
@@ -158,18 +155,18 @@ class Drainer:
                 self._stopping.wait(_FAILED_SECONDS)
                 continue
             if not busy:
-                self._wake.wait(_POLL_SECONDS if self._state == "attached" else _TICK_SECONDS)
+                self._wake.wait(_POLL_SECONDS if self._state.is_attached else _TICK_SECONDS)
                 self._wake.clear()
 
     def _step(self) -> bool:
         """Do the next thing; return whether there is more to do at once."""
-        asked, taken = self._asked, None
+        wakes, taken = self._wakes, None
         with self._store.connection() as connection:
             behind = backlog.behind(connection, self._source_id, self._sink)
             if behind is not None and self._done is not None:
                 taken = backlog.take(connection, behind, self._done)
-        self._report_state(behind)
-        self._looked = asked
+        self._update_state(behind)
+        self._wakes_read = wakes
         if behind is None:
             self._was_attached = True
             self._check()
@@ -181,7 +178,7 @@ class Drainer:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
             self._delivered.forget(taken.end)
             return True
-        if self._done is None or time.monotonic() < self._since + self._wait:
+        if self._done is None or time.monotonic() < self._state.since + self._wait:
             return False
         return self._join(behind)
 
@@ -199,9 +196,7 @@ class Drainer:
         else:
             if self._check_failed:
                 self._check_failed = False
-                self._on_report(
-                    {"sink": self._sink, "delivered": 0, "duplicates": 0, "bytes": 0, "dead": []}
-                )
+                self._on_report(reports.outcome(self._sink, Written()))
 
     def _deliver(self, messages: pa.RecordBatch) -> None:
         """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
@@ -226,7 +221,7 @@ class Drainer:
             if self._stopping.wait(delay):
                 raise _Stopped
             with self._store.connection() as connection:
-                self._report_state(backlog.behind(connection, self._source_id, self._sink))
+                self._update_state(backlog.behind(connection, self._source_id, self._sink))
 
     def _join(self, behind: Behind) -> bool:
         """Deliver what is left with the writers out, and join; return whether that went well."""
@@ -256,7 +251,7 @@ class Drainer:
             raise
         self._delivered.forget()
         self._joined_at = time.monotonic()
-        self._report_state(None)
+        self._update_state(None)
         self._target.close()
         return True
 
@@ -288,61 +283,16 @@ class Drainer:
 
     # -- reports
 
-    def _report_state(self, behind: Behind | None) -> None:
-        """Report the sink's state where it has changed, and while it is behind now and then."""
-        now = time.monotonic()
-        state = "attached"
-        if behind is not None:
-            late = behind.seconds >= self._detach_after.total_seconds()
-            state = "detached" if late else "behind"
-        changed = state != self._state
-        if behind is None and not changed:
+    def _update_state(self, behind: Behind | None) -> None:
+        if not self._state.update(behind):
             return
-        if not changed and now < self._reported_at + _REPORT_SECONDS:
-            return
-        self._reported_at = now
-        messages = bytes_ = 0
-        if behind is not None:
-            with self._store.connection() as connection:
-                messages, bytes_ = backlog.size(connection, self._source_id, self._sink)
-        if changed:
-            self._change(state, behind, now)
-        self._on_report(
-            {
-                "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
-                "since": time.time() - behind.seconds if behind else None,
-                "why": behind.error if behind else None,
-                "why_code": behind.code if behind else None,
-            }
-        )  # fmt: skip
-
-    def _change(self, state: str, behind: Behind | None, now: float) -> None:
-        if behind is None:
-            seconds = round(now - self._since, 1)
-            log.info("sink attached again, its backlog is delivered", sink=self._sink,
-                     seconds=seconds)  # fmt: skip
-        elif state == "detached":
-            log.warning(
-                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
-                after=str(self._detach_after),
-            )  # fmt: skip
-        elif behind.code == backlog.STARTED:
-            log.info("sink takes what came in while it started", sink=self._sink)
-        else:
-            log.warning(
-                "sink is behind, its messages wait in the store", sink=self._sink,
-                code=behind.code, error=behind.error,
-            )  # fmt: skip
-        if self._state == "attached" and behind is not None:
-            self._since = now - behind.seconds
-            if self._was_attached:
-                self._delivered.begin(self._done)
-            self._answers = False
-            self._target.close()  # what was idle may have lost its server
-            soon = now - self._joined_at < _SOON_SECONDS
-            first, most = _WAIT_SECONDS
-            self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
-        self._state = state
+        if self._was_attached:
+            self._delivered.begin(self._done)
+        self._answers = False
+        self._target.close()  # what was idle may have lost its server
+        soon = time.monotonic() - self._joined_at < _SOON_SECONDS
+        first, most = _WAIT_SECONDS
+        self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
 
     def _report_delivered(
         self, messages: pa.RecordBatch, rest: pa.RecordBatch, written: Written
@@ -353,21 +303,11 @@ class Drainer:
         again = self._delivered.counted(messages) - self._delivered.counted(rest)
         if written.dead:
             self._store.letters.add(self._sink, written.dead)
-        self._on_report(
-            {
-                "sink": self._sink, "delivered": max(written.delivered - again, 0),
-                "duplicates": written.duplicates, "bytes": written.bytes,
-                "dead": [asdict(letter) for letter in written.dead], "kept": True,
-            }
-        )  # fmt: skip
+        written = replace(written, delivered=max(written.delivered - again, 0))
+        self._on_report(reports.outcome(self._sink, written, kept=True))
 
     def _report_error(self, error: SinkError, seconds: float) -> None:
-        self._on_report(
-            {
-                "sink": self._sink, "error": str(error), "code": error.code,
-                "remedy": error.remedy, "retry_in": seconds,
-            }
-        )  # fmt: skip
+        self._on_report(reports.retry(self._sink, error, seconds))
 
 
 class _Stopped(Exception):  # noqa: N818 - no error

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from penstock.core import queries
 from penstock.core.blocks import cut, decode, encode
 from penstock.core.errors import SinkError
-from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position
+from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position, is_behind
 
 Connection = psycopg.Connection[Any]
 _SQL: Final = queries.load("penstock.sinks.backlog", "store.sql")
@@ -219,13 +219,6 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     columns = [column(field) for field in _SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
-def is_behind(batch: pa.RecordBatch, position: Position) -> pa.Array:
-    """Return of each message whether it lies behind a position."""
-    lsn, idx = batch.column("commit_lsn"), batch.column("commit_idx")
-    same = pc.and_(pc.equal(lsn, position.lsn), pc.greater(idx, position.idx))
-    return pc.or_(pc.greater(lsn, position.lsn), same)
 
 
 def _last(messages: pa.RecordBatch) -> Position:

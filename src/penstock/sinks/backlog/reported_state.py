@@ -1,0 +1,100 @@
+"""Whether a sink is attached, behind or detached, as its drainer reports and logs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from penstock.core.monitor import Report
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.store import Behind
+from penstock.streams.store import Store
+
+_REPORT_SECONDS: Final = 1.0
+
+log = structlog.get_logger("penstock")
+
+
+class ReportedState:
+    """Reports changes at once, and a backlog's size while there is one.
+
+    Args:
+        store: Where the backlog is.
+        source_id: The source's in the store.
+        sink: The sink's name.
+        detach_after: How long the sink may be behind before it counts as detached.
+        send: Takes the reports.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source_id: int,
+        sink: str,
+        detach_after: timedelta,
+        send: Callable[[Report], object],
+    ) -> None:
+        self._store = store
+        self._source_id = source_id
+        self._sink = sink
+        self._detach_after = detach_after
+        self._send = send
+        self._state = "attached"
+        self._reported_at = 0.0
+        self.since = 0.0
+        """When the sink fell behind, by the monotonic clock."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the sink was not behind when this was last updated."""
+        return self._state == "attached"
+
+    def update(self, behind: Behind | None) -> bool:
+        """Report what has changed; return whether the sink fell behind since the last update."""
+        now, before = time.monotonic(), self._state
+        state = "attached"
+        if behind is not None:
+            late = behind.seconds >= self._detach_after.total_seconds()
+            state = "detached" if late else "behind"
+        if state == before and (behind is None or now < self._reported_at + _REPORT_SECONDS):
+            return False
+        messages = bytes_ = 0
+        if behind is not None:
+            with self._store.connection() as connection:
+                messages, bytes_ = backlog.size(connection, self._source_id, self._sink)
+        self._reported_at, self._state = now, state
+        if state != before:
+            self._log(state, behind, now)
+        fell_behind = before == "attached"
+        if fell_behind and behind is not None:
+            self.since = now - behind.seconds
+        self._send(
+            {
+                "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
+                "since": time.time() - behind.seconds if behind else None,
+                "why": behind.error if behind else None,
+                "why_code": behind.code if behind else None,
+            }
+        )  # fmt: skip
+        return fell_behind
+
+    def _log(self, state: str, behind: Behind | None, now: float) -> None:
+        if behind is None:
+            log.info("sink attached again, its backlog is delivered", sink=self._sink,
+                     seconds=round(now - self.since, 1))  # fmt: skip
+        elif state == "detached":
+            log.warning(
+                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
+                after=str(self._detach_after),
+            )  # fmt: skip
+        elif behind.code == backlog.STARTED:
+            log.info("sink takes what came in while it started", sink=self._sink)
+        else:
+            log.warning(
+                "sink is behind, its messages wait in the store", sink=self._sink,
+                code=behind.code, error=behind.error,
+            )  # fmt: skip

@@ -1,0 +1,118 @@
+"""A NATS sink as the tasks of a pipeline write to it: in a thread, and not for ever."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.config.settings import NatsSinkSettings
+from penstock.core.backoff import Backoff
+from penstock.core.blocks import Block
+from penstock.core.counting import Counts, is_counted
+from penstock.core.delivery import Unfinished, Written
+from penstock.core.errors import SinkError
+from penstock.core.message import Position
+from penstock.core.monitor import Reporter
+from penstock.sinks import reports
+from penstock.sinks.nats.sink import STEADY_RATE, NatsSink
+from penstock.spark.steps import Steps
+from penstock.spark.store_writer import BACKOFF_SECONDS
+
+_PATIENCE: Final = 1.0
+
+
+@dataclass
+class Delivery:
+    """What a NATS sink took of a part; `error` is why it did not take the rest."""
+
+    delivered: int = 0
+    error: SinkError | None = None
+    rest: list[pa.RecordBatch] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+
+class SinkWriter:
+    """Applies a NATS sink's steps, and publishes."""
+
+    def __init__(
+        self, steps: Steps, settings: NatsSinkSettings, source: str, reporter: Reporter
+    ) -> None:
+        self.steps = steps
+        self._name = steps.route.name
+        self._reporter = reporter
+        self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
+        if steps.regroups:
+            settings = settings.model_copy(update={"group_by": None})
+        self._sink = NatsSink(settings, name=self._name, source=source, on_retry=self._on_retry)
+
+    def connect(self) -> SinkError | None:
+        """Connect, and return why that is not possible."""
+        try:
+            self._sink.connect(self._patience)
+        except Unfinished as unfinished:
+            return unfinished.error
+        self._reporter.send(reports.outcome(self._name, Written(), counted=False))
+        return None
+
+    def close(self) -> None:
+        """End its connection and the operator's code."""
+        self.steps.close()
+        self._sink.close()
+
+    def deliver(self, feed: SimpleQueue[Block | None], floor: Position | None) -> Delivery:
+        """Publish what comes, up to None, and give back what the sink does not take in time.
+
+        What lies up to `floor` is counted already.
+        """
+        done = Delivery()
+        left = self._patience
+        while (block := feed.get()) is not None:
+            prepared, counted = self.steps(block), is_counted(block, floor)
+            self._note(done, Written(dead=prepared.dead), counted, prepared.filtered)
+            rest = prepared.messages
+            if rest.num_rows and done.error is None:
+                started, count = time.monotonic(), rest.num_rows
+                try:
+                    written, rest = self._sink.write(rest, left), rest.slice(0, 0)
+                except Unfinished as unfinished:
+                    done.error, rest = unfinished.error, unfinished.rest
+                    written = unfinished.written
+                self._note(done, written, counted)
+                # Slowness adds up over the blocks of a part.
+                took = time.monotonic() - started - count / STEADY_RATE
+                left = min(self._patience, left - took)
+            if rest.num_rows:
+                done.rest.append(rest)
+        return done
+
+    def _note(self, done: Delivery, written: Written, counted: bool, filtered: int = 0) -> None:
+        """Report what became of messages, and count those that were not `counted` before."""
+        send_outcome(self._reporter, self._name, written)
+        done.delivered += written.delivered
+        if not counted:
+            of = Counts(written.delivered, written.bytes, len(written.dead), filtered)
+            done.counts = done.counts.plus(of)
+
+    def _on_retry(self, error: SinkError, seconds: float) -> None:
+        self._reporter.send(reports.retry(self._name, error, seconds))
+
+
+def send_outcome(reporter: Reporter, sink: str, written: Written) -> None:
+    """Report what became of a sink's messages; returns when its dead letters are in the store."""
+    if not written.delivered and not written.dead:
+        return
+    report = reports.outcome(sink, written, counted=False)
+    if not written.dead:
+        reporter.send(report)
+        return
+    backoff, failed = Backoff(*BACKOFF_SECONDS), False
+    while "error" in (answer := reporter.request(report)):
+        failed = True
+        reporter.send({"store": answer["error"], "code": "dead_letters"})
+        time.sleep(backoff.after_failure())
+    if failed:
+        reporter.send(reports.STORE_WORKS)
