@@ -99,6 +99,8 @@ def shape(expr: Expr) -> Any:
         ("not record.a !~* 'x'", ("not", ("not", ("~*", "record.a", "x")))),
         ("record.a not similar to 'x' escape '!'", ("not", ("similar to", "record.a", "x"))),
         ("(record.a ->> 'x' in ('y')) is null", ("is null", ("in", "record.a.x", "y"))),
+        ("record.a = record.b not in (1, 2)", ("=", "record.a", ("not", ("in", "record.b", "1", "2")))),
+        ("+1 - - 2", ("-", "1", ("neg", "2"))),
     ],
 )  # fmt: skip
 def test_what_belongs_to_what(text: str, tree: Any) -> None:
@@ -192,6 +194,10 @@ def test_what_belongs_to_what(text: str, tree: Any) -> None:
         ("@x = 1", "position 1: '@' is not allowed"),
         ("record.a = 1 as x", "position 14: as is not allowed here"),
         ("record.a record.b", "position 10: an operator is expected here"),
+        ("record.a between 1 2", "position 20: an operator is expected here"),
+        ("record.a not null", "position 1: this is not allowed here"),
+        ("record.a at time zone 'UTC' = 1", "position 10: at is not allowed: times are UTC"),
+        ("(case when record.a then 1)", "position 27: `end` is expected here"),
         ("record.a = 1\x00", "position 13: the character U+0000 is not allowed"),
         ("record.a = '\ud800'", "position 13: the character U+D800 is not allowed"),
         # Letters that become S and I in upper case.
@@ -224,6 +230,10 @@ def test_what_is_deep_or_long_is_refused_at_once(text: str) -> None:
         typed(parse_condition(text), COLUMNS)
     assert time.monotonic() - began < 2
     assert len(str(refused.value)) < 300
+
+
+def test_a_text_is_parsed_once() -> None:
+    assert parse_condition("record.id = 1") is parse_condition("record.id = 1")
 
 
 def test_a_long_chain_is_not_deep() -> None:
