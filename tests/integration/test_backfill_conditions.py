@@ -23,7 +23,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 TABLES = """
 CREATE TABLE orders (
     id bigint PRIMARY KEY, amount numeric, name text, paid bool, data jsonb, tags text[],
-    created_at timestamptz, "Odd Name" int, span interval);
+    created_at timestamptz, "Odd Name" int, span interval, "(" int, ")" int);
 INSERT INTO orders SELECT
     n, n, 'a''' || n, n % 2 = 0, jsonb_build_object('x', n), ARRAY['t' || n], '2024-01-01', n, '1 day'
 FROM generate_series(1, 10) AS n;
@@ -96,6 +96,8 @@ def test_a_condition_as_postgres_has_it(connection: Connection, text: str, rows:
         ("id = 1; drop table orders", "position 7: ';' is not allowed: one condition alone."),
         ("id = 1) or (true", "position 7: `)` without `(`."),
         ("id in (1", "position 7: this parenthesis is not closed."),
+        ('"(" is null) or (true or ")" is null', "position 12: `)` without `(`."),
+        ("a", 'position 1: column "a" does not exist.'),
         ("true) --", "position 7: comments are not allowed."),
         ("true -- ", "position 6: comments are not allowed."),
         ("true /* ", "position 6: comments are not allowed."),
@@ -127,6 +129,7 @@ def test_a_condition_as_postgres_has_it(connection: Connection, text: str, rows:
         ("operator(public.===) id", "position 1: functions are called by their plain names alone."),
         ("=== id", "position 1: operator does not exist: === bigint."),
         ("orders.evil", "position 1: column orders.evil does not exist."),
+        ("(orders).Pg_restore_relation_stats", "position 10: pg_restore_relation_stats is not allowed"),
         ("count(*) > 1", "position 1: aggregate functions are not allowed in WHERE."),
         ("row_number() over () = 1", "position 1: window functions are not allowed in WHERE."),
         ("generate_series(1, 9) = 1", "position 1: set-returning functions are not allowed in WHERE."),
@@ -153,7 +156,7 @@ TOKENS = st.lists(
         ["(", ")", "(", ")", "'", "'", '"', "''", "\\", "\\'", "E", "e'", "U&", "u&'", "$$", "$a$", "--", "/*",
          "*/", "-", "\n", ";", "or", "and", "true", "id", "= 1", "name", "like", "'x'", "in", "select", "1",
          "lower(", "x\u00a0", "\u00e9", "not", "null", ",", "||", "&", "uescape '!'", "order by", "limit 1",
-         "offset 0", "union", "[", "]", "::text", "0x", "1e", "b'", "n'"]
+         "offset 0", '"("', '")"', "=", "e'\\'' ", "union", "[", "]", "::text", "0x", "1e", "b'", "n'"]
     ),
     max_size=12,
 )  # fmt: skip

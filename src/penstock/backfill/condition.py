@@ -48,6 +48,11 @@ class _Token(NamedTuple):
     text: str
     start: int
 
+    @property
+    def symbol(self) -> str:
+        """The character, of what is no word, name or string: a column may be called `(`."""
+        return self.text if self.kind == "other" else ""
+
 
 def check(connection: Connection, name: sql.Identifier, text: str) -> None:
     """Check that a text is a condition that a backfill of a table can have.
@@ -68,8 +73,8 @@ def check(connection: Connection, name: sql.Identifier, text: str) -> None:
             # The extended protocol takes one statement alone.
             connection.execute(statement, binary=True)
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-            start = statement.as_string(connection).index(text)
-            raise _refused(error, start, text) from None
+            before = len(statement.as_string(connection)) - len(text) - len(")")
+            raise _refused(error, before, text) from None
         except UnicodeError:
             raise _refusal(0, "it has characters that the database's encoding lacks") from None
         connection.execute("DEALLOCATE penstock_condition")
@@ -86,18 +91,20 @@ def functions(text: str) -> Iterator[_Token]:
     opened: list[_Token] = []
     before = after = _Token("other", "(", 0)
     for token, after in zip(tokens, [*tokens[1:], _Token("other", ")", len(text))], strict=True):
-        if token.text == "(":
+        if token.symbol == "(":
             opened.append(token)
-        elif token.text == ")":
+        elif token.symbol == ")":
             if not opened:
                 raise _refusal(token.start, "`)` without `(`")
             opened.pop()
-        elif token.kind == "word" and token.text in _QUERY and before.text == "(":
+        elif token.kind == "word" and token.text in _QUERY and before.symbol == "(":
             raise _refusal(token.start, f"{token.text} is not allowed: no subqueries")
-        elif token.kind in ("word", "quoted") and after.text == "(":
-            if before.text == "." or token.text == "operator":
+        elif token.kind in ("word", "quoted") and after.symbol == "(":
+            if before.symbol == "." or token.text == "operator":
                 raise _refusal(token.start, "functions are called by their plain names alone")
             yield token
+        elif before.symbol == "." and token.text.startswith("pg_"):
+            yield token  # to Postgres, orders.f is f(orders) where there is no such column
         before = token
     if opened:
         raise _refusal(opened[-1].start, "this parenthesis is not closed")
