@@ -1,6 +1,6 @@
 """`--where` of a backfill: one condition over a table's columns, checked by the source's Postgres.
 
-A condition is read as text three times, each for what the others can't see:
+A condition passes three checks, each for what the others can't see:
 
 1. Its tokens: it can't end the statement, leave its parentheses, hide a part in a comment or a string
    of another kind, or begin a query.

@@ -31,7 +31,7 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
 
     @property
     def _start(self) -> int:
-        """Where the current token begins, in characters from 1; at the end, what would come."""
+        """Where the current token begins, in characters from 1; at the end, where one more would."""
         return int(self._curr.start + 1 if self._curr else self._prev.end + 2)
 
     @property

@@ -17,13 +17,13 @@ from penstock.expressions.syntax import Expr
 from penstock.expressions.vocabulary import OTHER_OPERATORS
 
 
-class Other(exp.Expression):
+class Operator(exp.Expression):
     """An operator that binds as `||` does: `op`."""
 
     arg_types: ClassVar = {"this": True, "expression": True, "op": True}
 
 
-class Test(exp.Expression):
+class Predicate(exp.Expression):
     """`is`, `in`, `between`, `like` and their kind: the `op` of `Expr`, its operands, and its value."""
 
     arg_types: ClassVar = {"op": True, "expressions": True, "value": False, "negated": False}
@@ -84,13 +84,13 @@ class Grammar(Operands):
         negated = self._take("not")
         if self._take("distinct"):
             self._expect("from")
-            found = Test(op="is distinct", expressions=[this, self._parse_bitwise()])
+            found = Predicate(op="is distinct", expressions=[this, self._parse_bitwise()])
         elif (word := self._word) in CONSTANTS:
             self._advance()
-            found = Test(op=f"is {word}", expressions=[this])
+            found = Predicate(op=f"is {word}", expressions=[this])
         else:
             self._operand()
-            found = Test(op="is", expressions=[this])
+            found = Predicate(op="is", expressions=[this])
         return self._negate_range(found) if negated else found
 
     def in_(self, this: Node) -> Node:
@@ -98,17 +98,17 @@ class Grammar(Operands):
         with self._parentheses():
             items = [] if self._word == ")" else self._list([self._value()])
         nodes = [Leaf(expr=item, start=item.position) for item in items]
-        return Test(op="in", expressions=[this, *nodes])
+        return Predicate(op="in", expressions=[this, *nodes])
 
     def between(self, this: Node) -> Node:
         """Return what follows `between`."""
         low = self._parse_bitwise()
         self._expect("and")
-        return Test(op="between", expressions=[this, low, self._parse_bitwise()])
+        return Predicate(op="between", expressions=[this, low, self._parse_bitwise()])
 
     def like(self, op: str, this: Node) -> Node:
         """Return what follows `like` and its kind."""
-        found = Test(op=op, expressions=[this, self._parse_bitwise()])
+        found = Predicate(op=op, expressions=[this, self._parse_bitwise()])
         if self._take("escape"):
             if not self._curr or self._curr.token_type is not TokenType.STRING:
                 raise ExpressionError(self._start, "`escape` takes one character in quotes")
@@ -120,7 +120,7 @@ class Grammar(Operands):
         this = self._parse_term()
         while (op := self._source()) == "||" or op in OTHER_OPERATORS:
             self._advance()
-            this = Other(this=this, expression=self._parse_term(), op=op)
+            this = Operator(this=this, expression=self._parse_term(), op=op)
         return this
 
     def _negate_range(self, this: Node = None) -> Node:

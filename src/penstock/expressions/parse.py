@@ -15,7 +15,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.grammar import Grammar, Other, Test
+from penstock.expressions.grammar import Grammar, Operator, Predicate
 from penstock.expressions.members import member
 from penstock.expressions.operands import Leaf, Node
 from penstock.expressions.syntax import MAX_DEPTH, Expr, Expression
@@ -45,8 +45,8 @@ _BINARY: Final[dict[Any, tuple[str, int]]] = {
 _UNARY: Final[dict[Any, tuple[str, int]]] = {exp.Not: ("not", _NOT), exp.Neg: ("neg", _SIGN)}
 _LEVELS: Final[dict[Any, int]] = {
     **{node: level for table in (_CHAINS, _BINARY, _UNARY) for node, (_, level) in table.items()},
-    Test: _LIKE,
-    Other: _OTHER,
+    Predicate: _LIKE,
+    Operator: _OTHER,
 }
 """All nodes that are allowed, but for the operands."""
 _UNCLEAR: Final = (
@@ -132,7 +132,7 @@ def _build(node: Node, level: int = _OR, depth: int = 0) -> Expr:
     if kind is Leaf:
         expr: Expr = node.args["expr"]
         return expr
-    own = _IS if kind is Test and node.args["op"].startswith("is") else _LEVELS.get(kind)
+    own = _IS if kind is Predicate and node.args["op"].startswith("is") else _LEVELS.get(kind)
     if own is None and kind is not exp.Paren:
         raise ExpressionError(_start(node), "this is not allowed here")
     if own is None or own < level:
@@ -147,9 +147,9 @@ def _build(node: Node, level: int = _OR, depth: int = 0) -> Expr:
     if kind in _UNARY:
         operand = _build(node.this, own, depth)
         return Expr(_UNARY[kind][0], operand.position, (operand,))
-    if kind is Test:
+    if kind is Predicate:
         return _test(node, own, depth)
-    if kind is Other:
+    if kind is Operator:
         return _other(_spine(node), depth)
     # Comparisons don't chain.
     left = _build(node.this, own + (own == _COMPARISON), depth)
@@ -161,7 +161,7 @@ def _spine(node: Node) -> list[Node]:
     nodes: list[Node] = []
     kind = type(node)
     while type(node) is kind:
-        nodes.append(node if kind is Other else node.expression)
+        nodes.append(node if kind is Operator else node.expression)
         node = node.this
     return [node, *reversed(nodes)]
 
@@ -209,6 +209,6 @@ def _test(node: Node, own: int, depth: int) -> Expr:
 def _start(node: Node) -> int:
     """Return where a node begins: where the first of its operands stands."""
     while type(node) is not Leaf:
-        node = node.expressions[0] if type(node) is Test else node.this
+        node = node.expressions[0] if type(node) is Predicate else node.this
     start: int = node.args["start"]
     return start
