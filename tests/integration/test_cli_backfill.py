@@ -172,11 +172,15 @@ def test_a_table_that_is_locked(folder: Path, database: Database) -> None:
          " refuses it for made (timestamp with time zone): invalid input syntax"),
         (("--sink", "shapes"), "public.lines can't be read in the order of shape (point):"
          " could not identify an ordering operator for type point"),
-        (("--sink", "public", "--table", "orders", "--where", "amuont > 5"), "did you mean amount"),
+        (("--sink", "public", "--table", "orders", "--where", "amuont > 5"),
+         '--where: position 1: column "amuont" does not exist. Perhaps you meant to reference the column'
+         ' "orders.amount".'),
         (("--sink", "public", "--table", "orders", "--where", "amount > 5;drop table orders"),
-         "--where: "),
-        (("--sink", "public", "--table", "orders", "--where", "pg_sleep(5) is null"), "--where: "),
-        (("--sink", "public", "--table", "orders", "--where", "(select 1) = 1"), "--where: "),
+         "--where: position 11: ';' is not allowed"),
+        (("--sink", "public", "--table", "orders", "--where", "pg_sleep(5) is null"), "--where:"
+         " position 1: pg_sleep is not allowed"),
+        (("--sink", "public", "--table", "orders", "--where", "(select 1) = 1"), "--where:"
+         " position 2: select is not allowed: no subqueries."),
     ],
 )  # fmt: skip
 def test_refused_before_anything_starts(
@@ -205,7 +209,7 @@ def test_where(folder: Path, backfills: Backfills) -> None:
     where = "amount <= 100 and note = 'x' or note like '%y%'"
     (found,) = start(folder, "--sink", "public", "--table", "orders", "--where", where)
     assert 50 <= found["rows_total"] <= 200
-    assert '"amount"' in found["condition"]
+    assert found["condition"] == where
     # Each table has to fit: it is a row of one of them that the condition speaks of.
     assert "shape" in refusal(folder, "start", "--sink", "all", "--where", "shape is null")
 

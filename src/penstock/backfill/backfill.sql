@@ -3,11 +3,12 @@
 
 -- name: session
 -- Limits of a session that reads a table, over those of a capture's. `row_security` off: a policy that
--- hid rows is an error. %(statement)s, %(lock)s, %(idle)s: how long a statement, a wait for a lock, and
+-- hid rows is an error. A condition's strings end where they did when it was checked. %(statement)s, %(lock)s, %(idle)s: how long a statement, a wait for a lock, and
 -- a session that does nothing may last.
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('row_security', 'off'),
+    ('standard_conforming_strings', 'on'),
     ('lock_timeout', %(lock)s),
     ('statement_timeout', %(statement)s),
     ('idle_in_transaction_session_timeout', '0'),

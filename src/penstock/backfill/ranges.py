@@ -141,5 +141,5 @@ def _literal(column: OrderColumn, value: str | None) -> sql.Composable:
 
 
 def trusted(text: str) -> sql.SQL:
-    """Return SQL that Postgres, or the parser of conditions, has printed."""
+    """Return SQL that Postgres has printed, or `penstock.backfill.condition` has checked."""
     return sql.SQL(text)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 from psycopg import sql
 
+from penstock.backfill import condition
 from penstock.backfill.ranges import trusted
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
@@ -48,14 +49,6 @@ class TableRead:
     rows: int
 
 
-Translate = Callable[[psycopg.Connection[Any], str, Relation], str]
-"""Returns the SQL of a condition on a table; raises `SetupError`."""
-
-
-def _unchanged(_: psycopg.Connection[Any], where: str, __: Relation) -> str:
-    return where
-
-
 class SelectedTables(NamedTuple):
     """The tables to read, warnings, and whether a table that is left out may be read later."""
 
@@ -64,7 +57,7 @@ class SelectedTables(NamedTuple):
     is_partial: bool
 
 
-def select(selection: Selection, translate: Translate = _unchanged) -> SelectedTables:
+def select(selection: Selection) -> SelectedTables:
     """Return the tables to read and warnings; a table that is locked is left out.
 
     Raises `SetupError` where the one named table can't be backfilled, where none can, or where Postgres
@@ -81,7 +74,7 @@ def select(selection: Selection, translate: Translate = _unchanged) -> SelectedT
         is_partial = False
         for relation in named:
             try:
-                read, warned = _read(selection, catalog, relation, translate, filters)
+                read, warned = _read(selection, catalog, relation, filters)
                 reads.append(read)
                 warnings += warned
             except _TableError as error:
@@ -153,7 +146,6 @@ def _read(
     selection: Selection,
     catalog: Catalog,
     relation: Relation,
-    translate: Translate,
     filters: Mapping[tuple[str, str], str | None],
 ) -> tuple[TableRead, list[str]]:
     if not relation.has_key:
@@ -170,10 +162,11 @@ def _read(
         message = f"Role {catalog.server.role} may not read {relation}."
         raise _TableError("permission_denied", message, remedy=catalog.text(grant))
     conditions: list[sql.Composable] = []
-    where, warnings = None, []
+    warnings: list[str] = []
     if selection.where is not None:
-        where = translate(catalog.connection, selection.where, relation)
-        conditions.append(sql.SQL("({})").format(trusted(where)))
+        with _refusals(relation, f"--where: Postgres refuses it for {relation}"):
+            condition.check(catalog.connection, name, selection.where)
+        conditions.append(sql.SQL("({})").format(trusted(selection.where)))
     sort_by = getattr(selection.sink, "sort_by", None)
     start = None
     if sort_by is not None:
@@ -198,7 +191,9 @@ def _read(
     if filtered := filters.get((relation.schema, relation.name)):
         conditions.append(sql.SQL("({})").format(trusted(filtered)))
     rows = _estimate(catalog, relation, conditions, selection.where)
-    return TableRead(relation.schema, relation.name, where, sort_by, start, rows), warnings
+    return TableRead(
+        relation.schema, relation.name, selection.where, sort_by, start, rows
+    ), warnings
 
 
 def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str | None, list[str]]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.backfill.request import Backfill, Backfills, Command, Request
     from penstock.config.sinks import Sink
     from penstock.config.sources import PostgresSource
-    from penstock.core.connect import Connection
-    from penstock.postgres.admin import Relation
 
 backfills = typer.Typer(
     help="Read the rows of a table into a sink, beside its live changes.", no_args_is_help=True
@@ -97,7 +95,7 @@ def _requests(
     from penstock.backfill.request import Request  # noqa: PLC0415
 
     selection = tables.Selection(source, name, sink, table, where, start)
-    reads, warnings, _ = tables.select(selection, _translate)
+    reads, warnings, _ = tables.select(selection)
     for warning in warnings:
         typer.echo(f"Note: {warning}", err=True)
     return [
@@ -107,18 +105,6 @@ def _requests(
         )
         for read in reads
     ]  # fmt: skip
-
-
-def _translate(connection: Connection, where: str, relation: Relation) -> str:
-    """Return a condition as SQL for Postgres, checked by the same list as a sink's `filter`."""
-    from penstock.expressions import ExpressionError, load_columns, parse_where  # noqa: PLC0415
-
-    name = relation.schema, relation.name
-    columns = load_columns(connection, [name])
-    try:
-        return parse_where(where, columns[name], name)
-    except ExpressionError as error:
-        raise fail(f"--where: {error}") from None
 
 
 @backfills.command("list")

@@ -9,7 +9,6 @@ from penstock.expressions.parse import parse_condition, parse_select, parse_valu
 from penstock.expressions.syntax import Expression
 from penstock.expressions.types import Field, Kind, Reference, Type
 from penstock.expressions.typing import typed
-from penstock.expressions.where import parse_where
 
 __all__ = [
     "ColumnType",
@@ -25,6 +24,5 @@ __all__ = [
     "parse_condition",
     "parse_select",
     "parse_value",
-    "parse_where",
     "typed",
 ]

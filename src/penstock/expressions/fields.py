@@ -20,6 +20,7 @@ from penstock.core.message import TRUNCATE
 from penstock.expressions.probes import UNREADABLE, probe
 from penstock.expressions.types import Field, Kind
 from penstock.expressions.values import UNFIT, arrow, arrow_type
+from penstock.expressions.walk import Json, Walk
 
 _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 ms
 _NO_BITS: Final = pa.scalar(0, pa.int64())
@@ -252,7 +253,7 @@ class _Leaf:
         self._decode = msgspec.json.Decoder(self.in_json).decode
 
     def takes(self, raw: Json) -> bool:
-        """Tell whether a column's value is of the type that the record's decoder expects."""
+        """Return whether a column's value is of the type that the record's decoder expects."""
         try:
             self._decode(raw)
         except UNREADABLE:
@@ -280,56 +281,8 @@ class _Leaf:
         return UNFIT if found is None else found
 
 
-Json = msgspec.Raw | bytes
 _TEXT: Final = msgspec.json.Decoder(str)
-_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _QUOTE: Final = ord('"')
-
-
-class Walk:
-    """Follows a path into JSON: keys, and indexes from 0."""
-
-    def __init__(self, path: Iterable[str | int]) -> None:
-        self._steps = list(map(_step, path))
-
-    def __call__(self, raw: Json) -> Json | None:
-        """Return what the path leads to, None where it leads nowhere; raises one of `UNREADABLE`."""
-        at: Json | None = raw
-        for step in self._steps:
-            if at is None:
-                return None
-            at = step(at)
-        return at
-
-
-def _step(step: str | int) -> Callable[[Json], Json | None]:
-    """Return what takes an element of a list, or a member of an object: None where there is none."""
-    if isinstance(step, int):
-
-        def element(raw: Json) -> Json | None:
-            try:
-                values = _LIST.decode(raw)
-            except msgspec.ValidationError:
-                return None
-            return values[step] if step < len(values) else None
-
-        return element
-    try:
-        shape = msgspec.defstruct(
-            "Member", [("m", msgspec.Raw, None)], rename={"m": step}, gc=False
-        )
-    except ValueError:  # a name with a quote in it
-        return lambda raw: Members((step,))(bytes(raw))[step]
-    decode = msgspec.json.Decoder(shape).decode
-
-    def member(raw: Json) -> Json | None:
-        try:
-            found: Json | None = decode(raw).m  # type: ignore[attr-defined]
-        except msgspec.ValidationError:
-            return None
-        return found
-
-    return member
 
 
 def _text(json: bytes) -> Any:

@@ -88,25 +88,6 @@ SUBQUERY: Final = frozenset({
     "select", "exists", "any", "all", "some", "array", "with", "values", "table", "union",
 })  # fmt: skip
 """Words that begin what no expression may have."""
-BEFORE_VALUE: Final = frozenset(
-    [
-        "and",
-        "or",
-        "not",
-        "in",
-        "between",
-        "like",
-        "ilike",
-        "similar to",
-        "escape",
-        "is",
-        "from",
-        "case",
-        "when",
-        "then",
-        "else",
-    ]
-)
 ROOTS_HINT: Final = "; values are record.…, changes.…, metadata.… and action"
 HINTS: Final = {
     ";": ": one expression alone",

@@ -31,9 +31,9 @@ RANGE_BITS: Final = 24
 class BackfillSpec:
     """One table's backfill, for one sink.
 
-    `where` is SQL as Postgres takes it (`penstock.expressions.parse_where`). `sort_by`
-    names a column: rows come in its order, nulls last, from the value `start` on, which leaves nulls
-    out. Without it they come in the order of the primary key, and `start` must be None.
+    `where` is a condition that `penstock.backfill.condition` has checked. `sort_by` names a column: rows
+    come in its order, nulls last, from the value `start` on, which leaves nulls out. Without it they
+    come in the order of the primary key, and `start` must be None.
     """
 
     id: int

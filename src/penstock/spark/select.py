@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from penstock.core.json_members import Members
 from penstock.core.message import TRUNCATE
-from penstock.expressions.fields import Json, Walk
 from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.spark.json_texts import json_texts, strings
 from penstock.expressions.types import Reference, Type
+from penstock.expressions.walk import Json, Walk
 
 # Made once: each conversion of a Python value looks for optional modules, 0.1 ms a time.
 _TRUNCATE: Final = pa.scalar(TRUNCATE, pa.string())

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from penstock.core.json_members import members, text_of
 from penstock.expressions import decimals
-from penstock.expressions.fields import Extractor, Walk, place
+from penstock.expressions.fields import Extractor, place
 from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.types import TIMES, Field, Kind
+from penstock.expressions.walk import Walk
 
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|NaN|[+-]?Infinity", re.IGNORECASE

@@ -1,0 +1,144 @@
+"""A cursor over an expression's tokens, and the types that are read from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from sqlglot import Token
+
+from penstock.core.text import nearest
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.syntax import MAX_DEPTH, Expr, TypedLiteral, TypeName
+from penstock.expressions.tokens import Dialect, fold
+from penstock.expressions.vocabulary import HINTS, KEYWORDS, PARAMETERS, TYPES
+
+_OPENING: Final = {")": "(", "end": "case"}
+_UNITS: Final = frozenset({"year", "month", "day", "hour", "minute", "second"})
+_LENGTH: Final = re.compile(r"[0-9]{1,8}")
+
+
+class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
+    """sqlglot's parser, with words instead of token types."""
+
+    _nested: int
+    """How many parentheses, functions, `case`, signs and `not` are open."""
+
+    def _operand(self) -> Expr:
+        raise NotImplementedError
+
+    @property
+    def _start(self) -> int:
+        """Where the current token begins, in characters from 1; at the end, where one more would."""
+        return int(self._curr.start + 1 if self._curr else self._prev.end + 2)
+
+    @property
+    def _word(self) -> str:
+        """The current token, folded; empty at the end."""
+        return fold(self._source())
+
+    def _source(self, ahead: int = 0) -> str:
+        at = self._index + ahead
+        if at >= len(self._tokens):
+            return ""
+        token = self._tokens[at]
+        return str(self.sql[token.start : token.end + 1])
+
+    def _take(self, word: str) -> bool:
+        found = self._word == word
+        if found:
+            self._advance()
+        return found
+
+    def _expect(self, word: str) -> None:
+        if self._take(word):
+            return
+        if not self._curr:
+            expected = "end" if word in ("when", "then") else word
+            raise ExpressionError(self._start, f"it ends where `{expected}` is expected")
+        self._leftover(word)
+
+    @contextmanager
+    def _parentheses(self, first: Token | None = None) -> Iterator[None]:
+        with self._deeper(first or self._curr or self._prev):
+            self._expect("(")
+            yield
+            self._expect(")")
+
+    @contextmanager
+    def _deeper(self, token: Token) -> Iterator[None]:
+        if self._nested >= MAX_DEPTH:
+            self._refuse(token, f"it is nested more than {MAX_DEPTH} deep")
+        self._nested += 1
+        yield
+        self._nested -= 1
+
+    def _leftover(self, expected: str) -> NoReturn:
+        """Refuse what follows an operand where something else is expected."""
+        start = self._start
+        if expected == "end" and self._word == ")":
+            raise ExpressionError(start, "`end` is expected here")
+        if self._word not in KEYWORDS and self._source()[0] not in ",[.()":
+            self._operand()
+            raise ExpressionError(start, "an operator is expected here")
+        self._unexpected()
+
+    def _unexpected(self) -> NoReturn:
+        source = self._source()[:40]
+        reason = f"{source!r} is not expected here"
+        if self._word in _OPENING and not self._nested:
+            reason = f"`{source}` without `{_OPENING[self._word]}`"
+        elif source in HINTS:
+            reason = f"{source!r} is not allowed{HINTS[source]}"
+        raise ExpressionError(self._start, reason)
+
+    def _refuse(self, token: Token, reason: str) -> NoReturn:
+        raise ExpressionError(token.start + 1, reason)
+
+    # Types
+
+    def _type(self) -> TypeName:
+        token = self._curr
+        if not token:
+            raise ExpressionError(self._start, "a type is expected here")
+        name, length = self._type_name()
+        if not length:
+            source = self._source()[:40]
+            types = "; there are " + ", ".join(dict.fromkeys(TYPES.values()))
+            self._refuse(token, f"unknown type {source}{nearest(fold(source), TYPES) or types}")
+        self._advance(length)
+        parameters: list[int] = []
+        if self._word == "(":
+            opening = self._curr
+            while self._word in ("(", ","):
+                number = self._source(1)
+                if not _LENGTH.fullmatch(number) or len(parameters) == PARAMETERS.get(name, 0):
+                    self._refuse(opening, f"{name} takes no such length or precision here")
+                parameters.append(int(number))
+                self._advance(2)
+            if not self._take(")"):
+                self._refuse(opening, f"the brackets after {name} can't be read")
+        if self._word == "[":
+            self._refuse(token, "arrays are not allowed as types")
+        return TypeName(name, tuple(parameters))
+
+    def _type_name(self) -> tuple[str, int]:
+        """Return the canonical name of the type that begins here, and how many tokens it has."""
+        words = [fold(self._source(n)) for n in range(4)]
+        for length in (4, 3, 2, 1):
+            if (name := TYPES.get(" ".join(words[:length]))) is not None:
+                return name, length
+        return "", 0
+
+    def _typed_literal(self) -> TypedLiteral | None:
+        name, length = self._type_name()
+        if not length or not self._source(length).startswith("'"):
+            return None
+        token = self._tokens[self._index + length]
+        follower = fold(self._source(length + 1))
+        if name == "interval" and follower in _UNITS:
+            self._refuse(token, f"write the unit inside the quotes: interval '1 {follower}'")
+        self._advance(length + 1)
+        return TypedLiteral(TypeName(name), token.text)
