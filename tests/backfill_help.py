@@ -148,7 +148,7 @@ class Writer(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(60)
         assert not self.is_alive()
         if self.error is not None:
             raise self.error

@@ -18,9 +18,20 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
+from .spark_classes import share, start_writing
+
 # How long an example takes says how busy the machine is, no more.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let JVMs map Spark's classes from one archive, which a parallel run writes if it is missing."""
+    if hasattr(config, "workerinput") or config.cache is None:
+        return  # a worker of pytest-xdist has its controller's environment
+    archive = share(config.cache.mkdir("spark"))
+    if archive is not None and not archive.exists() and config.getoption("numprocesses", None):
+        config.add_cleanup(start_writing(archive).wait)
 
 
 @pytest.fixture(scope="session")

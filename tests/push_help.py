@@ -85,12 +85,12 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something that the requests or connections change is so."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)
 
-    async def got(self, count: int, seconds: float = 20.0) -> list[Request]:
+    async def got(self, count: int, seconds: float = 60.0) -> list[Request]:
         await self.until(lambda: len(self.requests) >= count, seconds)
         return self.requests
 
@@ -214,12 +214,12 @@ class MemoryConsumer(InMemoryConsumer):
             self._published[row[:2]] = Published(self._with_consumer(body))
         self.clock.notify()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.clock.wait()
 
-    async def all_acked(self, seconds: float = 20.0) -> None:
+    async def all_acked(self, seconds: float = 60.0) -> None:
         await self.until(lambda: all(message.acked for message in self.log), seconds)
 
     @property

@@ -94,7 +94,7 @@ class Writer(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(60)
         assert not self.is_alive()
 
 
@@ -138,7 +138,7 @@ class ApiProcess:
     def end(self, number: int = signal.SIGKILL) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        return self._process.wait(30)
+        return self._process.wait(60)
 
     def __enter__(self) -> Self:
         return self.start().wait_ready()

@@ -44,7 +44,7 @@ class Process:
     def end(self, number: int) -> int:
         """Send a signal, and return the exit code."""
         self.process.send_signal(number)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         assert self.process.stderr is not None
         self.log += [json.loads(line) for line in self.process.stderr]
         return code

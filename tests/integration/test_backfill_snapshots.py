@@ -49,7 +49,7 @@ class Standing:
         """Let all that waits become visible."""
         for connection, thread in self.sessions:
             connection.cancel_safe()
-            thread.join(20)
+            thread.join(60)
             connection.close()
         self.sessions.clear()
 
@@ -205,7 +205,7 @@ def test_a_truncate_between_has_the_chunk_read_again(
         before_watermarks(monkeypatch, truncate_first)
         driver.start()
         driver.run()
-        threads[0].join(20)
+        threads[0].join(60)
         driver.drain()
         assert folded(driver) == {(5,): "new"}
 

@@ -182,7 +182,7 @@ def test_two_pipelines_into_one_stream(
     shared = SharedStreams()
     shared.check(planner.plan(rows).values())
     assert shared._thread is not None
-    shared._thread.join(10)
+    shared._thread.join(60)
     reported = shared.with_warnings(
         {"g": {"pipelines": {"a": {}}}, "other": {"pipelines": {"b": {}}}}
     )

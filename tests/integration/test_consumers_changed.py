@@ -29,7 +29,7 @@ def store(database: Database) -> Iterator[Store]:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(work(), 30)
+        await asyncio.wait_for(work(), 120)
 
     asyncio.run(bounded())
 

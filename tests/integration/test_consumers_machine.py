@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
         self.processes = [self.start(), self.start()]
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def start(self) -> Consumers:
         process = Consumers(self.store.url, pool_size=3)

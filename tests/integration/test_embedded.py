@@ -145,9 +145,9 @@ def test_servers_end_with_the_process_that_started_them(folder: Path, number: in
     children = [child for server in servers for child in server.children(recursive=True)]
     guards = [server.parent() for server in servers]
     owner.send_signal(number)
-    owner.communicate(timeout=20)
+    owner.communicate(timeout=60)
     mourners = [*servers, *children, *(guard for guard in guards if guard is not None)]
-    alive = psutil.wait_procs(mourners, timeout=20)[1]
+    alive = psutil.wait_procs(mourners, timeout=60)[1]
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -159,7 +159,7 @@ def test_a_server_ends_when_its_guard_is_killed(folder: Path) -> None:
     guard = postmaster.parent()
     assert guard is not None
     guard.kill()
-    alive = psutil.wait_procs([postmaster], timeout=10)[1]
+    alive = psutil.wait_procs([postmaster], timeout=60)[1]
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     server.stop()
 
@@ -180,7 +180,7 @@ def test_a_guarded_process_leaves_no_grandchildren(folder: Path) -> None:
         assert process.wait(0.01) is None
     grandchild = psutil.Process(int(pid.read_text()))
     process.stop()
-    assert psutil.wait_procs([grandchild], timeout=10)[1] == []
+    assert psutil.wait_procs([grandchild], timeout=60)[1] == []
 
 
 def test_a_missing_program_is_named(folder: Path) -> None:

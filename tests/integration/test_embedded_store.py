@@ -188,7 +188,7 @@ class Outages:
         self._queue.put(error)
 
     def began(self) -> str:
-        error = self._queue.get(timeout=30)
+        error = self._queue.get(timeout=60)
         assert error is not None
         return error
 
@@ -225,7 +225,7 @@ def test_many_processes_start_a_killed_server_once(folder: Path, users: list[Use
         running = server(folder)
         assert running is not None
         running.send_signal(signal.SIGKILL)
-        running.wait(30)
+        running.wait(60)
         deadline = time.monotonic() + 60
         while True:
             try:

@@ -353,7 +353,7 @@ def test_a_dead_letter_that_the_store_takes_late(
         batch.start()
         await_true(lambda: "No room for it." in told(source.reports))
         source.refuse_letters = None
-        batch.join(20)
+        batch.join(60)
         assert source.written == 11
         await_true(lambda: told(source.reports)[-1] is None)
         assert len(source.store.letters.page(sink=SHAKY)) == 1

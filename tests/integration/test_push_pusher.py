@@ -32,7 +32,7 @@ async def pushing(*consumers: MemoryConsumer) -> AsyncIterator[MemoryConsumers]:
         yield store
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
 
 def test_consumers_come_change_and_go() -> None:

@@ -263,5 +263,5 @@ def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Databas
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         assert [store.tokens.revoke("ci"), store.tokens.revoke("ci")] == [True, False]
-        assert next(listener.notifies(timeout=10)).payload == "t"
+        assert next(listener.notifies(timeout=60)).payload == "t"
     assert store.tokens.all()[0].revoked_at is not None

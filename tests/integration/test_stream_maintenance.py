@@ -390,8 +390,8 @@ def test_it_outlives_what_nobody_thought_of(store: Store, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(maintenance, "run_once", broken)
     with capture_logs() as logs, Maintenance(store.url):
-        assert looked.acquire(timeout=10)
-        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=60)
+        assert looked.acquire(timeout=60)
     assert [entry["event"] for entry in logs][:1] == ["streams not maintained"]
 
 
@@ -415,7 +415,7 @@ def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyP
             assert time.monotonic() - started < 1.5
             assert segments(store, stream) == 3
             long.rollback()
-        maintained.join(20)
+        maintained.join(60)
         assert segments(store, stream) == 2
         assert len(read(store, stream)) == 1
 
@@ -432,7 +432,7 @@ def test_a_merge_that_cannot_have_a_table_leaves_it(
         other.execute("LOCK penstock.segment_1 IN ACCESS EXCLUSIVE MODE")
         maintained = threading.Thread(target=run_once, args=(store,))
         maintained.start()
-        maintained.join(10)
+        maintained.join(60)
         assert not maintained.is_alive()
     run_once(store)
     assert segments(store, stream) == 2
@@ -452,7 +452,7 @@ def test_it_ends_where_the_store_hangs(
 
     monkeypatch.setattr(maintenance, "run_once", noted)
     with Maintenance(store.url) as maintained:
-        assert busy.wait(10)
+        assert busy.wait(60)
         pids = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         pids += " AND application_name = 'penstock' AND pid <> %s"
         with store.connection() as connection:

@@ -151,7 +151,7 @@ def test_the_readers_are_told(store: Store, database: Database) -> None:
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         publish(store, stream, [inserted(1)])
-        told = next(listener.notifies(timeout=10))
+        told = next(listener.notifies(timeout=60))
     assert (told.channel, told.payload) == ("penstock", f"s{stream.source_id}")
 
 
@@ -334,7 +334,7 @@ def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> No
             query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
             await_true(lambda: other_row(other, query) == 1)
             close_segment(connection, stream)
-        began.join(10)
+        began.join(60)
         assert writer.write(0, batch).new == 1
         writer.commit(BatchPart(Position(101, 0), at(batch, 0), 0, 1))
         writer.close()

@@ -173,7 +173,7 @@ class Pair:
         self.memory = InMemoryConsumer(info, self.rows, clock, (0, -1))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def both(self, call: str, *args: Any, **kwargs: Any) -> Any:
         answers = []

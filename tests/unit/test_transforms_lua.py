@@ -391,7 +391,7 @@ def test_a_process_whose_parent_is_killed_ends() -> None:
         assert parent.stdout is not None
         helper = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    assert psutil.wait_procs([helper], timeout=20)[1] == []
+    assert psutil.wait_procs([helper], timeout=60)[1] == []
 
 
 def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
