@@ -124,7 +124,7 @@ def test_purge(shop: Path, database: Database) -> None:
     assert run(shop, "dead-letters purge --yes") == "Deleted 1 dead letter.\n"
 
 
-def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> None:
+def test_unknown_names_and_numbers(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
         orders = store.register_stream(
             "orders", store.register_source("shop", "t"), "changes", None
@@ -150,7 +150,7 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
     assert len(listed(shop, "dead-letters list")) == 1
 
 
-def test_a_long_list_says_that_there_is_more(shop: Path, database: Database) -> None:
+def test_a_long_list_shows_that_there_is_more(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
         store.letters.add("out", [letter(n, "a") for n in range(3)])
     done = penstock("dead-letters", "list", "--limit", "2", "--json", cwd=shop)

@@ -122,7 +122,7 @@ def test_a_url_of_no_store(folder: Path, url: str) -> None:
     assert "expected postgresql://user:password@host:port/database" in said
 
 
-def test_a_wrong_password_is_told_and_never_shown(folder: Path) -> None:
+def test_a_wrong_password_is_reported_and_never_shown(folder: Path) -> None:
     write(folder, "store: ${STORE}")
     with open_store(StoreSettings(), folder / "store") as url:
         right = (folder / "store" / "store.password").read_text()

@@ -170,7 +170,7 @@ class Reader(threading.Thread):
         self.join(PATIENCE)
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -204,7 +204,7 @@ class Outage:
         )
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(JetStream(url, error_cb=_say_nothing))
+                stack.enter_context(JetStream(url, error_cb=_ignore_error))
                 for url in (self._steady.url, self._shaky.url)
             ]
             for stream in streams:

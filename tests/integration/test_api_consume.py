@@ -246,7 +246,7 @@ def test_a_streams_own_group(shop: Shop, ask: str) -> None:
     assert body["refused"] == [{"ack_id": "garbage", "reason": "unknown"}]
 
 
-def test_a_new_stream_of_rows_tells_of_deletes(shop: Shop) -> None:
+def test_a_new_stream_of_rows_has_deletes(shop: Shop) -> None:
     rows = make_stream(shop.store, "rows", kind="rows")
     publish(shop.store, rows, [inserted("a", n=1), updated("b", n=1), updated("a", n=2)])
     publish(shop.store, rows, [deleted("b")])

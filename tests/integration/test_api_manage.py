@@ -142,7 +142,7 @@ def test_a_streams_own_group_stays(shop: Shop) -> None:
         ({"stream": "ev\0ents"}, "stream"),
     ],
 )
-def test_a_wrong_setting_is_told_by_its_field(
+def test_a_wrong_setting_is_named_by_its_field(
     shop: Shop, settings: dict[str, Any], field: str
 ) -> None:
     body = {"name": "workers", "stream": "events", **settings}

@@ -96,7 +96,7 @@ def test_it_ends_in_order(store: Store, token: str, number: int) -> None:
             api.client.get("/v1/streams")
 
 
-def test_it_makes_the_schema_and_tells_that_it_is_ready(database: Database) -> None:
+def test_it_makes_the_schema_and_reports_that_it_is_ready(database: Database) -> None:
     with Process(database.url, "pst_none") as api:
         assert api.client.get("/healthz").json() == {"status": "ok"}
         assert api.client.get("/readyz").json() == {"status": "ready"}

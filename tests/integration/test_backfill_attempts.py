@@ -280,7 +280,7 @@ def test_a_row_that_enters_the_row_filter_behind_the_backfill_comes_whole(
 
 
 @pytest.mark.parametrize("rows", [40_000, 10])
-def test_rows_that_nobody_takes_hold_no_snapshot(
+def test_rows_that_are_not_taken_hold_no_snapshot(
     database: Database, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """The server has more to send, or waits for the end of the transaction."""

@@ -255,7 +255,7 @@ def test_a_batch_that_is_cut_has_no_half_of_a_chunk(database: Database) -> None:
         assert [c.reads for c in capture.take(chunk.start, end)] == [chunk.reads]
 
 
-def test_a_chunk_that_nobody_confirms_holds_the_slot_back(database: Database) -> None:
+def test_a_chunk_that_is_not_confirmed_holds_the_slot_back(database: Database) -> None:
     prepare(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

@@ -62,7 +62,7 @@ def assert_as_inserted(
     return driver.reads()
 
 
-def test_every_type_reads_as_the_wal_tells_it(database: Database) -> None:
+def test_every_type_reads_as_in_the_wal(database: Database) -> None:
     database.execute("CREATE TYPE mood AS ENUM ('happy', 'so \"so\"', 'NULL', '{}')")
     database.execute('CREATE SCHEMA odd CREATE TABLE "Ta""ble" ()')
     database.execute('CREATE TYPE pair AS (l int, "r ""%s" text, at timestamptz)')

@@ -147,7 +147,7 @@ def test_a_connection_lost_inside_a_transaction(database: Database) -> None:
         eventually(lambda: confirmed(database) > found[0].position.lsn)
 
 
-def test_keepalives_are_answered_while_nobody_reads(own: Database) -> None:
+def test_keepalives_are_answered_while_nothing_reads(own: Database) -> None:
     """Idle and full, for more than two of the server's time-outs of two seconds."""
     query = "SELECT pg_create_logical_replication_slot('full', 'pgoutput')"
     with capturing(own, TABLE) as idle:

@@ -474,7 +474,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
     assert 'penstock_consumer_lag_messages{consumer="billing",stream="events"} 1.0' in metrics
 
 
-def test_help_is_light_and_version_is_told() -> None:
+def test_help_is_light_and_version_is_printed() -> None:
     code = (
         "import sys, penstock.cli.main as c\n"
         "try: c.app(['--help'])\nexcept SystemExit: pass\n"

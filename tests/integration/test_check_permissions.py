@@ -92,7 +92,7 @@ def test_whose_the_messages_of_a_stream_are(
     [("ALL", "ok"), ("BARE", "ok"), ("SOME", "error"), ("BUT", "warning"), ("OTHER", "error"),
      ("all", "ok"), ("bare", "ok"), ("other", "warning")],
 )  # fmt: skip
-def test_subjects_that_nobody_knows_yet(
+def test_subjects_that_are_not_known_yet(
     server: EmbeddedNats, streams: JetStream, user: str, level: str
 ) -> None:
     subject = "shop.{schema}.orders.{record.kind}" if user == "BUT" else "shop.{record.kind}"

@@ -170,7 +170,7 @@ def test_a_timeout_makes_it_available_again(store: Store, stream: StreamRecord) 
     run(work)
 
 
-def test_an_ack_after_the_timeout_counts_while_nobody_else_has_it(
+def test_an_ack_after_the_timeout_counts_while_no_other_has_it(
     store: Store, stream: StreamRecord
 ) -> None:
     async def work() -> None:

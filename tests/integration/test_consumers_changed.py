@@ -84,7 +84,7 @@ def test_disabling_and_changing_at_the_same_time(store: Store) -> None:
     run(work)
 
 
-def test_one_of_two_that_drop_it_is_told_that_it_is_gone(store: Store) -> None:
+def test_one_of_two_that_drop_it_learns_that_it_is_gone(store: Store) -> None:
     async def work() -> None:
         async with two(store, ConsumerSpec("workers", "events")) as (one, other):
             consumer = await other.get("workers")

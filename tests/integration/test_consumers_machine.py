@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
                 self.do(process.close())
 
 
-def test_no_loss_no_double_holding_order(database: Any) -> None:
+def test_no_loss_no_double_in_order(database: Any) -> None:
     loop = asyncio.new_event_loop()
     with Store.open(database.url) as store:
         Machine.store, Machine.loop, Machine.numbers = store, loop, iter(range(1_000_000))

@@ -68,7 +68,7 @@ def test_postgres_keeps_commits_and_port_through_crash_and_restart(folder: Path)
         database.close()
 
 
-def test_postgres_says_what_it_refused(folder: Path) -> None:
+def test_postgres_reports_what_it_refused(folder: Path) -> None:
     with pytest.raises(EmbeddedError, match="wal_level"):
         EmbeddedPostgres(folder / "pg", {"wal_level": "nonsense"}).start()
 
@@ -98,7 +98,7 @@ def test_nats_takes_a_configuration(folder: Path) -> None:
             assert client.info("s").state.messages == 0
 
 
-def test_nats_says_what_it_refused(folder: Path) -> None:
+def test_nats_reports_what_it_refused(folder: Path) -> None:
     with pytest.raises(EmbeddedError, match="nonsense"):
         EmbeddedNats(folder / "nats", "nonsense nonsense").start()
 

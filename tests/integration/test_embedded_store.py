@@ -399,7 +399,7 @@ def test_an_initdb_that_was_killed_is_begun_again(folder: Path) -> None:
     assert not half.exists()
 
 
-def test_a_lost_password_is_told(folder: Path) -> None:
+def test_a_lost_password_is_reported(folder: Path) -> None:
     with open_store(EMBEDDED, folder):
         pass
     (folder / "store.password").unlink()
@@ -408,7 +408,7 @@ def test_a_lost_password_is_told(folder: Path) -> None:
     assert server(folder) is None
 
 
-def test_a_folder_that_cannot_be_used_is_told(folder: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_reported(folder: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("a file")
     with pytest.raises(EmbeddedError, match=r"cannot be used: .*\.penstock File exists"):

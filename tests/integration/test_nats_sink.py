@@ -118,7 +118,7 @@ def test_a_moved_key_comes_after_what_it_left_behind(
     assert numbers == list(range(1, count + 1))
 
 
-def test_rows_are_told_without_deletes_truncates_and_old_values(
+def test_rows_come_without_deletes_truncates_and_old_values(
     nats_server: EmbeddedNats, nats: JetStream, stream: str
 ) -> None:
     """The newest version of a row has the key that an update gave it; the old one is not told of."""
@@ -299,7 +299,7 @@ def test_the_wrong_stream(nats_server: EmbeddedNats, nats: JetStream, stream: st
     assert nats.info(stream).state.messages == 0
 
 
-def test_nobody_acks(nats_server: EmbeddedNats, nats: JetStream, stream: str) -> None:
+def test_no_server_acks(nats_server: EmbeddedNats, nats: JetStream, stream: str) -> None:
     # A stream without acks: nothing comes back, not even "no responders".
     nats.add_stream(stream, SUBJECTS, no_ack=True)
     stop: list[bool] = []
@@ -476,7 +476,7 @@ def test_publishing_over_tls(server_dir: Path, stream: str) -> None:
             assert_in_order(nats.messages(stream), 20_000)
 
 
-def test_tls_wanted_but_not_offered(nats_server: EmbeddedNats) -> None:
+def test_tls_required_but_not_offered(nats_server: EmbeddedNats) -> None:
     with pytest.raises(SinkError) as caught:
         Writer(NatsSinkConfig(url=nats_server.url, tls=True)).write(batch([1]))
     assert caught.value.code == "tls_failed"

@@ -274,7 +274,7 @@ def test_routes_by_rules(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
-def test_the_first_thing_that_fails_is_told(spark: SparkSession) -> None:
+def test_the_first_failure_is_reported(spark: SparkSession) -> None:
     batch = untold(wire([item(0, "1.00")]), 0, "region")
     sink = nats(transform={"sql": "1 / record.id as share"}, route="'r.' || record.region")
     found = prepared(spark, batch, s=sink)["s"]

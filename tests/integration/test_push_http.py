@@ -206,7 +206,7 @@ def test_an_answer_that_never_ends_is_cut_off() -> None:
     run(test, lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
             port = reserved.getsockname()[1]
@@ -380,7 +380,7 @@ def test_tls_is_verified_for_the_name(
     asyncio.run(test())
 
 
-def test_a_certificate_that_nobody_knows(certificate: Path) -> None:
+def test_an_unknown_certificate(certificate: Path) -> None:
     async def test() -> None:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(certificate)

@@ -96,7 +96,7 @@ def server(server_dir: Path) -> Iterator[EmbeddedNats]:
 
 @pytest.fixture
 def streams(server: EmbeddedNats) -> Iterator[JetStream]:
-    with JetStream(server.url, error_cb=_say_nothing) as streams:
+    with JetStream(server.url, error_cb=_ignore_error) as streams:
         streams.add_stream("KEPT", "kept")
         yield streams
 
@@ -113,7 +113,7 @@ def it(database: Database, server: EmbeddedNats) -> Iterator[Starting]:
         it.drainer.stop()
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 

@@ -157,7 +157,7 @@ def test_a_batch_that_is_not_whole_is_never_dropped(store: Store, database: Data
     assert len(read(store, stream)) == 2
 
 
-def test_who_loses_messages_is_told(store: Store, database: Database) -> None:
+def test_consumers_that_lose_messages_are_named(store: Store, database: Database) -> None:
     stream = make_stream(store, retention=timedelta(hours=1))
     for name in ("behind", "done", "unused"):
         store.register_consumer("events", name, "pull", {})
@@ -380,7 +380,7 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
             pass
 
 
-def test_it_outlives_what_nobody_thought_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_outlives_an_unforeseen_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
     looked = threading.Semaphore(0)
 

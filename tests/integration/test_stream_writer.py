@@ -146,7 +146,7 @@ def test_parts_of_two_plans_do_not_make_a_whole(store: Store) -> None:
     assert ids(store, stream) == list(range(20))
 
 
-def test_the_readers_are_told(store: Store, database: Database) -> None:
+def test_the_readers_are_notified(store: Store, database: Database) -> None:
     stream = make_stream(store)
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
@@ -382,7 +382,7 @@ def test_a_lost_connection_is_made_again(store: Store, database: Database) -> No
     assert ids(store, stream) == list(range(10))
 
 
-def test_a_store_that_is_down_is_told_from_one_that_is_broken(
+def test_a_store_that_is_down_differs_from_one_that_is_broken(
     store: Store, database: Database, postgres: EmbeddedPostgres
 ) -> None:
     stream = make_stream(store)

@@ -56,7 +56,7 @@ def test_the_next_changes(database: Database) -> None:
     until_gone(database)
 
 
-def test_only_what_is_wanted_counts(database: Database) -> None:
+def test_only_what_is_selected_counts(database: Database) -> None:
     database.execute(TABLE)
     database.execute(PUBLICATION)
 

@@ -215,7 +215,7 @@ def test_a_remote_master_needs_a_store(tmp_path: Path) -> None:
         )
 
 
-def test_a_missing_variable_in_a_list_is_told_once(tmp_path: Path) -> None:
+def test_a_missing_variable_in_a_list_is_reported_once(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, EXAMPLE.replace(SECRET, '"${SECRET}"'))
     assert "secrets[0]: the environment variable SECRET is not set" in found
 

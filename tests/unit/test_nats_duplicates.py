@@ -136,7 +136,7 @@ def stored(key: str, owner: str | None) -> dict[str, Any]:
     return {"message": {"subject": "s", "seq": 9, "hdrs": base64.b64encode(f"{head}\r\n".encode())}}
 
 
-def test_a_message_that_names_nobody_is_known_by_its_body() -> None:
+def test_a_message_without_an_id_is_known_by_its_body() -> None:
     """A dead letter that is replayed twice."""
     answer = stored("k", None)
     answer["message"]["data"] = base64.b64encode(b"body").decode()
@@ -145,7 +145,7 @@ def test_a_message_that_names_nobody_is_known_by_its_body() -> None:
     assert verdict("mine", "k", WHERE, answer) is not None
 
 
-def test_a_message_of_another_id_tells_nothing() -> None:
+def test_a_message_of_another_id_proves_nothing() -> None:
     """As where the stream was made anew since."""
     assert verdict("mine", "k", WHERE, stored("other", None)) is None
     assert verdict("mine", "k", WHERE, stored("k", "mine")) is None

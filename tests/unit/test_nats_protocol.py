@@ -481,7 +481,7 @@ def linking(count: int) -> Task:
     return task
 
 
-def test_an_ack_out_of_turn_releases_nobody() -> None:
+def test_an_ack_out_of_turn_releases_no_group() -> None:
     task = linking(3)
     task.acked([b"2"])  # the stream had it before
     assert (task.written.delivered, task.flying, task.ready) == (0, 2, False)

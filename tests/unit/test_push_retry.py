@@ -28,7 +28,7 @@ def test_between_a_second_and_ten_minutes(attempt: int) -> None:
 @pytest.mark.parametrize(
     ("wished", "seconds"), [(0.0, 1.0), (7.0, 7.0), (600.0, 600.0), (86_400.0, 600.0)]
 )
-def test_the_endpoint_s_wish_counts(wished: float, seconds: float) -> None:
+def test_the_endpoint_s_retry_after_counts(wished: float, seconds: float) -> None:
     assert delay(1, wished) == delay(12, wished) == seconds
 
 

@@ -41,7 +41,7 @@ def test_tables_and_actions() -> None:
     assert wanted(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
 
 
-def test_a_nats_sink_of_kind_rows_is_told_of_no_delete_and_so_fails_on_none() -> None:
+def test_a_nats_sink_of_kind_rows_gets_no_delete_and_so_fails_on_none() -> None:
     settings = {"type": "nats", "source": "shop", "kind": "rows"}
     rows = Route("out", NatsSinkSettings.model_validate(settings))
     assert DELETE not in wanted(rows).column("action").to_pylist()

@@ -104,7 +104,7 @@ def test_source_options() -> None:
         ({"url": "postgres//u:s3cret@h/d"}, "not a Postgres URL"),
     ],
 )
-def test_wrong_source_options_are_told_without_their_secrets(
+def test_wrong_source_options_are_reported_without_their_secrets(
     given: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told) as raised:

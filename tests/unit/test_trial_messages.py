@@ -125,7 +125,7 @@ def test_metadata_keep_their_digits(value: str) -> None:
         '{"record": ' + "[" * 100_000,
     ],
 )
-def test_what_nobody_can_read_is_refused_in_words(text: str) -> None:
+def test_what_cannot_be_read_is_refused_in_words(text: str) -> None:
     with pytest.raises(MessageError):
         batch(text)
 
