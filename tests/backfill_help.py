@@ -240,7 +240,7 @@ def from_stream(url: str, name: str) -> list[Got]:
         return [_got(stored.message, stored.action) for stored in read(store, stream)]
 
 
-def settle(pipeline: Penstock, source: Database) -> None:
+def await_steady(pipeline: Penstock, source: Database) -> None:
     """Wait until all that is committed now is durable in every sink."""
     ((written,),) = source.execute("SELECT pg_current_wal_insert_lsn()::text")
     # Something must follow: what is confirmed is the end of a transaction.

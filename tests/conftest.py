@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a worker of pytest-xdist has its controller's environment
     archive = share(config.cache.mkdir("spark"))
     if archive is not None and not archive.exists() and config.getoption("numprocesses", None):
-        config.add_cleanup(start_writing(archive).wait)
+        config.add_cleanup(start_writing(archive))
 
 
 @pytest.fixture(scope="session")

@@ -116,24 +116,24 @@ class Receiver:
                 self.most_at_once = max(self.most_at_once, self._at_once)
                 try:
                     self.requests.append(request)
-                    said = self.behaviour(request)
-                    await self._tell()
+                    output = self.behaviour(request)
+                    await self._notify_changed()
                     if self.pause:
                         await asyncio.sleep(self.pause)
                 finally:
                     self._at_once -= 1
-                if said is None:
+                if output is None:
                     return
-                writer.write(said)
+                writer.write(output)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.open -= 1
             del self._writers[writer]
             writer.close()
-            await self._tell()
+            await self._notify_changed()
 
-    async def _tell(self) -> None:
+    async def _notify_changed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -236,7 +236,7 @@ class MemoryConsumer(InMemoryConsumer):
         self.change(replace(self.info, disabled=reason))
 
     def held(self) -> list[ConsumerMessage]:
-        return [looked for looked in self.left() if looked.until is not None]
+        return [seen for seen in self.left() if seen.until is not None]
 
     def _begin(self) -> Step:
         self._check()

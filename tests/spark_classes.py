@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,12 +39,17 @@ def share(folder: Path, environ: MutableMapping[str, str] = os.environ) -> Path 
     return path
 
 
-def start_writing(path: Path) -> subprocess.Popen[bytes]:
-    """Write the archive in the background; `path` exists once it is whole."""
-    return subprocess.Popen(
+def start_writing(path: Path) -> Callable[[], None]:
+    """Write the archive in the background, and return what awaits it; `path` exists once it is whole."""
+    process = subprocess.Popen(
         [sys.executable, str(Path(__file__)), str(path)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+    def wait() -> None:
+        process.wait()
+
+    return wait
 
 
 def _write(path: Path) -> None:

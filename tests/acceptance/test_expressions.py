@@ -333,12 +333,12 @@ def test_a_routed_subject_survives_a_backlog(shop: Shop) -> None:
 def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop: Shop) -> None:
     """One that fails again stays; a stream's has no place any more."""
     (letter,) = shop.letters("picky")
-    said = shop.replay(letter["id"], code=1)
-    assert "fails again: the filter can't be evaluated: record.big is not in the WAL" in said
+    output = shop.replay(letter["id"], code=1)
+    assert "fails again: the filter can't be evaluated: record.big is not in the WAL" in output
     (lua,) = shop.letters("lua")
-    said = shop.replay(lua["id"], code=1)
-    assert "has no place in stream lua any more" in said
-    assert "penstock backfill start --sink lua" in said
+    output = shop.replay(lua["id"], code=1)
+    assert "has no place in stream lua any more" in output
+    assert "penstock backfill start --sink lua" in output
 
     count = shop.streams.info("PICKY").state.messages
     text = CONFIG.replace("filter: record.big like 'x%'", "\n    ".join([

@@ -415,12 +415,12 @@ def test_a_sink_that_is_down_holds_back_nothing_and_is_reported(shop: Shop) -> N
     shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
     code, text = shop.command("status")
     assert (code, text.splitlines()[-1]) == (0, "ready")
-    told = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
-    assert [e["event"] for e in told] == [
+    reported = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
+    assert [e["event"] for e in reported] == [
         "sink is behind, its messages wait in the store",
         "sink attached again, its backlog is delivered",
     ]
-    assert told[0]["code"] in ("connection_refused", "connection_lost")
+    assert reported[0]["code"] in ("connection_refused", "connection_lost")
 
 
 def test_the_embedded_store_is_restarted(shop: Shop) -> None:

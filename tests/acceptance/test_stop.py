@@ -189,11 +189,11 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
         with Penstock(tmp_path, environment=environment) as pipeline:
             pipeline.start()
 
-            def told() -> bool:
+            def reported() -> bool:
                 sinks = pipeline.status().get("sinks", {"jetstream": {"error": None}})
                 return "refuses the login" in (sinks["jetstream"]["error"] or "")
 
-            pipeline.wait_for(told, PATIENCE, "telling of the login")
+            pipeline.wait_for(reported, PATIENCE, "telling of the login")
             # What it should have is kept until the login is mended; it is not ready until then.
             pipeline.wait_for(
                 lambda: pipeline.status()["sources"]["shop"]["state"] == "streaming",

@@ -222,7 +222,7 @@ class Outage:
             finally:
                 writer.stop()
             self._outcome.messages = writer.count
-            self._settle(pipeline, reader, streams, writer.count)
+            self._await_steady(pipeline, reader, streams, writer.count)
             found = {
                 name: _numbers(s) for name, s in zip(("steady", "shaky"), streams, strict=True)
             }
@@ -304,7 +304,7 @@ class Outage:
         return str(pipeline.status()["sinks"][SINK]["state"])
 
     @staticmethod
-    def _settle(
+    def _await_steady(
         pipeline: Penstock, reader: Reader, streams: Sequence[JetStream], count: int
     ) -> None:
         pipeline.wait_for(

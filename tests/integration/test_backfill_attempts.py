@@ -275,8 +275,8 @@ def test_a_row_that_enters_the_row_filter_behind_the_backfill_comes_whole(
         (insert,) = [message for message in driver.received if message.action == "insert"]
         assert insert.metadata["unavailable"] == ["big"]
         assert insert.record == {"id": 0, "v": "old", "at": 39}
-        wanted = {key: row for key, row in expected(database).items() if key[0] % 2 == 0}
-        assert fold(driver.received) == wanted
+        chosen = {key: row for key, row in expected(database).items() if key[0] % 2 == 0}
+        assert fold(driver.received) == chosen
 
 
 @pytest.mark.parametrize("rows", [40_000, 10])

@@ -311,8 +311,8 @@ def test_what_drains_is_not_commanded(
         reader.delivers(token, 0)
         reader.report(token, "done", chunks=1)
         assert becomes(backfills, first, "done").rows_done == 20, "kept all the same"
-        looked = len(reader.looks)
-        await_true(lambda: len(reader.looks) > looked + 2)
+        seen = len(reader.looks)
+        await_true(lambda: len(reader.looks) > seen + 2)
         assert reader.count == count
         assert state(backfills, second).state == "waiting"
 

@@ -194,9 +194,9 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         start = confirmed(database)
         # Other WAL goes by; two statuses of a second each tell nothing new.
         reader.capture.poll_server()
-        told = reader.capture.stats.received_lsn
+        reported = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")
-        eventually(lambda: reader.capture.stats.received_lsn > told)
+        eventually(lambda: reader.capture.stats.received_lsn > reported)
         assert confirmed(database) == start <= first
         reader.capture.confirm(Position(first, 1))
         assert reader.capture.flush(PATIENCE)

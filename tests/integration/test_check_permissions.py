@@ -82,9 +82,9 @@ def test_whose_the_messages_of_a_stream_are(
     """Who may not ask for them takes another publisher's for its own."""
     config = NatsSinkConfig(url=server.url, user=user, password="x")
     found = nats_check.inspect(config, ORDERS, source="shop")
-    told = [f for f in found if "$JS.API.STREAM.MSG.GET.SHOP" in f.message]
-    assert [f.level for f in told] == ["warning"] * (user.lower() == "unread")
-    assert all('allow: ["$JS.API.STREAM.MSG.GET.SHOP"]' in f.fix for f in told)
+    reported = [f for f in found if "$JS.API.STREAM.MSG.GET.SHOP" in f.message]
+    assert [f.level for f in reported] == ["warning"] * (user.lower() == "unread")
+    assert all('allow: ["$JS.API.STREAM.MSG.GET.SHOP"]' in f.fix for f in reported)
 
 
 @pytest.mark.parametrize(

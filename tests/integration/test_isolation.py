@@ -316,7 +316,7 @@ def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) ->
             await_true(lambda: source.written > at + 500)
         source.store.close()  # the test's own connection is gone too
         servers.assert_all(source)
-        assert told(source.reports)[-1] is None
+        assert reported(source.reports)[-1] is None
 
 
 def test_an_error_of_the_store_is_reported_until_it_is_over(database: Database) -> None:
@@ -328,12 +328,12 @@ def test_an_error_of_the_store_is_reported_until_it_is_over(database: Database) 
             database.execute(hide)
             with pytest.raises(SinkError, match="missing"):
                 source.batch(source.written + 10)
-            await_true(lambda: any(told(source.reports)[-1:]))
+            await_true(lambda: any(reported(source.reports)[-1:]))
             database.execute("ALTER TABLE penstock.hidden RENAME TO segment_1")
             if restart:
                 source.restart()
             source.batch(source.written + 10)
-            await_true(lambda: told(source.reports)[-1] is None)
+            await_true(lambda: reported(source.reports)[-1] is None)
         assert_whole(source.streamed(EVENTS), source.written)
 
 
@@ -351,14 +351,14 @@ def test_a_dead_letter_that_the_store_takes_late(
         source.refuse_letters = "No room for it."
         batch = threading.Thread(target=source.batch, args=(11,), kwargs={"size": 2_000_000})
         batch.start()
-        await_true(lambda: "No room for it." in told(source.reports))
+        await_true(lambda: "No room for it." in reported(source.reports))
         source.refuse_letters = None
         batch.join(60)
         assert source.written == 11
-        await_true(lambda: told(source.reports)[-1] is None)
+        await_true(lambda: reported(source.reports)[-1] is None)
         assert len(source.store.letters.page(sink=SHAKY)) == 1
 
 
-def told(reports: Sequence[Report]) -> list[str | None]:
+def reported(reports: Sequence[Report]) -> list[str | None]:
     """Return what was told of the store."""
     return [report["store"] for report in reports if "store" in report]

@@ -123,7 +123,7 @@ def test_rows_come_without_deletes_truncates_and_old_values(
 ) -> None:
     """The newest version of a row has the key that an update gave it; the old one is not told of."""
     nats.add_stream(stream, "shop.public.orders")
-    told = [
+    reported = [
         ("insert", 1),
         ("update", 1),
         ("delete", 1),
@@ -132,10 +132,10 @@ def test_rows_come_without_deletes_truncates_and_old_values(
         ("read", 3),
     ]
     rows = batch(
-        [key for _, key in told],
-        actions=[action for action, _ in told],
-        changes=[{"id": 1} if action == "update" else None for action, _ in told],
-        groups=[7] * len(told),
+        [key for _, key in reported],
+        actions=[action for action, _ in reported],
+        changes=[{"id": 1} if action == "update" else None for action, _ in reported],
+        groups=[7] * len(reported),
     )
     config = NatsSinkConfig(url=nats_server.url, kind="rows")
     written = Writer(config).write(rows)

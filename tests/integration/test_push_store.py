@@ -287,10 +287,10 @@ def test_penstock_push_alone(stream: Stream) -> None:
                 await to.got(1)
                 await all_acked(consumers)
                 process.send_signal(signal.SIGTERM)
-                _, told = await asyncio.to_thread(process.communicate, timeout=60)
+                _, reported = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0
-            assert b"Traceback" not in told
-            assert b'"ended"' in told
+            assert b"Traceback" not in reported
+            assert b'"ended"' in reported
         await consumers.close()
 
     asyncio.run(test())

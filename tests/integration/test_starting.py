@@ -77,7 +77,7 @@ class Starting:
         self.drainer.done(self.source.position(self._end))
         self.drainer.start()
 
-    def places(self) -> list[tuple[int, int]]:
+    def positions(self) -> list[tuple[int, int]]:
         """Return where the blocks begin that wait, and how many rows each has."""
         query = b"SELECT first_lsn, rows FROM penstock.backlog_blocks ORDER BY first_lsn, first_idx"
         with self.store.connection() as connection:
@@ -139,6 +139,6 @@ def test_what_comes_after_it_has_started_goes_behind(it: Starting, server: Embed
     it.kept(0, 10)
     it.hold(RELEASED)
     it.kept(10, 30)
-    (first, rows), (then, others) = it.places()
+    (first, rows), (then, others) = it.positions()
     assert (rows, others) == (10, 20)
     assert first < 0 < then

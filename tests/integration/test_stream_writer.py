@@ -151,8 +151,8 @@ def test_the_readers_are_notified(store: Store, database: Database) -> None:
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         publish(store, stream, [inserted(1)])
-        told = next(listener.notifies(timeout=60))
-    assert (told.channel, told.payload) == ("penstock", f"s{stream.source_id}")
+        reported = next(listener.notifies(timeout=60))
+    assert (reported.channel, reported.payload) == ("penstock", f"s{stream.source_id}")
 
 
 @settings(max_examples=25, deadline=None)

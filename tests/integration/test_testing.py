@@ -242,8 +242,8 @@ class Pair:
 
     def seen(self, consumer: Any) -> Iterator[Any]:
         for state in ("pending", "delivered", "dead"):
-            looked = self.do(consumer.messages(state, 100))
-            yield [(*one[:3], one.until is None) for one in looked]
+            peeked = self.do(consumer.messages(state, 100))
+            yield [(*one[:3], one.until is None) for one in peeked]
         for letter in self.do(consumer.dead_letters(100)):
             yield letter.position, letter.deliver_count, letter.reason, letter.replayed_at is None
         facts = self.do(consumer.facts())

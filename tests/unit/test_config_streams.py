@@ -245,9 +245,9 @@ def test_the_store_alone_needs_nothing_else_of_the_file(tmp_path: Path) -> None:
         load_store(file, {})
     file.write_text("sources: {}\n")
     assert load_store(file, {}).store is None
-    for text, told in (("- a\n", "expected the keys"), ("stroe: x\n", "did you mean store?")):
+    for text, reported in (("- a\n", "expected the keys"), ("stroe: x\n", "did you mean store?")):
         file.write_text(text)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             load_store(file, {})
     with pytest.raises(ConfigError, match="no such file"):
         load_store(tmp_path / "nowhere.yaml", {})

@@ -495,10 +495,10 @@ def test_an_ack_out_of_turn_releases_no_group() -> None:
 
 def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None:
     task = linking(3)
-    told: list[str] = []
+    reported: list[str] = []
     error = SinkError("permission_denied", "no")
-    task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
-    assert (told, task.flying, task.ready) == (["permission_denied"], 0, False)
+    task.fail([0, 1, 2], error, 0.0, lambda e, _s: reported.append(e.code))
+    assert (reported, task.flying, task.ready) == (["permission_denied"], 0, False)
     assert [bucket.rows for bucket in task.buckets.values()] == [[0]]
     task.release_due(1e9)
     assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]

@@ -95,7 +95,7 @@ def test_source_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({}, "url"),
         ({"url": "postgresql://h/d", "tabels": "x.y"}, "tabels"),
@@ -105,9 +105,9 @@ def test_source_options() -> None:
     ],
 )
 def test_wrong_source_options_are_reported_without_their_secrets(
-    given: dict[str, str], told: str
+    given: dict[str, str], reported: str
 ) -> None:
-    with pytest.raises(ValueError, match=told) as raised:
+    with pytest.raises(ValueError, match=reported) as raised:
         SourceOptions.parse(given)
     assert "s3cret" not in str(raised.value)
 
