@@ -8,11 +8,14 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/penstock demo $(ARGS)
 
+# Hundreds of processes start: each module is compiled once, whatever the environment says.
+test unit: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/ready
 	$(BIN)/pytest tests -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: .venv/ready
-	$(BIN)/pytest tests/unit $(ARGS)
+	$(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from penstock.api.health import Server
 from penstock.core.message import Position
 from penstock.streams.store import Store
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 
 class ApiServer:

@@ -148,7 +148,7 @@ class Writer(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(60)
         assert not self.is_alive()
         if self.error is not None:
             raise self.error
@@ -240,7 +240,7 @@ def from_stream(url: str, name: str) -> list[Got]:
         return [_got(stored.message, stored.action) for stored in read(store, stream)]
 
 
-def settle(pipeline: Penstock, source: Database) -> None:
+def await_steady(pipeline: Penstock, source: Database) -> None:
     """Wait until all that is committed now is durable in every sink."""
     ((written,),) = source.execute("SELECT pg_current_wal_insert_lsn()::text")
     # Something must follow: what is confirmed is the end of a transaction.

@@ -28,10 +28,10 @@ def run(folder: Path, command: str, *arguments: str, **environment: str) -> str:
 def fails(folder: Path, code: int, command: str, *arguments: str, **environment: str) -> str:
     """Run a command that must end with `code`, and return what it says of it."""
     done = penstock(*command.split(), *arguments, cwd=folder, environment=environment)
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
-    assert "Traceback" not in said
-    assert SECRET not in said
+    output = done.stdout + done.stderr
+    assert done.returncode == code, output
+    assert "Traceback" not in output
+    assert SECRET not in output
     assert done.stdout == ""
     return done.stderr
 

@@ -17,7 +17,7 @@ from penstock.streams.store import Store
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(work(), 30)
+        await asyncio.wait_for(work(), 120)
 
     asyncio.run(bounded())
 

@@ -738,12 +738,12 @@ def arrow_column(texts: Sequence[str | None], field: Field) -> tuple[pa.Array, l
     if type_.kind in (Kind.KEY, Kind.FLOAT, Kind.NUMERIC):
         return arrow(type_, texts)
     values = [leaf_value(t, type_) for t in texts]
-    wanted = arrow_type(type_)
+    chosen = arrow_type(type_)
     if type_.kind is Kind.DATE:
-        return pa.array(values, pa.int32()).cast(wanted), []
+        return pa.array(values, pa.int32()).cast(chosen), []
     if type_.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-        return pa.array(values, pa.int64()).cast(wanted), []
-    return pa.array(values, wanted), []
+        return pa.array(values, pa.int64()).cast(chosen), []
+    return pa.array(values, chosen), []
 
 
 class Bed:

@@ -213,8 +213,8 @@ class Source:
 
     def states(self, sink: str) -> list[str]:
         """Return the states that a sink's drainer has told of, each once in a row."""
-        told = [r["state"] for r in self.reports if r.get("sink") == sink and "state" in r]
-        return [state for n, state in enumerate(told) if n == 0 or told[n - 1] != state]
+        reported = [r["state"] for r in self.reports if r.get("sink") == sink and "state" in r]
+        return [state for n, state in enumerate(reported) if n == 0 or reported[n - 1] != state]
 
     def delivered(self) -> dict[str, int]:
         """Return how many messages each sink is reported to have taken."""

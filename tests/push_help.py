@@ -85,12 +85,12 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something that the requests or connections change is so."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)
 
-    async def got(self, count: int, seconds: float = 20.0) -> list[Request]:
+    async def got(self, count: int, seconds: float = 60.0) -> list[Request]:
         await self.until(lambda: len(self.requests) >= count, seconds)
         return self.requests
 
@@ -116,24 +116,24 @@ class Receiver:
                 self.most_at_once = max(self.most_at_once, self._at_once)
                 try:
                     self.requests.append(request)
-                    said = self.behaviour(request)
-                    await self._tell()
+                    output = self.behaviour(request)
+                    await self._notify_changed()
                     if self.pause:
                         await asyncio.sleep(self.pause)
                 finally:
                     self._at_once -= 1
-                if said is None:
+                if output is None:
                     return
-                writer.write(said)
+                writer.write(output)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.open -= 1
             del self._writers[writer]
             writer.close()
-            await self._tell()
+            await self._notify_changed()
 
-    async def _tell(self) -> None:
+    async def _notify_changed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -214,12 +214,12 @@ class MemoryConsumer(InMemoryConsumer):
             self._published[row[:2]] = Published(self._with_consumer(body))
         self.clock.notify()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.clock.wait()
 
-    async def all_acked(self, seconds: float = 20.0) -> None:
+    async def all_acked(self, seconds: float = 60.0) -> None:
         await self.until(lambda: all(message.acked for message in self.log), seconds)
 
     @property
@@ -236,7 +236,7 @@ class MemoryConsumer(InMemoryConsumer):
         self.change(replace(self.info, disabled=reason))
 
     def held(self) -> list[ConsumerMessage]:
-        return [looked for looked in self.left() if looked.until is not None]
+        return [seen for seen in self.left() if seen.until is not None]
 
     def _begin(self) -> Step:
         self._check()

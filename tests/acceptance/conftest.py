@@ -29,9 +29,9 @@ def broker(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Embedde
 
 @pytest.fixture
 def streams(broker: EmbeddedNats) -> Iterator[JetStream]:
-    with JetStream(broker.url, error_cb=say_nothing) as handle:
+    with JetStream(broker.url, error_cb=ignore_error) as handle:
         yield handle
 
 
-async def say_nothing(_: Exception) -> None:
+async def ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that a test has stopped."""

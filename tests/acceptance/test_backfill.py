@@ -23,7 +23,16 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.store import Store
 
-from ..backfill_help import KINDS, Got, TableKind, fold, from_nats, from_stream, settle, writing
+from ..backfill_help import (
+    KINDS,
+    Got,
+    TableKind,
+    await_steady,
+    fold,
+    from_nats,
+    from_stream,
+    writing,
+)
 from ..pipeline import PATIENCE, Penstock, penstock
 
 NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
@@ -179,7 +188,7 @@ def test_into_nats_while_writers_write(shop: Shop) -> None:
         shop.pipeline.wait_for(
             lambda: sum(writer.count for writer in writers) > at_end + 50, PATIENCE, "writing on"
         )
-    settle(shop.pipeline, shop.source)
+    await_steady(shop.pipeline, shop.source)
     got = shop.nats()
     for kind in tables:
         folded = fold(kind, got)
@@ -198,7 +207,7 @@ def test_into_a_stream_while_writers_write(
     with writing(shop.source.url, tables):
         for number in shop.start_each(sink, tables):
             shop.ends(number)
-    settle(shop.pipeline, shop.source)
+    await_steady(shop.pipeline, shop.source)
     got = from_stream(shop.store.url, sink)
     for kind in tables:
         folded = fold(kind, got, whole=sink == "events")
@@ -285,7 +294,7 @@ def test_a_row_that_cannot_be_looked_at(shop: Shop) -> None:
     done = penstock("status", "--listen", shop.pipeline.listen, cwd=shop.folder)
     assert done.returncode == 1
     assert f"backfill {number}: " in done.stdout
-    settle(shop.pipeline, shop.source)
+    await_steady(shop.pipeline, shop.source)
     assert shop.pipeline.status()["sources"]["shop"]["restarts"] == 0
     shop.source.execute("UPDATE odd SET amount = '20' WHERE id = 4000")
     shop.command("resume", str(number))

@@ -18,7 +18,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.store import Store
 
-from ..backfill_help import KINDS, fold, from_nats, from_stream, settle, writing
+from ..backfill_help import KINDS, await_steady, fold, from_nats, from_stream, writing
 from ..pipeline import PATIENCE, Penstock
 
 ROWS = 2_000
@@ -92,7 +92,7 @@ def test_killed_paused_and_resumed(
             pipeline.wait_for(lambda: not backfills.find(states=OPEN), PATIENCE, "done with all")
         assert {b.state for b in backfills.find()} == {"done"}
         pipeline.wait_ready()
-        settle(pipeline, source)
+        await_steady(pipeline, source)
         for sink, kinds in SINKS.items():
             messages = (
                 from_nats(streams, prefix) if sink == "out" else from_stream(database.url, sink)

@@ -53,8 +53,8 @@ def test_a_sinks_letters_are_replayed_once(shop: Path, database: Database, nats:
     whole = json.loads(run(shop, "dead-letters show --json", str(first["id"])))
     assert whole["message"] == '{"a":"é"}'
 
-    said = run(shop, "dead-letters replay", str(first["id"]))
-    assert said == f"Replayed {first['id']}, of sink out.\n"
+    output = run(shop, "dead-letters replay", str(first["id"]))
+    assert output == f"Replayed {first['id']}, of sink out.\n"
     (published,) = nats.messages(database.name.upper())
     assert (published.subject, published.data.decode()) == (subject, '{"a":"é"}')
     assert published.headers["Nats-Msg-Id"] == "tag-1-0"
@@ -107,8 +107,8 @@ def test_purge(shop: Path, database: Database) -> None:
         first, second, *_, last = (found.id for found in store.letters.page())
         store.letters.mark_replayed(second)
     for arguments, which in (((), "all"), (("--sink", "out"), "these"), ((str(first),), "these")):
-        said = fails(shop, 1, "dead-letters purge", *arguments)
-        assert said == f"purge deletes {which} dead letters for ever: add --yes to do it\n"
+        output = fails(shop, 1, "dead-letters purge", *arguments)
+        assert output == f"purge deletes {which} dead letters for ever: add --yes to do it\n"
     assert len(listed(shop, "dead-letters list")) == 5
     assert "belongs to sink down" in fails(
         shop, 1, "dead-letters purge --yes --sink out", str(first), str(last)
@@ -124,7 +124,7 @@ def test_purge(shop: Path, database: Database) -> None:
     assert run(shop, "dead-letters purge --yes") == "Deleted 1 dead letter.\n"
 
 
-def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> None:
+def test_unknown_names_and_numbers(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
         orders = store.register_stream(
             "orders", store.register_source("shop", "t"), "changes", None
@@ -135,13 +135,13 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
     assert listed(shop, "dead-letters list --sink down") == []
     assert listed(shop, "dead-letters list --consumer billing") == []
     for command in ("list", "replay --all", "purge --yes"):
-        said = fails(shop, 1, f"dead-letters {command} --sink dwon")
-        assert said == "there is no sink 'dwon': expected one of out, down; did you mean down?\n"
-        said = fails(shop, 1, f"dead-letters {command} --consumer biling")
-        assert "there is no consumer 'biling': expected one of " in said
-        assert "did you mean billing?" in said
-        said = fails(shop, 1, f"dead-letters {command} --sink down --consumer billing")
-        assert "give --sink or --consumer" in said
+        output = fails(shop, 1, f"dead-letters {command} --sink dwon")
+        assert output == "there is no sink 'dwon': expected one of out, down; did you mean down?\n"
+        output = fails(shop, 1, f"dead-letters {command} --consumer biling")
+        assert "there is no consumer 'biling': expected one of " in output
+        assert "did you mean billing?" in output
+        output = fails(shop, 1, f"dead-letters {command} --sink down --consumer billing")
+        assert "give --sink or --consumer" in output
     for command in ("show", "replay"):
         assert "there is no dead letter 77" in fails(shop, 1, f"dead-letters {command} 77")
         assert "Usage: " in fails(shop, 2, f"dead-letters {command} x")
@@ -150,7 +150,7 @@ def test_names_and_numbers_that_nobody_has(shop: Path, database: Database) -> No
     assert len(listed(shop, "dead-letters list")) == 1
 
 
-def test_a_long_list_says_that_there_is_more(shop: Path, database: Database) -> None:
+def test_a_long_list_shows_that_there_is_more(shop: Path, database: Database) -> None:
     with Store.open(database.url) as store:
         store.letters.add("out", [letter(n, "a") for n in range(3)])
     done = penstock("dead-letters", "list", "--limit", "2", "--json", cwd=shop)
@@ -180,6 +180,6 @@ def test_a_consumers_letter_goes_back_into_it(shop: Path, database: Database) ->
     assert asyncio.run(take()) == []
     (found,) = listed(shop, "dead-letters list --consumer billing")
     assert (found["consumer"], found["sink"], found["code"]) == ("billing", None, "max_deliver")
-    said = run(shop, "dead-letters replay --all --consumer billing")
-    assert said == f"Replayed {found['id']}, of consumer billing.\n"
+    output = run(shop, "dead-letters replay --all --consumer billing")
+    assert output == f"Replayed {found['id']}, of consumer billing.\n"
     assert asyncio.run(take()) == [message]

@@ -94,49 +94,51 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_file(folder: Path, command: str) -> None:
-    said = fails(folder, 2, command)
-    assert said == "penstock.yaml: no such file: write one with `penstock init`\n"
+    output = fails(folder, 2, command)
+    assert output == "penstock.yaml: no such file: write one with `penstock init`\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_variable_of_the_store_is_not_set(folder: Path, command: str) -> None:
     write(folder, "store: ${PENSTOCK_STORE_URL}")
-    said = fails(folder, 2, command)
-    assert "penstock.yaml:1: store: the environment variable PENSTOCK_STORE_URL is not set" in said
+    output = fails(folder, 2, command)
+    assert (
+        "penstock.yaml:1: store: the environment variable PENSTOCK_STORE_URL is not set" in output
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_runs_at_the_store(folder: Path, command: str) -> None:
     write(folder, "store: ${STORE}")
     url = f"postgresql://app:{SECRET}@127.0.0.1:{free_port()}/store"
-    said = fails(folder, 1, command, STORE=url)
-    assert "Store: Nothing answers at 127.0.0.1:" in said
-    assert "Start Postgres there" in said
+    output = fails(folder, 1, command, STORE=url)
+    assert "Store: Nothing answers at 127.0.0.1:" in output
+    assert "Start Postgres there" in output
 
 
 @pytest.mark.parametrize("url", ["mysql://app:{}@db/x", "postgresql://a:{}@b@c/x", "{}"])
 def test_a_url_of_no_store(folder: Path, url: str) -> None:
     write(folder, "store: ${STORE}")
-    said = fails(folder, 2, "token list", STORE=url.format(SECRET))
-    assert said.startswith("penstock.yaml:1: store: ")
-    assert "expected postgresql://user:password@host:port/database" in said
+    output = fails(folder, 2, "token list", STORE=url.format(SECRET))
+    assert output.startswith("penstock.yaml:1: store: ")
+    assert "expected postgresql://user:password@host:port/database" in output
 
 
-def test_a_wrong_password_is_told_and_never_shown(folder: Path) -> None:
+def test_a_wrong_password_is_reported_and_never_shown(folder: Path) -> None:
     write(folder, "store: ${STORE}")
     with open_store(StoreSettings(), folder / "store") as url:
         right = (folder / "store" / "store.password").read_text()
         for command in COMMANDS:
-            said = fails(folder, 1, command, STORE=url.replace(right, SECRET))
-            assert "refused the login of user postgres" in said
-            assert "Check user and password" in said
+            output = fails(folder, 1, command, STORE=url.replace(right, SECRET))
+            assert "refused the login of user postgres" in output
+            assert "Check user and password" in output
 
 
 # -- api and push, alone
 
 
 @contextlib.contextmanager
-def background(folder: Path, *arguments: str, said: str) -> Iterator[subprocess.Popen[str]]:
+def background(folder: Path, *arguments: str, output: str) -> Iterator[subprocess.Popen[str]]:
     """A command that runs on, from when it has logged the event `said`."""
     process = subprocess.Popen(
         [*COMMAND, *arguments],
@@ -147,7 +149,7 @@ def background(folder: Path, *arguments: str, said: str) -> Iterator[subprocess.
     )
     try:
         assert process.stderr is not None
-        lines = list(itertools.takewhile(lambda line: f'"{said}"' not in line, process.stderr))
+        lines = list(itertools.takewhile(lambda line: f'"{output}"' not in line, process.stderr))
         assert process.poll() is None, "".join(lines)
         yield process
     finally:
@@ -172,8 +174,8 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
     pid = folder / ".penstock" / "store" / "postmaster.pid"
     with (
-        background(folder, "push", said="pushing") as push,
-        background(folder, "api", "--listen", listen, said="serving") as api,
+        background(folder, "push", output="pushing") as push,
+        background(folder, "api", "--listen", listen, output="serving") as api,
     ):
         token = run(folder, "token create admin --role admin").strip()
         assert ask(listen, token) == 200
@@ -193,9 +195,9 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
         while ask(listen, token) != 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        said = fails(folder, 1, "api --listen", listen)
-        assert f"{listen}" in said
-        assert "already in use" in said
+        output = fails(folder, 1, "api --listen", listen)
+        assert f"{listen}" in output
+        assert "already in use" in output
         assert pid.exists()
         assert stopped(api) == 0
     assert not pid.exists()
@@ -203,7 +205,7 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
 
 def test_a_killed_api_takes_the_store_with_it(folder: Path) -> None:
     write(folder, "sources: {}")
-    with background(folder, "api", "--listen", f"127.0.0.1:{free_port()}", said="serving") as api:
+    with background(folder, "api", "--listen", f"127.0.0.1:{free_port()}", output="serving") as api:
         lines = (folder / ".penstock" / "store" / "postmaster.pid").read_text().splitlines()
         postgres = psutil.Process(int(lines[0]))
         api.kill()

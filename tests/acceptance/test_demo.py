@@ -65,5 +65,5 @@ def test_a_signal_ends_the_demo_with_its_summary(temp: Path, number: int) -> Non
     out, err = demo.communicate(timeout=90)
     assert demo.returncode == 0, out + err
     assert "out of order" in out
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
     assert left_over(temp) == []

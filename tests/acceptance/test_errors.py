@@ -38,12 +38,12 @@ def write(folder: Path, *, tables: str = "public.orders", nats: str = "nats://lo
 def fails(folder: Path, code: int, *options: str, **environment: str) -> str:
     """Run it, expect `code`, and return what it said."""
     done = penstock("run", *options, cwd=folder, environment=environment)
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
-    assert "Traceback" not in said
-    assert SECRET not in said
-    assert said.strip()
-    return said
+    output = done.stdout + done.stderr
+    assert done.returncode == code, output
+    assert "Traceback" not in output
+    assert SECRET not in output
+    assert output.strip()
+    return output
 
 
 def with_password(url: str) -> str:
@@ -51,17 +51,17 @@ def with_password(url: str) -> str:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    said = fails(tmp_path, 2, "-c", "nowhere.yaml")
-    assert "nowhere.yaml: no such file" in said
-    assert "penstock init" in said
+    output = fails(tmp_path, 2, "-c", "nowhere.yaml")
+    assert "nowhere.yaml: no such file" in output
+    assert "penstock init" in output
 
 
 def test_a_file_with_mistakes(tmp_path: Path) -> None:
     write(tmp_path, nats="nats://user:hunter6@localhost:port")
-    said = fails(tmp_path, 2)
-    assert "penstock.yaml:4: sources.shop.url" in said
-    assert "DATABASE_URL is not set" in said
-    assert "sinks.jetstream.url" in said
+    output = fails(tmp_path, 2)
+    assert "penstock.yaml:4: sources.shop.url" in output
+    assert "DATABASE_URL is not set" in output
+    assert "sinks.jetstream.url" in output
 
 
 def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
@@ -73,18 +73,18 @@ def test_an_address_that_cannot_be_listened_on(
     tmp_path: Path, database: Database, listen: str
 ) -> None:
     write(tmp_path)
-    said = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
-    assert listen in said
-    assert "--listen" in said
+    output = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
+    assert listen in output
+    assert "--listen" in output
 
 
 def test_a_port_in_use(tmp_path: Path, database: Database) -> None:
     write(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
-    assert listen in said
-    assert "already in use" in said
+        output = fails(tmp_path, 1, "--listen", listen, DATABASE_URL=with_password(database.url))
+    assert listen in output
+    assert "already in use" in output
     # Nothing was made in the database by a run that could not start.
     assert database.execute("SELECT slot_name FROM pg_replication_slots"
                             " WHERE database = current_database()") == []  # fmt: skip
@@ -106,9 +106,9 @@ def test_no_such_database(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
 def test_no_such_table(tmp_path: Path, database: Database) -> None:
     database.execute("CREATE TABLE order_items (id int PRIMARY KEY)")
     write(tmp_path, tables="public.order_item")
-    said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
-    assert "order_item" in said
-    assert "order_items" in said
+    output = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+    assert "order_item" in output
+    assert "order_items" in output
 
 
 def test_a_role_that_may_not(tmp_path: Path, database: Database) -> None:
@@ -127,11 +127,11 @@ def test_a_slot_of_another_kind(tmp_path: Path, database: Database) -> None:
     database.execute("SELECT pg_create_physical_replication_slot('penstock_shop')")
     try:
         write(tmp_path)
-        said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+        output = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
     finally:
         database.execute("SELECT pg_drop_replication_slot('penstock_shop')")
-    assert "type physical" in said
-    assert "pg_drop_replication_slot" in said
+    assert "type physical" in output
+    assert "pg_drop_replication_slot" in output
 
 
 def test_a_source_that_has_run_before_and_lost_its_slot(tmp_path: Path, database: Database) -> None:
@@ -140,12 +140,12 @@ def test_a_source_that_has_run_before_and_lost_its_slot(tmp_path: Path, database
     folder = tmp_path / ".penstock" / "checkpoints" / "shop"
     folder.mkdir(parents=True)
     url = with_password(database.url)
-    said = fails(tmp_path, 1, "--once", DATABASE_URL=url)
-    assert "slot penstock_shop is gone" in said
+    output = fails(tmp_path, 1, "--once", DATABASE_URL=url)
+    assert "slot penstock_shop is gone" in output
     slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
     assert database.execute(slots) == []
     # What it prints, to the letter; without an answer nothing is done.
-    words = said[said.index("Run: penstock ") + 14 :].split()
+    words = output[output.index("Run: penstock ") + 14 :].split()
     done = penstock(*words, cwd=tmp_path, environment={"DATABASE_URL": url})
     assert done.returncode == 1
     assert "Missed by all sinks of source shop" in done.stdout
@@ -169,11 +169,11 @@ def test_two_sinks_that_would_be_each_others_duplicates(
                 "  second:\n    type: nats\n    source: shop\n"
                 f'    url: {nats_server.url}\n    subject: "two.{{table}}"\n'
             )
-        said = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
+        output = fails(tmp_path, 1, "--once", DATABASE_URL=with_password(database.url))
     finally:
         nats.delete_stream("ONE_FOR_TWO")
-    assert "ONE_FOR_TWO" in said
-    assert "duplicate" in said
+    assert "ONE_FOR_TWO" in output
+    assert "duplicate" in output
 
 
 def starting(
@@ -184,9 +184,9 @@ def starting(
     write(folder)
     with (folder / "penstock.yaml").open("a") as file:
         file.write(f"spark:\n  master: local[1]\n  conf: {conf}\n")
-    said = fails(folder, 1, "--once", DATABASE_URL=with_password(database.url), **environment)
-    assert strays(said) == []
-    events = [json.loads(line) for line in said.splitlines()]
+    output = fails(folder, 1, "--once", DATABASE_URL=with_password(database.url), **environment)
+    assert strays(output) == []
+    events = [json.loads(line) for line in output.splitlines()]
     (java,) = [
         n for n, e in enumerate(events) if (e["event"], e.get("step")) == ("starting", "Java")
     ]

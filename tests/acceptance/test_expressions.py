@@ -179,7 +179,7 @@ def shop(
     folder = tmp_path_factory.mktemp("expressions")
     with ExitStack() as stack:
         nats = stack.enter_context(EmbeddedNats(server_dir / "nats-expressions"))
-        streams = stack.enter_context(JetStream(nats.url, error_cb=_say_nothing))
+        streams = stack.enter_context(JetStream(nats.url, error_cb=_ignore_error))
         database = Database("expressions", postgres.create_database("expressions"))
         stack.callback(database.drop, postgres.url)
         database.execute(
@@ -203,7 +203,7 @@ def shop(
         yield Shop(database, nats, streams, pipeline, environment, made.stdout.strip())
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -262,7 +262,7 @@ def test_a_transform_in_lua(shop: Shop) -> None:
     assert json.loads(letter["message"])["record"]["id"] == 3
 
 
-def test_what_the_wal_does_not_tell(shop: Shop) -> None:
+def test_what_the_wal_lacks(shop: Shop) -> None:
     """A filter on it fails the message; a bare column is left out, and named."""
     before = shop.streams.info("PICKY").state.messages
     shop.database.execute("UPDATE orders SET name = 'Anna' WHERE id = 1")
@@ -333,12 +333,12 @@ def test_a_routed_subject_survives_a_backlog(shop: Shop) -> None:
 def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop: Shop) -> None:
     """One that fails again stays; a stream's has no place any more."""
     (letter,) = shop.letters("picky")
-    said = shop.replay(letter["id"], code=1)
-    assert "fails again: the filter can't be evaluated: record.big is not in the WAL" in said
+    output = shop.replay(letter["id"], code=1)
+    assert "fails again: the filter can't be evaluated: record.big is not in the WAL" in output
     (lua,) = shop.letters("lua")
-    said = shop.replay(lua["id"], code=1)
-    assert "has no place in stream lua any more" in said
-    assert "penstock backfill start --sink lua" in said
+    output = shop.replay(lua["id"], code=1)
+    assert "has no place in stream lua any more" in output
+    assert "penstock backfill start --sink lua" in output
 
     count = shop.streams.info("PICKY").state.messages
     text = CONFIG.replace("filter: record.big like 'x%'", "\n    ".join([

@@ -114,12 +114,12 @@ def test_expressions_that_are_refused_when_the_file_is_read(tmp_path: Path, key:
     assert time.monotonic() - started < 20
     assert "Traceback" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    for number, (text, said) in enumerate(REFUSED_WHEN_READ.items()):
+    for number, (text, output) in enumerate(REFUSED_WHEN_READ.items()):
         (line,) = [line for line in lines if f"sinks.s{number}.{key}:" in line]
         # The line of the file, and the position in the text.
         assert f"penstock.yaml:{number + 3}:" in line, line
         assert "position" in line, line
-        assert said in line, (text, line)
+        assert output in line, (text, line)
 
 
 def test_select_lists_and_templates_that_are_refused(tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_select_lists_and_templates_that_are_refused(tmp_path: Path) -> None:
         f"  i: {SINK}transform: {{lua: {{file: /etc}}}}}}",
         f"  j: {SINK}transform: {{python: 'os.system(1)'}}}}",
     )
-    said = penstock("check", cwd=tmp_path)
-    assert said.returncode == 1
-    assert "Traceback" not in said.stdout + said.stderr
+    output = penstock("check", cwd=tmp_path)
+    assert output.returncode == 1
+    assert "Traceback" not in output.stdout + output.stderr
     for name in "abcdefghij":
-        assert f": sinks.{name}." in said.stdout, (name, said.stdout)
+        assert f": sinks.{name}." in output.stdout, (name, output.stdout)
 
 
 def test_expressions_that_are_refused_by_the_catalog(
@@ -159,11 +159,11 @@ def test_expressions_that_are_refused_by_the_catalog(
     done = penstock("check", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
-    for number, (text, said) in enumerate(REFUSED_BY_CHECK.items()):
+    for number, (text, output) in enumerate(REFUSED_BY_CHECK.items()):
         lines = [line for line in done.stdout.splitlines() if f"sink s{number}: filter:" in line]
         assert len(lines) == 1, (text, done.stdout)
         assert "position" in lines[0]
-        assert said in lines[0], (text, lines)
+        assert output in lines[0], (text, lines)
     assert "record.nmae" in fails(tmp_path, 1, "run", "--once")
 
 

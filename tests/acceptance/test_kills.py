@@ -94,7 +94,7 @@ class Writer(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(60)
         assert not self.is_alive()
 
 
@@ -138,7 +138,7 @@ class ApiProcess:
     def end(self, number: int = signal.SIGKILL) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        return self._process.wait(30)
+        return self._process.wait(60)
 
     def __enter__(self) -> Self:
         return self.start().wait_ready()
@@ -342,7 +342,7 @@ _NEVER: Final = {"fate": "none", "settled": 99.0, "accepted": None}
 
 
 @pytest.mark.parametrize(
-    ("deliveries", "told"),
+    ("deliveries", "shown"),
     [
         ([_delivery(1, 10), _delivery(2, 11)], None),
         ([_delivery(1, 10, **_NEVER), _delivery(1, 11.5), _delivery(2, 13)], None),
@@ -361,8 +361,8 @@ _NEVER: Final = {"fate": "none", "settled": 99.0, "accepted": None}
         ),
     ],
 )
-def test_the_ledger_knows_what_is_wrong(deliveries: list[Delivery], told: str | None) -> None:
+def test_the_ledger_knows_what_is_wrong(deliveries: list[Delivery], shown: str | None) -> None:
     ledger = Ledger()
     ledger.deliveries = deliveries
     faults = ledger.faults({1: 2}, ACK_WAIT)
-    assert faults == [] if told is None else any(told in fault for fault in faults), faults
+    assert faults == [] if shown is None else any(shown in fault for fault in faults), faults

@@ -109,7 +109,7 @@ def test_leaders_are_killed(database: Database, server_dir: Path, tmp_path: Path
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(server_dir / "cluster"))
         first = next(iter(cluster.servers.values())).url
-        streams = stack.enter_context(JetStream(first, error_cb=say_nothing))
+        streams = stack.enter_context(JetStream(first, error_cb=ignore_error))
         add_streams(streams)
         environment = {"APP_URL": database.url, "NATS_URL": cluster.url}
         relay = stack.enter_context(Penstock(tmp_path, environment=environment))
@@ -173,5 +173,5 @@ def assert_whole(name: str, messages: Iterable[Msg], publishers: list[Publisher]
     assert not found
 
 
-async def say_nothing(_: Exception) -> None:
+async def ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that we killed."""

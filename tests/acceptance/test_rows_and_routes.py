@@ -94,9 +94,9 @@ def test_rows_and_routes(database: Database, server_dir: Path, tmp_path: Path) -
         pipeline.wait_for(
             lambda: streams.info("ITEMS").state.messages == 5, PATIENCE, "in the stream"
         )
-        told = [orjson.loads(message.data) for message in streams.messages("ITEMS")]
-    assert all(list(message) == ["record", "metadata"] for message in told)
-    rows = [(message["record"]["id"], message["record"]["price"]) for message in told]
+        reported = [orjson.loads(message.data) for message in streams.messages("ITEMS")]
+    assert all(list(message) == ["record", "metadata"] for message in reported)
+    rows = [(message["record"]["id"], message["record"]["price"]) for message in reported]
     assert sorted(rows) == [(1, "1000"), (2, "50"), (2, "51"), (3, "5"), (20, "51")]
     assert [row for row in rows if row[0] in (2, 20)] == [(2, "50"), (2, "51"), (20, "51")]
     paths: dict[int, list[tuple[str, str]]] = defaultdict(list)

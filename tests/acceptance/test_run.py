@@ -180,7 +180,7 @@ def shop(
     folder = tmp_path_factory.mktemp("run")
     with ExitStack() as stack:
         nats = stack.enter_context(EmbeddedNats(server_dir / "nats-with-login", SERVER))
-        login = {"user": "penstock", "password": NATS_PASSWORD, "error_cb": _say_nothing}
+        login = {"user": "penstock", "password": NATS_PASSWORD, "error_cb": _ignore_error}
         streams = stack.enter_context(JetStream(nats.url, **login))
         databases = []
         for name in ("run_shop", "run_stock"):
@@ -225,7 +225,7 @@ def stopped(processes: list[psutil.Process]) -> Iterator[None]:
             process.resume()
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -234,7 +234,7 @@ def body(message: Msg) -> dict[str, Any]:
     return found
 
 
-def test_it_says_that_it_is_ready(shop: Shop) -> None:
+def test_it_reports_that_it_is_ready(shop: Shop) -> None:
     ready = [event for event in shop.pipeline.events() if event["event"] == "ready"]
     assert len(ready) == 1
     assert ready[0]["listen"] == shop.pipeline.listen
@@ -366,7 +366,7 @@ def test_a_message_too_large_is_a_dead_letter(shop: Shop) -> None:
     assert [e["idempotency_key"] for e in events] == [letter["idempotency_key"]]
 
 
-def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
+def test_a_sink_that_is_down_holds_back_nothing_and_is_reported(shop: Shop) -> None:
     count = shop.streams.info("ORDERS").state.messages
     shop.nats.kill()
     shop.shop.execute("INSERT INTO orders SELECT i, 1, 'late' FROM generate_series(201, 210) i")
@@ -415,12 +415,12 @@ def test_a_sink_that_is_down_holds_back_nothing_and_says_so(shop: Shop) -> None:
     shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")
     code, text = shop.command("status")
     assert (code, text.splitlines()[-1]) == (0, "ready")
-    told = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
-    assert [e["event"] for e in told] == [
+    reported = [e for e in shop.pipeline.events() if e.get("sink") == "orders"]
+    assert [e["event"] for e in reported] == [
         "sink is behind, its messages wait in the store",
         "sink attached again, its backlog is delivered",
     ]
-    assert told[0]["code"] in ("connection_refused", "connection_lost")
+    assert reported[0]["code"] in ("connection_refused", "connection_lost")
 
 
 def test_the_embedded_store_is_restarted(shop: Shop) -> None:
@@ -491,7 +491,7 @@ def test_the_embedded_store_is_restarted(shop: Shop) -> None:
     )  # fmt: skip
 
 
-def test_a_second_run_waits_for_the_slot_and_says_so(shop: Shop, tmp_path: Path) -> None:
+def test_a_second_run_waits_for_the_slot_and_reports_it(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text(CONFIG)
     with Penstock(tmp_path, environment=shop.environment) as second:
         second.start()
@@ -539,7 +539,7 @@ def test_workers_that_are_stopped_are_noticed_when_messages_wait(shop: Shop) -> 
     )
 
 
-def test_a_dropped_publication_is_told_of(shop: Shop) -> None:
+def test_a_dropped_publication_is_reported(shop: Shop) -> None:
     """Postgres 18 passes over what is written meanwhile, with a WARNING and no error."""
     shop.stock.execute("DROP PUBLICATION penstock_stock")
     shop.stock.execute("INSERT INTO items VALUES (300, 'unpublished')")

@@ -62,7 +62,7 @@ def own_nats(server_dir: Path) -> Iterator[EmbeddedNats]:
         yield server
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -76,7 +76,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
     slot = "SELECT confirmed_flush_lsn, active FROM pg_replication_slots"
     slot += " WHERE slot_name = 'penstock_shop'"
     with (
-        JetStream(own_nats.url, error_cb=_say_nothing) as stream,
+        JetStream(own_nats.url, error_cb=_ignore_error) as stream,
         Penstock(tmp_path, environment=environment) as pipeline,
     ):
         stream.add_stream("SHOP", "shop.>", duplicate_window=3600)
@@ -189,11 +189,11 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
         with Penstock(tmp_path, environment=environment) as pipeline:
             pipeline.start()
 
-            def told() -> bool:
+            def reported() -> bool:
                 sinks = pipeline.status().get("sinks", {"jetstream": {"error": None}})
                 return "refuses the login" in (sinks["jetstream"]["error"] or "")
 
-            pipeline.wait_for(told, PATIENCE, "telling of the login")
+            pipeline.wait_for(reported, PATIENCE, "telling of the login")
             # What it should have is kept until the login is mended; it is not ready until then.
             pipeline.wait_for(
                 lambda: pipeline.status()["sources"]["shop"]["state"] == "streaming",

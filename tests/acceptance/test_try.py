@@ -143,7 +143,7 @@ def test_for_people_and_from_standard_input(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--sink", "lua"], "give either --message FILE (- for stdin)"),
         (["--sink", "lua", "--message", "x", "--live", "1"], "give either --message"),
@@ -153,8 +153,8 @@ def test_for_people_and_from_standard_input(folder: Path) -> None:
         (["--message", "x"], "Missing option '--sink'"),
     ],
 )
-def test_wrong_uses(folder: Path, arguments: list[str], said: str) -> None:
-    assert said in fails(folder, 2, "try", *arguments, **environment())
+def test_wrong_uses(folder: Path, arguments: list[str], output: str) -> None:
+    assert output in fails(folder, 2, "try", *arguments, **environment())
 
 
 def test_code_that_does_not_load(tmp_path: Path, database: Database) -> None:
@@ -162,16 +162,16 @@ def test_code_that_does_not_load(tmp_path: Path, database: Database) -> None:
     message = tmp_path / "m.json"
     message.write_text(json.dumps(order(1)))
 
-    def said(*settings: str) -> str:
+    def output(*settings: str) -> str:
         sink = CONFIG[: CONFIG.index("    filter")]
         write(tmp_path, sink, *(f"    {line}" for line in settings))
         use = ["try", "--sink", "sql", "--message", "m.json"]
         return fails(tmp_path, 2, *use, **environment(database.url))
 
-    assert "line 1: unexpected symbol" in said('transform: {lua: "transform = = 1"}')
-    assert "no function transform(message)" in said('transform: {lua: "x = 1"}')
-    assert "there is no module 'nowhere'" in said('transform: {python: "nowhere:f"}')
-    assert "amuont" in (text := said('filter: "record.amuont > 1"'))
+    assert "line 1: unexpected symbol" in output('transform: {lua: "transform = = 1"}')
+    assert "no function transform(message)" in output('transform: {lua: "x = 1"}')
+    assert "there is no module 'nowhere'" in output('transform: {python: "nowhere:f"}')
+    assert "amuont" in (text := output('filter: "record.amuont > 1"'))
     assert "amount" in text
 
 

@@ -85,14 +85,14 @@ def _kill_tree(world: World) -> None:
     kill(world.pipeline.tree())
 
 
-def _kill_one(world: World, wanted: Callable[[str], bool]) -> None:
+def _kill_one(world: World, chosen: Callable[[str], bool]) -> None:
     """Kill one process below the pipeline's own, as soon as there is one of that kind."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         found = []
         for process in world.pipeline.tree()[1:]:
             with contextlib.suppress(psutil.Error):
-                if wanted(" ".join(process.cmdline())):
+                if chosen(" ".join(process.cmdline())):
                     found.append(process)
         if found:
             kill([world.random.choice(found)])

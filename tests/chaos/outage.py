@@ -170,7 +170,7 @@ class Reader(threading.Thread):
         self.join(PATIENCE)
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -204,7 +204,7 @@ class Outage:
         )
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(JetStream(url, error_cb=_say_nothing))
+                stack.enter_context(JetStream(url, error_cb=_ignore_error))
                 for url in (self._steady.url, self._shaky.url)
             ]
             for stream in streams:
@@ -222,7 +222,7 @@ class Outage:
             finally:
                 writer.stop()
             self._outcome.messages = writer.count
-            self._settle(pipeline, reader, streams, writer.count)
+            self._await_steady(pipeline, reader, streams, writer.count)
             found = {
                 name: _numbers(s) for name, s in zip(("steady", "shaky"), streams, strict=True)
             }
@@ -304,7 +304,7 @@ class Outage:
         return str(pipeline.status()["sinks"][SINK]["state"])
 
     @staticmethod
-    def _settle(
+    def _await_steady(
         pipeline: Penstock, reader: Reader, streams: Sequence[JetStream], count: int
     ) -> None:
         pipeline.wait_for(

@@ -112,7 +112,7 @@ class Session:
                 )
             )
             world = self._start(folder, stack)
-            self._stream = stack.enter_context(JetStream(world.nats.url, error_cb=_say_nothing))
+            self._stream = stack.enter_context(JetStream(world.nats.url, error_cb=_ignore_error))
             # Longer than the run: nothing may be there twice.
             window = self._duration + 3600
             self._stream.add_stream(STREAM, "chaos.>", duplicate_window=window)
@@ -253,5 +253,5 @@ class Session:
             found.blame("model", difference)
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that we killed."""

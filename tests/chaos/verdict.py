@@ -78,16 +78,16 @@ def compare(
     for message in messages:
         verdict.delivered += 1
         name = message.headers.get("Nats-Msg-Id", "")
-        said = read(message)
-        if not name or name != said.name:
+        output = read(message)
+        if not name or name != output.name:
             verdict.blame("wrong id", f"#{message.seq}: {name!r} of {message.data[:200]!r}")
         if name in seen:
             verdict.blame("duplicate", f"#{message.seq} repeats #{seen[name]}: {name}")
             continue
         seen[name] = message.seq
-        if said.note == ROLLED_BACK:
+        if output.note == ROLLED_BACK:
             verdict.blame("rolled back", f"#{message.seq}: {message.data[:300]!r}")
-        for key, step in said.steps:
+        for key, step in output.steps:
             arrived[key].append((step, message.seq))
     for key in sorted({*histories, *arrived}):
         _judge(verdict, key, histories.get(key, ()), arrived.get(key, []))

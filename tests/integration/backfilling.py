@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
+from tests.integration.capturing import PATIENCE, Message, Reader, eventually, messages, prepare
 
 from penstock.backfill.chunks.attempt import Attempt
 from penstock.backfill.chunks.backfiller import Backfiller
@@ -90,6 +90,21 @@ class Backfilling:
         reader.capture.confirm(reader.position)
         end = reader.capture.available(reader.position, 10_000, wait)
         return [] if end == reader.position else self._deliver(end)
+
+    def pause(self) -> None:
+        """Pause, and deliver and confirm all chunks that are planned."""
+        self.backfiller.pause()
+        self._await_step()
+        while (attempt := self.backfiller._attempt) is not None and attempt._under_way:
+            self.batch(0.05)
+        self._await_step()
+        self.new_events()
+
+    def _await_step(self) -> None:
+        """Wait until the backfiller's thread has ended what it does, and handled all reports."""
+        waiting = self.backfiller._commands._queue
+        waiting.put(None)
+        eventually(waiting.empty)
 
     def drain(self) -> None:
         """Deliver and confirm all that is written now."""

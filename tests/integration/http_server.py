@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from penstock.api.protocol import Protocol
 from penstock.api.server import Uvicorn, address, bind
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 LARGE = 32 << 20
 
 

@@ -97,7 +97,7 @@ def test_an_answer_that_a_closing_connection_would_lose_is_given_back(
 
     monkeypatch.setattr(Receives, "receive", served)
     leaves = raw(shop.api.address, shop.token, f"{path}/next")
-    assert ready.wait(10)
+    assert ready.wait(60)
     leaves.shutdown(socket.SHUT_WR)
     assert rest(leaves) == b""
     answer = shop.client.get(f"{path}/next", params=WAIT)

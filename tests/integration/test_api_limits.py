@@ -236,7 +236,7 @@ def test_a_client_that_reads_nothing_is_let_go_and_a_slow_one_gets_all(hasty: Se
                 got += len(data)
                 time.sleep(0.1 if got < LARGE // 2 else 0)  # longer than the others may stay
         assert got > LARGE
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while hasty.files > idle:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -281,5 +281,5 @@ def test_no_client_holds_the_end_up(number: int) -> None:
         served.client.get("/healthz")
         began = time.monotonic()
         served.process.send_signal(number)
-        served.process.wait(timeout=20)
+        served.process.wait(timeout=60)
         assert time.monotonic() - began < 3

@@ -44,7 +44,7 @@ class Process:
     def end(self, number: int) -> int:
         """Send a signal, and return the exit code."""
         self.process.send_signal(number)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         assert self.process.stderr is not None
         self.log += [json.loads(line) for line in self.process.stderr]
         return code
@@ -96,7 +96,7 @@ def test_it_ends_in_order(store: Store, token: str, number: int) -> None:
             api.client.get("/v1/streams")
 
 
-def test_it_makes_the_schema_and_tells_that_it_is_ready(database: Database) -> None:
+def test_it_makes_the_schema_and_reports_that_it_is_ready(database: Database) -> None:
     with Process(database.url, "pst_none") as api:
         assert api.client.get("/healthz").json() == {"status": "ok"}
         assert api.client.get("/readyz").json() == {"status": "ready"}

@@ -34,10 +34,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def paused(driver: Backfilling) -> None:
     """Pause when the first chunk, or some, is delivered."""
     driver.run(lambda: driver.cursor is not None)
-    driver.backfiller.pause()
-    while driver.batch(0.3):
-        pass
-    driver.new_events()
+    driver.pause()
 
 
 def altered(database: Database, driver: Backfilling, *statements: str, **spec: Any) -> None:

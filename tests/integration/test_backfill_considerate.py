@@ -66,7 +66,7 @@ def test_an_alter_table_goes_first_when_batches_stand_still(
         alter = "SET lock_timeout = '20s'; ALTER TABLE t ADD c int"
         thread = threading.Thread(target=database.execute, args=(alter,))
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         driver.run()
         assert "locked" in delays(driver)

@@ -255,7 +255,7 @@ def test_folding_gives_the_table(
         session.run()
         stop.set()
         for writer in writers:
-            writer.join(20)
+            writer.join(60)
         received = session.end()
     finally:
         stop.set()

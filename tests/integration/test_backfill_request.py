@@ -157,7 +157,7 @@ def test_a_run_is_notified_at_once(backfills: Backfills, database: Database) -> 
         number = only(backfills)
         for command in ("pause", "resume", "cancel"):
             backfills.command(number, command)
-        payloads = [n.payload for n in connection.notifies(timeout=10, stop_after=4)]
+        payloads = [n.payload for n in connection.notifies(timeout=60, stop_after=4)]
     assert payloads == ["b"] * 4
 
 

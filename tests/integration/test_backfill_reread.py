@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.backfilling import Backfilling, backfilling, fold
+from tests.integration.backfilling import backfilling, fold
 from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import delays, paused
 from tests.integration.test_backfill_attempts import BACKENDS, TABLE, expected, taken
@@ -21,17 +21,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "MOST", 4)
 
 
-def delivered(driver: Backfilling) -> None:
-    while driver.batch(0.3):
-        pass
-
-
 def test_a_lost_connection_forgets_none(database: Database) -> None:
     with backfilling(database, *TABLE) as driver:
         driver.start()
         paused(driver)
         database.execute(MOVE)
-        delivered(driver)
+        driver.drain()
         database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
         driver.backfiller.resume()
         driver.run()
@@ -63,7 +58,7 @@ def test_a_start_from_the_last_cursor_forgets_none(database: Database, when: str
         database.execute(MOVE)
         cursor = driver.cursor
         if when == "to come":
-            delivered(driver)
+            driver.drain()
         else:
             # The chunk with the row is delivered, but the task that read it had failed.
             driver.backfiller.resume()
@@ -97,7 +92,7 @@ def test_another_backfill_knows_nothing_of_them(database: Database) -> None:
         driver.start()
         paused(driver)
         database.execute(MOVE)
-        delivered(driver)
+        driver.drain()
         driver.backfiller.cancel()
         driver.start(where="id = 7")
         driver.run()

@@ -49,7 +49,7 @@ class Standing:
         """Let all that waits become visible."""
         for connection, thread in self.sessions:
             connection.cancel_safe()
-            thread.join(20)
+            thread.join(60)
             connection.close()
         self.sessions.clear()
 
@@ -205,7 +205,7 @@ def test_a_truncate_between_has_the_chunk_read_again(
         before_watermarks(monkeypatch, truncate_first)
         driver.start()
         driver.run()
-        threads[0].join(20)
+        threads[0].join(60)
         driver.drain()
         assert folded(driver) == {(5,): "new"}
 
@@ -255,7 +255,7 @@ def test_a_batch_that_is_cut_has_no_half_of_a_chunk(database: Database) -> None:
         assert [c.reads for c in capture.take(chunk.start, end)] == [chunk.reads]
 
 
-def test_a_chunk_that_nobody_confirms_holds_the_slot_back(database: Database) -> None:
+def test_a_chunk_that_is_not_confirmed_holds_the_slot_back(database: Database) -> None:
     prepare(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

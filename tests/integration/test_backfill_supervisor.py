@@ -58,7 +58,7 @@ class Reader:
         self.looks.append(len(self.shown))
 
     def next(self) -> dict[str, Any] | None:
-        return self.commands.get(timeout=10)
+        return self.commands.get(timeout=60)
 
     def ready(self, name: str) -> None:
         assert self.run is not None
@@ -311,8 +311,8 @@ def test_what_drains_is_not_commanded(
         reader.delivers(token, 0)
         reader.report(token, "done", chunks=1)
         assert becomes(backfills, first, "done").rows_done == 20, "kept all the same"
-        looked = len(reader.looks)
-        await_true(lambda: len(reader.looks) > looked + 2)
+        seen = len(reader.looks)
+        await_true(lambda: len(reader.looks) > seen + 2)
         assert reader.count == count
         assert state(backfills, second).state == "waiting"
 
@@ -399,7 +399,7 @@ def test_while_the_tables_are_selected(
     answers = threading.Event()
 
     def select(*_: Any) -> tables.SelectedTables:
-        assert answers.wait(30)
+        assert answers.wait(60)
         return tables.SelectedTables([], [], is_partial=False)
 
     monkeypatch.setattr(tables, "select", select)

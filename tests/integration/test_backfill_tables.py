@@ -62,7 +62,7 @@ def assert_as_inserted(
     return driver.reads()
 
 
-def test_every_type_reads_as_the_wal_tells_it(database: Database) -> None:
+def test_every_type_reads_as_in_the_wal(database: Database) -> None:
     database.execute("CREATE TYPE mood AS ENUM ('happy', 'so \"so\"', 'NULL', '{}')")
     database.execute('CREATE SCHEMA odd CREATE TABLE "Ta""ble" ()')
     database.execute('CREATE TYPE pair AS (l int, "r ""%s" text, at timestamptz)')
@@ -306,10 +306,10 @@ def test_rows_that_a_condition_holds_for(database: Database) -> None:
         "INSERT INTO t SELECT n, CASE WHEN n % 100 < 3 THEN 'a%b' ELSE '{c}' END"
         " FROM generate_series(1, 2000) n",
     ) as driver:
-        wanted = [n for n in range(1, 2001) if n % 100 < 3]
+        chosen = [n for n in range(1, 2001) if n % 100 < 3]
         driver.start(where="\"v\" LIKE 'a\\%%' OR \"v\" = '{d}'")
         driver.run()
-        assert [m.record["id"] for m in driver.reads()] == wanted
+        assert [m.record["id"] for m in driver.reads()] == chosen
         before = len(driver.reads())
         driver.start(where="id / (id - 7) = 1 AND id > 3", cursor=("2", "?"))
         assert driver.failed().code == "cursor"
@@ -338,11 +338,11 @@ def test_few_rows_of_many_that_are_looked_through(
     }  # fmt: skip
     for splits in (1, 2, 3):
         with Backfilling(database.url, splits=splits) as driver:
-            for where, wanted in conditions.items():
+            for where, chosen in conditions.items():
                 before = len(driver.reads())
                 driver.start(where=where)
                 driver.run()
-                assert [m.record["id"] for m in driver.reads()[before:]] == list(wanted), where
+                assert [m.record["id"] for m in driver.reads()[before:]] == list(chosen), where
 
 
 def weights(driver: Backfilling) -> list[int]:

@@ -59,7 +59,7 @@ def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None
         assert reader.capture.stats.confirmed == 6
 
 
-def test_replica_identity_full_tells_old_values(database: Database) -> None:
+def test_replica_identity_full_gives_old_values(database: Database) -> None:
     with capturing(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, a text, b int)",
@@ -432,7 +432,7 @@ def test_truncate(database: Database) -> None:
     assert {m.table for m in messages[1:3]} == {"public.t", "public.u"}
 
 
-def test_truncate_that_no_sink_wants(database: Database) -> None:
+def test_truncate_that_no_sink_selects(database: Database) -> None:
     with capturing(database, "CREATE TABLE t (id int PRIMARY KEY)", truncates=False) as reader:
         database.execute("TRUNCATE t")
         database.execute("INSERT INTO t VALUES (1)")
@@ -441,7 +441,7 @@ def test_truncate_that_no_sink_wants(database: Database) -> None:
         assert reader.capture.stats.truncates_skipped == 1
 
 
-def test_tables_that_are_not_wanted_keep_their_index(database: Database) -> None:
+def test_tables_that_are_not_selected_keep_their_index(database: Database) -> None:
     """What is captured may change between two runs; positions must not."""
     with capturing(
         database,

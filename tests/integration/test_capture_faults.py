@@ -147,7 +147,7 @@ def test_a_connection_lost_inside_a_transaction(database: Database) -> None:
         eventually(lambda: confirmed(database) > found[0].position.lsn)
 
 
-def test_keepalives_are_answered_while_nobody_reads(own: Database) -> None:
+def test_keepalives_are_answered_while_nothing_reads(own: Database) -> None:
     """Idle and full, for more than two of the server's time-outs of two seconds."""
     query = "SELECT pg_create_logical_replication_slot('full', 'pgoutput')"
     with capturing(own, TABLE) as idle:
@@ -194,9 +194,9 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         start = confirmed(database)
         # Other WAL goes by; two statuses of a second each tell nothing new.
         reader.capture.poll_server()
-        told = reader.capture.stats.received_lsn
+        reported = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")
-        eventually(lambda: reader.capture.stats.received_lsn > told)
+        eventually(lambda: reader.capture.stats.received_lsn > reported)
         assert confirmed(database) == start <= first
         reader.capture.confirm(Position(first, 1))
         assert reader.capture.flush(PATIENCE)

@@ -96,9 +96,9 @@ def test_order(
             assert before.groups & after.groups, (before, after)
         assert len({task[m.position] for m in changes}) == 1
     columns = group_by or (split_by or ["id"])
-    told = [m for m in found if all(column in m.record for column in columns)]
+    reported = [m for m in found if all(column in m.record for column in columns)]
     groups: dict[tuple[Any, ...], list[Message]] = {}
-    for message in told:
+    for message in reported:
         groups.setdefault(tuple(message.record[c] for c in columns), []).append(message)
     for changes in groups.values():
         assert len({task[m.position] for m in changes}) == 1

@@ -87,12 +87,14 @@ def travel(session: psycopg.Connection[Any], cases: list[Case], reader: Reader) 
             drawn[f"l{i}"] = data.draw(st.lists(st.none() | case.literals, max_size=3))
         row = session.execute(insert.encode(), drawn).fetchone()
         assert row is not None
-        told = session.execute(select.encode(), row).fetchone()
-        assert told is not None
+        reported = session.execute(select.encode(), row).fetchone()
+        assert reported is not None
         (message,) = reader.read()
         record = parsed(message.raw)
         for i, case in enumerate(cases):
-            one, many = (None if text is None else parsed(text) for text in told[2 * i : 2 * i + 2])
+            one, many = (
+                None if text is None else parsed(text) for text in reported[2 * i : 2 * i + 2]
+            )
             assert record[f"v{i}"] == one, case.type
             assert record[f"d{i}"] == one, case.type
             assert record[f"a{i}"] == many, case.type

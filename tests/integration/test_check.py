@@ -352,16 +352,16 @@ def test_java(tmp_path: Path) -> None:
     assert f"JAVA_HOME={tmp_path}" in missing.message
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
-    for said, level in (
+    for printed, level in (
         ('openjdk version "1.8.0_402"', "error"),
         ('java version "11.0.2" 2019-01-15 LTS', "error"),
         ('openjdk version "17" 2021-09-14', "ok"),
         ('openjdk version "21.0.3-ea" 2024', "ok"),
         ("nonsense", "error"),
     ):
-        java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+        java.write_text(f"#!/bin/sh\necho '{printed}' >&2\n")
         java.chmod(0o755)
-        assert inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, said
+        assert inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, printed
 
 
 def test_init_writes_what_load_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,8 +432,10 @@ def test_status_of_a_running_pipeline(database: Database, write: Write) -> None:
         )
         result = invoke(*arguments)
         assert result.exit_code == 1
-        told = "! sink out: no stream captures it 12 messages wait in the store. (since 2027-01-15 "
-        assert told in result.output
+        reported = (
+            "! sink out: no stream captures it 12 messages wait in the store. (since 2027-01-15 "
+        )
+        assert reported in result.output
         state.update({"store": "The store is gone.", "code": "connection_lost"})
         assert "! store: The store is gone." in invoke(*arguments).output
         report = json.loads(invoke(*arguments, "--json").output)
@@ -476,7 +478,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
     assert 'penstock_consumer_lag_messages{consumer="billing",stream="events"} 1.0' in metrics
 
 
-def test_help_is_light_and_version_is_told() -> None:
+def test_help_is_light_and_version_is_printed() -> None:
     code = (
         "import sys, penstock.cli.main as c\n"
         "try: c.app(['--help'])\nexcept SystemExit: pass\n"

@@ -195,7 +195,7 @@ def test_subjects_of_rules_need_a_stream(file: Callable[..., Path], nats: JetStr
     assert "it is used where `route` gives nothing" in finding.message
 
 
-def test_filters_may_tell_two_sinks_of_one_stream_apart(
+def test_filters_may_separate_two_sinks_of_one_stream(
     tmp_path: Path, database: Database, nats: JetStream
 ) -> None:
     nats.add_stream("APART", ["apart.>"])

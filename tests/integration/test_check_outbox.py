@@ -182,7 +182,7 @@ def test_two_pipelines_into_one_stream(
     shared = SharedStreams()
     shared.check(planner.plan(rows).values())
     assert shared._thread is not None
-    shared._thread.join(10)
+    shared._thread.join(60)
     reported = shared.with_warnings(
         {"g": {"pipelines": {"a": {}}}, "other": {"pipelines": {"b": {}}}}
     )
@@ -243,7 +243,7 @@ def test_outbox_status_names_the_database_without_a_schema(database: Database) -
     assert "penstock outbox install --url" in result.stderr
 
 
-def test_outbox_status_tells_the_oldest_by_the_local_clock(tide: Database) -> None:
+def test_outbox_status_dates_the_oldest_by_the_local_clock(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_publish('orders', '{}')")
     ((oldest,),) = tide.execute("SELECT created_at FROM tide.outbox_orders")
     assert (

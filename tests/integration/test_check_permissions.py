@@ -82,9 +82,9 @@ def test_whose_the_messages_of_a_stream_are(
     """Who may not ask for them takes another publisher's for its own."""
     config = NatsSinkConfig(url=server.url, user=user, password="x")
     found = nats_check.inspect(config, ORDERS, source="shop")
-    told = [f for f in found if "$JS.API.STREAM.MSG.GET.SHOP" in f.message]
-    assert [f.level for f in told] == ["warning"] * (user.lower() == "unread")
-    assert all('allow: ["$JS.API.STREAM.MSG.GET.SHOP"]' in f.fix for f in told)
+    reported = [f for f in found if "$JS.API.STREAM.MSG.GET.SHOP" in f.message]
+    assert [f.level for f in reported] == ["warning"] * (user.lower() == "unread")
+    assert all('allow: ["$JS.API.STREAM.MSG.GET.SHOP"]' in f.fix for f in reported)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_whose_the_messages_of_a_stream_are(
     [("ALL", "ok"), ("BARE", "ok"), ("SOME", "error"), ("BUT", "warning"), ("OTHER", "error"),
      ("all", "ok"), ("bare", "ok"), ("other", "warning")],
 )  # fmt: skip
-def test_subjects_that_nobody_knows_yet(
+def test_subjects_that_are_not_known_yet(
     server: EmbeddedNats, streams: JetStream, user: str, level: str
 ) -> None:
     subject = "shop.{schema}.orders.{record.kind}" if user == "BUT" else "shop.{record.kind}"

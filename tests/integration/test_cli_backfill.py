@@ -199,8 +199,8 @@ def test_a_table_that_may_not_be_read(folder: Path, database: Database) -> None:
         database.url, user=role, password="hunter6"
     )
     path.write_text(json.dumps(config))
-    said = refusal(folder, "start", "--sink", "public", "--table", "orders")
-    assert said == (
+    printed = refusal(folder, "start", "--sink", "public", "--table", "orders")
+    assert printed == (
         f'Role {role} may not read public.orders. GRANT SELECT ON "public"."orders" TO "{role}";'
     )
 

@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
         self.processes = [self.start(), self.start()]
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def start(self) -> Consumers:
         process = Consumers(self.store.url, pool_size=3)
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(max_deliver=st.sampled_from([-1, -1, 2]), max_held=st.sampled_from([2, 100]))
     def configure(self, max_deliver: int, max_held: int) -> None:
-        wanted = {
+        chosen = {
             "ack_wait_ms": 600_000,
             "max_deliver": max_deliver,
             "max_ack_pending": max_held,
@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         self.max_deliver = max_deliver
         self.do(
             self.processes[0].create(
-                ConsumerSpec(f"{self.name}-workers", self.name, settings=wanted)
+                ConsumerSpec(f"{self.name}-workers", self.name, settings=chosen)
             )
         )
 
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
                 continue
             assert (token in refused) == (fate != "held"), (token, fate, outcome)
             if fate == "held":
-                self.said(kind, position)
+                self.output(kind, position)
 
     def fate(self, token: str) -> tuple[str, tuple[int, int]]:
         ref = read_tokens(self.consumer(0).info.id, [token])[0]
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             return "gone", at
         return ("held" if message.token == token and not message.waits else "expired"), at
 
-    def said(self, kind: str, position: tuple[int, int]) -> None:
+    def output(self, kind: str, position: tuple[int, int]) -> None:
         message = self.model.messages[position]
         last = 0 < self.max_deliver <= message.deliver_count
         if kind == "ack" or (kind in ("nack", "later", "expire") and last):
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
                 self.do(process.close())
 
 
-def test_no_loss_no_double_holding_order(database: Any) -> None:
+def test_no_loss_no_double_in_order(database: Any) -> None:
     loop = asyncio.new_event_loop()
     with Store.open(database.url) as store:
         Machine.store, Machine.loop, Machine.numbers = store, loop, iter(range(1_000_000))

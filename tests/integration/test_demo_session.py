@@ -101,7 +101,7 @@ def test_a_signal_ends_it_with_the_summary_and_nothing_left(temp: Path, number: 
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["delivered"] == result["committed"] > 0
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
     assert list(temp.iterdir()) == []
 
 
@@ -125,12 +125,12 @@ def test_a_server_that_ends_is_named(temp: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "nats-server ended unexpectedly; its log ends with:" in err
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def test_a_killed_demo_leaves_no_process(temp: Path) -> None:
     process, family = writing()
     assert len(family) > 6
     process.kill()
-    process.communicate(timeout=20)
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    process.communicate(timeout=60)
+    assert psutil.wait_procs(family, timeout=60)[1] == []

@@ -154,7 +154,7 @@ def test_a_join_that_fails_delivers_nothing_twice(store: Store) -> None:
         target.fails_at = 300
         it.done(100)  # the others lie beyond what is done, and come with the join
         it.drainer.start()
-        assert target.failed.wait(10)
+        assert target.failed.wait(60)
         it.done(400)
         await_true(it.joined)
         assert target.got == [key for key in keys if key not in target.dead]
@@ -170,7 +170,7 @@ def test_what_comes_before_a_join_that_failed_is_not_lost(store: Store) -> None:
         target.fails_at = 25
         it.done(10)
         it.drainer.start()
-        assert target.failed.wait(10)
+        assert target.failed.wait(60)
         it.spill(10, 20)
         it.done(40)
         await_true(it.joined)
@@ -203,10 +203,10 @@ def test_a_sink_that_gets_no_messages_is_looked_at_all_the_same(store: Store) ->
         it.drainer.start()
         await_true(it.joined)
         target.away = ERROR
-        while (report := it.reports.get(timeout=10)).get("code") != ERROR.code:
+        while (report := it.reports.get(timeout=60)).get("code") != ERROR.code:
             assert "error" not in report
         assert (report["sink"], report["error"]) == (SINK, str(ERROR))
         target.away = None
-        while "delivered" not in (report := it.reports.get(timeout=10)):
+        while "delivered" not in (report := it.reports.get(timeout=60)):
             assert report.get("error") == str(ERROR)
         assert report["delivered"] == 0

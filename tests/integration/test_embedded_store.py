@@ -188,7 +188,7 @@ class Outages:
         self._queue.put(error)
 
     def began(self) -> str:
-        error = self._queue.get(timeout=30)
+        error = self._queue.get(timeout=60)
         assert error is not None
         return error
 
@@ -225,7 +225,7 @@ def test_many_processes_start_a_killed_server_once(folder: Path, users: list[Use
         running = server(folder)
         assert running is not None
         running.send_signal(signal.SIGKILL)
-        running.wait(30)
+        running.wait(60)
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -399,7 +399,7 @@ def test_an_initdb_that_was_killed_is_begun_again(folder: Path) -> None:
     assert not half.exists()
 
 
-def test_a_lost_password_is_told(folder: Path) -> None:
+def test_a_lost_password_is_reported(folder: Path) -> None:
     with open_store(EMBEDDED, folder):
         pass
     (folder / "store.password").unlink()
@@ -408,7 +408,7 @@ def test_a_lost_password_is_told(folder: Path) -> None:
     assert server(folder) is None
 
 
-def test_a_folder_that_cannot_be_used_is_told(folder: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_reported(folder: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("a file")
     with pytest.raises(EmbeddedError, match=r"cannot be used: .*\.penstock File exists"):

@@ -44,7 +44,7 @@ class Servers:
     def __init__(self, other: EmbeddedNats, shaky: EmbeddedNats, stack: ExitStack) -> None:
         self.shaky = shaky
         self.other_streams = stack.enter_context(JetStream(other.url))
-        self.shaky_streams = stack.enter_context(JetStream(shaky.url, error_cb=_say_nothing))
+        self.shaky_streams = stack.enter_context(JetStream(shaky.url, error_cb=_ignore_error))
         self.stream = f"S{uuid.uuid4().hex[:8]}"
         prefix = self.stream.lower()
         self.other_streams.add_stream(self.stream, f"{prefix}.>", duplicate_window=WINDOW)
@@ -65,7 +65,7 @@ class Servers:
         assert_whole(published(self.shaky_streams, self.stream), count)
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -254,7 +254,7 @@ def test_down_from_the_start(servers: Servers, database: Database) -> None:
         servers.assert_all(source)
 
 
-def test_a_refused_login_holds_back_nobody(servers: Servers, database: Database) -> None:
+def test_a_refused_login_holds_back_no_other(servers: Servers, database: Database) -> None:
     """What an operator has to mend is no reason to stop either."""
     login = {"user": "penstock", "password": "wrong-hunter7"}
     servers.shaky.stop()
@@ -282,7 +282,7 @@ def test_dead_letters_of_a_backlog(server_dir: Path, database: Database) -> None
     with ExitStack() as stack:
         folder = server_dir / f"dead-{uuid.uuid4().hex[:8]}"
         server = stack.enter_context(EmbeddedNats(folder, config))
-        with JetStream(server.url, error_cb=_say_nothing) as stream:
+        with JetStream(server.url, error_cb=_ignore_error) as stream:
             stream.add_stream("SHOP", SUBJECT, duplicate_window=WINDOW)
             sinks = {SHAKY: nats_settings(server.url)}
             with Source(database.url, sinks) as source:  # type: ignore[arg-type]
@@ -316,10 +316,10 @@ def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) ->
             await_true(lambda: source.written > at + 500)
         source.store.close()  # the test's own connection is gone too
         servers.assert_all(source)
-        assert told(source.reports)[-1] is None
+        assert reported(source.reports)[-1] is None
 
 
-def test_an_error_of_the_store_is_told_until_it_is_over(database: Database) -> None:
+def test_an_error_of_the_store_is_reported_until_it_is_over(database: Database) -> None:
     """Also where it ended the query, and with it the process that told of it."""
     hide = "ALTER TABLE penstock.segment_1 RENAME TO hidden"
     with Source(database.url, {EVENTS: stream_settings()}) as source:
@@ -328,12 +328,12 @@ def test_an_error_of_the_store_is_told_until_it_is_over(database: Database) -> N
             database.execute(hide)
             with pytest.raises(SinkError, match="missing"):
                 source.batch(source.written + 10)
-            await_true(lambda: any(told(source.reports)[-1:]))
+            await_true(lambda: any(reported(source.reports)[-1:]))
             database.execute("ALTER TABLE penstock.hidden RENAME TO segment_1")
             if restart:
                 source.restart()
             source.batch(source.written + 10)
-            await_true(lambda: told(source.reports)[-1] is None)
+            await_true(lambda: reported(source.reports)[-1] is None)
         assert_whole(source.streamed(EVENTS), source.written)
 
 
@@ -351,14 +351,14 @@ def test_a_dead_letter_that_the_store_takes_late(
         source.refuse_letters = "No room for it."
         batch = threading.Thread(target=source.batch, args=(11,), kwargs={"size": 2_000_000})
         batch.start()
-        await_true(lambda: "No room for it." in told(source.reports))
+        await_true(lambda: "No room for it." in reported(source.reports))
         source.refuse_letters = None
-        batch.join(20)
+        batch.join(60)
         assert source.written == 11
-        await_true(lambda: told(source.reports)[-1] is None)
+        await_true(lambda: reported(source.reports)[-1] is None)
         assert len(source.store.letters.page(sink=SHAKY)) == 1
 
 
-def told(reports: Sequence[Report]) -> list[str | None]:
+def reported(reports: Sequence[Report]) -> list[str | None]:
     """Return what was told of the store."""
     return [report["store"] for report in reports if "store" in report]

@@ -75,7 +75,7 @@ class Sinks:
     def __init__(self, server: EmbeddedNats, stack: ExitStack, group_by: list[str] | None) -> None:
         self.server = server
         self.groups = GROUPS if group_by is None else 2
-        self.streams = stack.enter_context(JetStream(server.url, error_cb=_say_nothing))
+        self.streams = stack.enter_context(JetStream(server.url, error_cb=_ignore_error))
         self.name = f"S{uuid.uuid4().hex[:8]}"
         self.prefix = self.name.lower()
         self.streams.add_stream(self.name, f"{self.prefix}.>", duplicate_window=WINDOW)
@@ -125,7 +125,7 @@ class Sinks:
             assert sorted(numbers) == failed
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 

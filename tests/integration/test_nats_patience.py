@@ -125,7 +125,7 @@ def test_nothing_listens() -> None:
         assert time.monotonic() - started < 2 * patience + 1
 
 
-def test_a_login_that_is_refused_is_told_at_once(server_dir: Path) -> None:
+def test_a_login_that_is_refused_is_reported_at_once(server_dir: Path) -> None:
     config = 'authorization { user: penstock, password: "right" }'
     with EmbeddedNats(server_dir / f"patience-{uuid.uuid4().hex[:8]}", config) as server:
         sink = NatsSink(

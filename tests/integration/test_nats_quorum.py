@@ -29,7 +29,7 @@ def cluster(server_dir: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def streams(cluster: Cluster) -> Iterator[JetStream]:
-    with JetStream(cluster.url.split(",")[0], error_cb=say_nothing) as handle:
+    with JetStream(cluster.url.split(",")[0], error_cb=ignore_error) as handle:
         yield handle
 
 
@@ -37,7 +37,7 @@ def config(cluster: Cluster, subject: str = "orders") -> NatsSinkConfig:
     return NatsSinkConfig(url=cluster.url, subject=subject, ack_timeout=2)
 
 
-async def say_nothing(_: Exception) -> None:
+async def ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that we killed."""
 
 

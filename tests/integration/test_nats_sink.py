@@ -119,12 +119,12 @@ def test_a_moved_key_comes_after_what_it_left_behind(
     assert numbers == list(range(1, count + 1))
 
 
-def test_rows_are_told_without_deletes_truncates_and_old_values(
+def test_rows_come_without_deletes_truncates_and_old_values(
     nats_server: EmbeddedNats, nats: JetStream, stream: str
 ) -> None:
     """The newest version of a row has the key that an update gave it; the old one is not told of."""
     nats.add_stream(stream, "shop.public.orders")
-    told = [
+    reported = [
         ("insert", 1),
         ("update", 1),
         ("delete", 1),
@@ -133,10 +133,10 @@ def test_rows_are_told_without_deletes_truncates_and_old_values(
         ("read", 3),
     ]
     rows = batch(
-        [key for _, key in told],
-        actions=[action for action, _ in told],
-        changes=[{"id": 1} if action == "update" else None for action, _ in told],
-        groups=[7] * len(told),
+        [key for _, key in reported],
+        actions=[action for action, _ in reported],
+        changes=[{"id": 1} if action == "update" else None for action, _ in reported],
+        groups=[7] * len(reported),
     )
     config = NatsSinkConfig(url=nats_server.url, kind="rows")
     written = Writer(config).write(rows)
@@ -300,7 +300,7 @@ def test_the_wrong_stream(nats_server: EmbeddedNats, nats: JetStream, stream: st
     assert nats.info(stream).state.messages == 0
 
 
-def test_nobody_acks(nats_server: EmbeddedNats, nats: JetStream, stream: str) -> None:
+def test_no_server_acks(nats_server: EmbeddedNats, nats: JetStream, stream: str) -> None:
     # A stream without acks: nothing comes back, not even "no responders".
     nats.add_stream(stream, SUBJECTS, no_ack=True)
     stop: list[bool] = []
@@ -477,7 +477,7 @@ def test_publishing_over_tls(server_dir: Path, stream: str) -> None:
             assert_in_order(nats.messages(stream), 20_000)
 
 
-def test_tls_wanted_but_not_offered(nats_server: EmbeddedNats) -> None:
+def test_tls_required_but_not_offered(nats_server: EmbeddedNats) -> None:
     with pytest.raises(SinkError) as caught:
         Writer(NatsSinkConfig(url=nats_server.url, tls=True)).write(batch([1]))
     assert caught.value.code == "tls_failed"

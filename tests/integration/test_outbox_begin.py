@@ -261,7 +261,7 @@ def test_a_group_of_nothing_else_has_no_slot(it: Relayed) -> None:
     assert it.begin() == {"p"}
 
 
-def test_places_of_another_relay_count_as_they_are(it: Relayed) -> None:
+def test_checkpoints_of_another_relay_count_as_they_are(it: Relayed) -> None:
     """A standby read the pipelines some seconds before."""
     it.begin()
     it.deliver()

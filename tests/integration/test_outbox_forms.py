@@ -102,7 +102,7 @@ def stored(nats: JetStream, stream: str, number: int) -> tuple[list[tuple[str, s
     return headers, base64.b64decode(message.get("data", ""))
 
 
-def test_a_message_that_was_kept_tells_no_more_than_its_row_knows(app: Database) -> None:
+def test_a_message_that_was_kept_has_no_more_than_its_row(app: Database) -> None:
     """Published, then read from the WAL and from the table: one id, and no position that is made up."""
     app.execute("select tide.outbox_create('kept')")
     captured: list[pa.RecordBatch] = []

@@ -432,7 +432,7 @@ def test_another_publishers_message_is_no_delivery(
     assert subjects == ["other", "direct", "mine", "mine", "mine", "mine"]
 
 
-def test_keys_are_shared_where_that_is_wished(
+def test_keys_are_shared_where_that_is_set(
     nats_server: EmbeddedNats, nats: JetStream, stream: str
 ) -> None:
     make(nats, stream)

@@ -449,10 +449,10 @@ def test_relays_are_notified_of_each_change_and_not_of_messages(tide: Database) 
             "outbox_drop('q')",
         ):
             tide.execute(f"SELECT tide.{call}")
-            assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1, call
+            assert len(list(listener.notifies(timeout=60, stop_after=1))) == 1, call
         tide.execute("SELECT tide.outbox_publish('o', '{}')")
         tide.execute("NOTIFY tide_relay, 'end'")
-        (notification,) = listener.notifies(timeout=10, stop_after=1)
+        (notification,) = listener.notifies(timeout=60, stop_after=1)
         assert notification.payload == "end"
 
 

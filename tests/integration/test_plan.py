@@ -87,7 +87,7 @@ def reasons(of: Prepared) -> list[tuple[str, str, Any]]:
     return [(d.code, d.reason, json.loads(d.body)["record"]["id"]) for d in of.dead]
 
 
-def untold(batch: pa.RecordBatch, row: int, *names: str) -> pa.RecordBatch:
+def unreported(batch: pa.RecordBatch, row: int, *names: str) -> pa.RecordBatch:
     texts = batch.column("metadata").to_pylist()
     texts[row] = orjson.dumps(json.loads(texts[row]) | {"unavailable": list(names)}).decode()
     at = batch.schema.get_field_index("metadata")
@@ -108,7 +108,7 @@ def test_filters_of_several_sinks(spark: SparkSession) -> None:
             Change({"id": 5}, DELETE),
         ]
     )
-    batch = untold(untold(batch, 3, "amount"), 4, "amount", "name")
+    batch = unreported(unreported(batch, 3, "amount"), 4, "amount", "name")
     found = prepared(
         spark, batch,
         above=nats(filter="record.amount > 100"),
@@ -136,7 +136,7 @@ def test_filters_of_several_sinks(spark: SparkSession) -> None:
 
 
 def test_a_dead_letter_is_the_message_as_it_was_captured(spark: SparkSession) -> None:
-    batch = untold(wire([Change({"id": 7, "name": 'a"b'}, UPDATE, {"name": "x"})]), 0, "amount")
+    batch = unreported(wire([Change({"id": 7, "name": 'a"b'}, UPDATE, {"name": "x"})]), 0, "amount")
     (letter,) = prepared(spark, batch, s=nats(filter="record.amount > 1"))["s"].dead
     row = batch.to_pylist()[0]
     assert letter.idempotency_key == row["idempotency_key"]
@@ -252,7 +252,7 @@ def test_routes_by_rules(spark: SparkSession) -> None:
             Change({"id": 5, "region": "eu"}, UPDATE, {}),
         ]
     )
-    batch = untold(untold(batch, 3, "amount"), 4, "amount")
+    batch = unreported(unreported(batch, 3, "amount"), 4, "amount")
     rules = [
         {"when": "record.region = 'eu'", "to": "eu.{record.id}"},
         {"when": "record.amount > 1000", "to": "big.{source}.{record.region}"},
@@ -274,8 +274,8 @@ def test_routes_by_rules(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
-def test_the_first_thing_that_fails_is_told(spark: SparkSession) -> None:
-    batch = untold(wire([item(0, "1.00")]), 0, "region")
+def test_the_first_failure_is_reported(spark: SparkSession) -> None:
+    batch = unreported(wire([item(0, "1.00")]), 0, "region")
     sink = nats(transform={"sql": "1 / record.id as share"}, route="'r.' || record.region")
     found = prepared(spark, batch, s=sink)["s"]
     assert [letter.code for letter in found.dead] == ["transform_failed"]

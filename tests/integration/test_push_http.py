@@ -98,7 +98,7 @@ CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "connections"),
+    ("output", "status", "connections"),
     [
         (OK, 200, 1),
         (b"HTTP/1.1 204 No Content\r\n\r\n", 204, 1),
@@ -114,7 +114,7 @@ CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\
     ],
 )
 def test_answers_and_whether_the_connection_is_used_again(
-    said: bytes, status: int, connections: int
+    output: bytes, status: int, connections: int
 ) -> None:
     async def test(to: Receiver) -> None:
         endpoint = endpoint_of(to)
@@ -124,7 +124,7 @@ def test_answers_and_whether_the_connection_is_used_again(
         endpoint.close()
         await to.until(lambda: to.open == 0)
 
-    run(test, lambda _: said)
+    run(test, lambda _: output)
 
 
 def test_an_answer_whose_end_is_the_connection_s() -> None:
@@ -164,7 +164,7 @@ def test_requests_at_once_have_connections_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("output", "code"),
     [
         (None, "connection_lost"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "bad_answer"),
@@ -172,7 +172,7 @@ def test_requests_at_once_have_connections_of_their_own() -> None:
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000, "bad_answer"),
     ],
 )
-def test_no_answer(said: bytes | None, code: str) -> None:
+def test_no_answer(output: bytes | None, code: str) -> None:
     async def test(to: Receiver) -> None:
         endpoint = endpoint_of(to, authorization="Bearer secret")
         with pytest.raises(EndpointError) as caught:
@@ -183,7 +183,7 @@ def test_no_answer(said: bytes | None, code: str) -> None:
         await to.until(lambda: to.open == 0)
         assert len(to.requests) == 1
 
-    run(test, lambda _: said)
+    run(test, lambda _: output)
 
 
 def test_a_request_that_takes_too_long_is_cut_off() -> None:
@@ -206,7 +206,7 @@ def test_an_answer_that_never_ends_is_cut_off() -> None:
     run(test, lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
             port = reserved.getsockname()[1]
@@ -380,7 +380,7 @@ def test_tls_is_verified_for_the_name(
     asyncio.run(test())
 
 
-def test_a_certificate_that_nobody_knows(certificate: Path) -> None:
+def test_an_unknown_certificate(certificate: Path) -> None:
     async def test() -> None:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(certificate)

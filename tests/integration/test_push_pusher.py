@@ -32,7 +32,7 @@ async def pushing(*consumers: MemoryConsumer) -> AsyncIterator[MemoryConsumers]:
         yield store
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
 
 def test_consumers_come_change_and_go() -> None:
@@ -114,7 +114,7 @@ def test_a_disabled_consumer_is_left_alone_after_410() -> None:
     asyncio.run(served())
 
 
-def test_a_bug_is_told_and_the_webhook_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_and_the_webhook_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.push.pusher._AFTER_BUG_SECONDS", 0.2)
 
     async def served() -> None:

@@ -322,7 +322,7 @@ def test_a_dead_endpoint_is_asked_with_one_request_at_a_time() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_failing_endpoint_s_wish_counts_for_all_groups() -> None:
+def test_a_failing_endpoint_s_retry_after_counts_for_all_groups() -> None:
     async def test(to: Receiver, consumer: MemoryConsumer) -> None:
         await consumer.publish(range(50))
         await consumer.until(lambda: len(consumer.nacks) >= 5)
@@ -352,7 +352,7 @@ def test_410_disables_visibly_and_keeps_the_messages() -> None:
     asyncio.run(served())
 
 
-def test_a_private_address_is_refused_and_says_what_to_do() -> None:
+def test_a_private_address_is_refused_with_a_remedy() -> None:
     async def test(to: Receiver, consumer: MemoryConsumer) -> None:
         with structlog.testing.capture_logs() as logs:
             await consumer.publish(["a"])

@@ -42,7 +42,7 @@ async def take(consumer: Consumer) -> list[dict[str, Any]]:
     return found
 
 
-def told(messages: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def reported(messages: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return of each message its row, and the action and old values where it has them.
 
     By the rows' ids: those of one row are in the order in which they came.
@@ -71,7 +71,7 @@ def test_a_consumer_that_was_away(store: Store, kind: str) -> None:
             run_once(store)
         async with serving(store) as consumers:
             own = await consumers.get("events")
-            found = told(await take(own))
+            found = reported(await take(own))
             if kind == "changes":
                 assert found == [
                     (1, 2, "update", {"n": 1}),
@@ -101,9 +101,9 @@ def test_a_rewind(store: Store, kind: str) -> None:
                 publish(store, stream, [inserted(9, n=1)])  # a segment that can be closed
             await take(own)
             await own.rewind("all")
-            rows = [row for row in told(await take(own)) if row[0] != 9]
+            rows = [row for row in reported(await take(own)) if row[0] != 9]
             await own.rewind(at)
-            behind = [row for row in told(await take(own)) if row[0] != 9]
+            behind = [row for row in reported(await take(own)) if row[0] != 9]
             if kind == "changes":
                 assert [row[:3] for row in rows] == [
                     (1, 1, "insert"), (1, 2, "update"), (2, 1, "insert"), (2, "delete", None),
@@ -133,8 +133,8 @@ def test_changes_are_kept_for_their_time_and_rows_for_ever(
         publish(store, streams["rows"], [inserted(2)])
         run_once(store)
         async with serving(store) as consumers:
-            assert told(await take(await consumers.get("changes"))) == []
-            assert told(await take(await consumers.get("rows"))) == [(1,), (2,)]
+            assert reported(await take(await consumers.get("changes"))) == []
+            assert reported(await take(await consumers.get("rows"))) == [(1,), (2,)]
 
     run(work)
 

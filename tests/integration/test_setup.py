@@ -279,7 +279,7 @@ def test_slot_missing(make: Make, database: Database) -> None:
     assert slot_status(make()).lag_bytes is not None
 
 
-def test_slot_that_must_wait_says_so(
+def test_slot_that_must_wait_logs_it(
     make: Make, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.postgres.setup._SLOT_TIMEOUT", "300ms")

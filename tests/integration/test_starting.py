@@ -78,7 +78,7 @@ class Starting:
         self.drainer.done(self.source.position(self._end))
         self.drainer.start()
 
-    def places(self) -> list[tuple[int, int]]:
+    def positions(self) -> list[tuple[int, int]]:
         """Return where the blocks begin that wait, and how many rows each has."""
         query = b"SELECT first_lsn, rows FROM penstock.backlog_blocks ORDER BY first_lsn, first_idx"
         with self.store.connection() as connection:
@@ -97,7 +97,7 @@ def server(server_dir: Path) -> Iterator[EmbeddedNats]:
 
 @pytest.fixture
 def streams(server: EmbeddedNats) -> Iterator[JetStream]:
-    with JetStream(server.url, error_cb=_say_nothing) as streams:
+    with JetStream(server.url, error_cb=_ignore_error) as streams:
         streams.add_stream("KEPT", "kept")
         yield streams
 
@@ -114,7 +114,7 @@ def it(database: Database, server: EmbeddedNats) -> Iterator[Starting]:
         it.drainer.stop()
 
 
-async def _say_nothing(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that is down."""
 
 
@@ -140,6 +140,6 @@ def test_what_comes_after_it_has_started_goes_behind(it: Starting, server: Embed
     it.kept(0, 10)
     it.hold(RELEASED)
     it.kept(10, 30)
-    (first, rows), (then, others) = it.places()
+    (first, rows), (then, others) = it.positions()
     assert (rows, others) == (10, 20)
     assert first < 0 < then

@@ -76,7 +76,7 @@ def test_streams_of_an_earlier_build_are_refused(store: Store, database: Databas
     assert database.execute("SELECT max(version) FROM penstock.migrations") == [(2,)]
 
 
-def test_a_role_that_may_not_create_is_told_so(database: Database) -> None:
+def test_a_role_that_may_not_create_is_reported(database: Database) -> None:
     database.execute("CREATE ROLE visitor LOGIN")
     try:
         with pytest.raises(StoreError) as refused:
@@ -109,7 +109,7 @@ def test_a_database_that_is_not_utf8_is_refused(postgres: EmbeddedPostgres) -> N
         ("postgresql://nobody:hidden@127.0.0.1:{port}/postgres", "authentication_failed", False),
     ],
 )
-def test_what_keeps_it_from_connecting_is_told_without_the_password(
+def test_what_keeps_it_from_connecting_is_reported_without_the_password(
     postgres: EmbeddedPostgres, url: str, code: str, transient: bool
 ) -> None:
     with pytest.raises(StoreError) as refused:
@@ -263,5 +263,5 @@ def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Databas
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         assert [store.tokens.revoke("ci"), store.tokens.revoke("ci")] == [True, False]
-        assert next(listener.notifies(timeout=10)).payload == "t"
+        assert next(listener.notifies(timeout=60)).payload == "t"
     assert store.tokens.all()[0].revoked_at is not None

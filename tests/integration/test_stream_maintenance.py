@@ -156,7 +156,7 @@ def test_a_batch_that_is_not_whole_is_never_dropped(store: Store, database: Data
     assert len(read(store, stream)) == 2
 
 
-def test_who_loses_messages_is_told(store: Store, database: Database) -> None:
+def test_consumers_that_lose_messages_are_named(store: Store, database: Database) -> None:
     stream = make_stream(store, retention=timedelta(hours=1))
     for name in ("behind", "done", "unused"):
         store.register_consumer("events", name, "pull", {})
@@ -379,18 +379,18 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
             pass
 
 
-def test_it_outlives_what_nobody_thought_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_outlives_an_unforeseen_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
-    looked = threading.Semaphore(0)
+    peeked = threading.Semaphore(0)
 
     def broken(_: Store) -> None:
-        looked.release()
+        peeked.release()
         raise ValueError
 
     monkeypatch.setattr(maintenance, "run_once", broken)
     with capture_logs() as logs, Maintenance(store.url):
-        assert looked.acquire(timeout=10)
-        assert looked.acquire(timeout=10)
+        assert peeked.acquire(timeout=60)
+        assert peeked.acquire(timeout=60)
     assert [entry["event"] for entry in logs][:1] == ["streams not maintained"]
 
 
@@ -414,7 +414,7 @@ def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyP
             assert time.monotonic() - started < 1.5
             assert segments(store, stream) == 3
             long.rollback()
-        maintained.join(20)
+        maintained.join(60)
         assert segments(store, stream) == 2
         assert len(read(store, stream)) == 1
 
@@ -431,7 +431,7 @@ def test_a_merge_that_cannot_have_a_table_leaves_it(
         other.execute("LOCK penstock.segment_1 IN ACCESS EXCLUSIVE MODE")
         maintained = threading.Thread(target=run_once, args=(store,))
         maintained.start()
-        maintained.join(10)
+        maintained.join(60)
         assert not maintained.is_alive()
     run_once(store)
     assert segments(store, stream) == 2
@@ -451,7 +451,7 @@ def test_it_ends_where_the_store_hangs(
 
     monkeypatch.setattr(maintenance, "run_once", noted)
     with Maintenance(store.url) as maintained:
-        assert busy.wait(10)
+        assert busy.wait(60)
         pids = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         pids += " AND application_name = 'penstock' AND pid <> %s"
         with store.connection() as connection:

@@ -145,13 +145,13 @@ def test_parts_of_two_plans_do_not_make_a_whole(store: Store) -> None:
     assert ids(store, stream) == list(range(20))
 
 
-def test_the_readers_are_told(store: Store, database: Database) -> None:
+def test_the_readers_are_notified(store: Store, database: Database) -> None:
     stream = make_stream(store)
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         publish(store, stream, [inserted(1)])
-        told = next(listener.notifies(timeout=10))
-    assert (told.channel, told.payload) == ("penstock", f"s{stream.source_id}")
+        reported = next(listener.notifies(timeout=60))
+    assert (reported.channel, reported.payload) == ("penstock", f"s{stream.source_id}")
 
 
 @settings(max_examples=25, deadline=None)
@@ -333,7 +333,7 @@ def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> No
             query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
             await_true(lambda: other_row(other, query) == 1)
             close_segment(connection, stream)
-        began.join(10)
+        began.join(60)
         assert writer.write(0, batch).new == 1
         writer.commit(BatchPart(Position(101, 0), at(batch, 0), 0, 1))
         writer.close()
@@ -381,7 +381,7 @@ def test_a_lost_connection_is_made_again(store: Store, database: Database) -> No
     assert ids(store, stream) == list(range(10))
 
 
-def test_a_store_that_is_down_is_told_from_one_that_is_broken(
+def test_a_store_that_is_down_differs_from_one_that_is_broken(
     store: Store, database: Database, postgres: EmbeddedPostgres
 ) -> None:
     stream = make_stream(store)

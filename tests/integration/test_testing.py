@@ -173,7 +173,7 @@ class Pair:
         self.memory = InMemoryConsumer(info, self.rows, clock, (0, -1))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def both(self, call: str, *args: Any, **kwargs: Any) -> Any:
         answers = []
@@ -242,8 +242,8 @@ class Pair:
 
     def seen(self, consumer: Any) -> Iterator[Any]:
         for state in ("pending", "delivered", "dead"):
-            looked = self.do(consumer.messages(state, 100))
-            yield [(*one[:3], one.until is None) for one in looked]
+            peeked = self.do(consumer.messages(state, 100))
+            yield [(*one[:3], one.until is None) for one in peeked]
         for letter in self.do(consumer.dead_letters(100)):
             yield letter.position, letter.deliver_count, letter.reason, letter.replayed_at is None
         facts = self.do(consumer.facts())

@@ -31,9 +31,9 @@ def read(
     count: int,
     seconds: float = 20,
     ready: Callable[[], None] = lambda: None,
-    wanted: Callable[[Any], Any] = lambda batch: batch,
+    chosen: Callable[[Any], Any] = lambda batch: batch,
 ) -> list[dict[str, Any]]:
-    batch = live.read(source(database), wanted, count, seconds, ready)
+    batch = live.read(source(database), chosen, count, seconds, ready)
     return [] if batch is None else batch.to_pylist()
 
 
@@ -56,7 +56,7 @@ def test_the_next_changes(database: Database) -> None:
     until_gone(database)
 
 
-def test_only_what_is_wanted_counts(database: Database) -> None:
+def test_only_what_is_selected_counts(database: Database) -> None:
     database.execute(TABLE)
     database.execute(PUBLICATION)
 
@@ -67,7 +67,7 @@ def test_only_what_is_wanted_counts(database: Database) -> None:
     def deletes(batch: Any) -> Any:
         return batch.filter(pc.equal(batch.column("action"), "delete"))
 
-    (row,) = read(database, 1, ready=write, wanted=deletes)
+    (row,) = read(database, 1, ready=write, chosen=deletes)
     assert orjson.loads(row["record"])["id"] == 2
 
 
@@ -104,7 +104,7 @@ def test_the_slot_goes_whatever_happens(database: Database, error: type[BaseExce
 
     with pytest.raises(error):
         read(
-            database, 1, wanted=interrupted,
+            database, 1, chosen=interrupted,
             ready=lambda: insert(database),
         )  # fmt: skip
     until_gone(database)

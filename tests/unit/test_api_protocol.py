@@ -265,6 +265,6 @@ def test_a_trailer_is_no_header() -> None:
         protocol.connection_made(Pipe())
         trailers = b"0\r\nAuthorization: Bearer x\r\nOther: y\r\n\r\n"
         protocol.data_received(CHUNKED + b"\r\n" + trailers)
-        return await asyncio.wait_for(seen, 10)
+        return await asyncio.wait_for(seen, 60)
 
     assert asyncio.run(send()) == [b"transfer-encoding"]

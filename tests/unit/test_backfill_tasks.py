@@ -42,7 +42,7 @@ class Run:
         self.monitor = Monitor(self.reports.put)
 
     def reported(self) -> Report:
-        found: Report = self.reports.get(timeout=10)["backfill_range"]
+        found: Report = self.reports.get(timeout=60)["backfill_range"]
         return found
 
 

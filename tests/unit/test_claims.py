@@ -20,7 +20,7 @@ class SlowClaim(Claim):
 
     def acquire(self) -> bool:
         self.begun.set()
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         self.held = True
         return True
 
@@ -36,8 +36,8 @@ def test_a_claim_that_is_made_again_while_the_run_ends_is_given_up(
     monkeypatch.setattr(claims, "_STOP_SECONDS", 0.1)
     claim, kept = SlowClaim(), Claims(lambda *_: None)
     kept.add("shop", claim)
-    assert claim.begun.wait(10)
+    assert claim.begun.wait(60)
     kept.close()
     claim.go_on.set()
-    assert claim.ended.wait(10)
+    assert claim.ended.wait(60)
     assert not claim.held

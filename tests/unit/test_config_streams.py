@@ -209,7 +209,7 @@ def test_a_remote_master_needs_a_store(tmp_path: Path) -> None:
         )
 
 
-def test_a_missing_variable_in_a_list_is_told_once(tmp_path: Path) -> None:
+def test_a_missing_variable_in_a_list_is_reported_once(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, EXAMPLE.replace(SECRET, '"${SECRET}"'))
     assert "secrets[0]: the environment variable SECRET is not set" in found
 
@@ -239,9 +239,9 @@ def test_the_store_alone_needs_nothing_else_of_the_file(tmp_path: Path) -> None:
         load_store(file, {})
     file.write_text("sources: {}\n")
     assert load_store(file, {}).store is None
-    for text, told in (("- a\n", "expected the keys"), ("stroe: x\n", "did you mean store?")):
+    for text, reported in (("- a\n", "expected the keys"), ("stroe: x\n", "did you mean store?")):
         file.write_text(text)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             load_store(file, {})
     with pytest.raises(ConfigError, match="no such file"):
         load_store(tmp_path / "nowhere.yaml", {})

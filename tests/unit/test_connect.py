@@ -83,8 +83,8 @@ def test_an_address_has_no_login() -> None:
     ],
 )
 def test_a_failed_connection_s_error(text: str, code: str, transient: bool) -> None:
-    said = f'connection to server at "db.test" (10.0.0.1), port 5433 failed: {text}'
-    error = connection_error(psycopg.OperationalError(said), URL)
+    output = f'connection to server at "db.test" (10.0.0.1), port 5433 failed: {text}'
+    error = connection_error(psycopg.OperationalError(output), URL)
     assert (error.code, error.transient) == (code, transient)
     assert "db.test:5433/shop" in error.message
     assert error.remedy

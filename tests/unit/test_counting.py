@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
 
     def flush(self) -> None:
         while self.slow:
-            self.told(self.slow.pop())
+            self.shown(self.slow.pop())
 
     def batch(self, size: int, parts: int) -> list[tuple[BatchPart, list[Position]]]:
         taken = [p for p in self.messages if p > self.at][:size]
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
                     counts[sink] = counts[sink].plus(of_piece)
         return counts
 
-    def told(self, report: tuple[str, BatchPart, dict[str, Counts]]) -> None:
+    def shown(self, report: tuple[str, BatchPart, dict[str, Counts]]) -> None:
         for sink, counts in self.ledger.add(*report).items():
             assert min(counts) >= 0
             self.counted[sink] = self.counted[sink].plus(counts)
@@ -108,15 +108,15 @@ class Machine(RuleBasedStateMachine):
                 if late:
                     self.late.append(report)
                 elif reported:
-                    self.told(report)
+                    self.shown(report)
                 self.restart(back)
                 return
             if slow == part.part:
                 self.slow.append(report)
             else:
-                self.told(report)
+                self.shown(report)
             if repeated:  # the task was tried again, by another worker
-                self.told((self.query, part, self.worked(part.part + 10, positions)))
+                self.shown((self.query, part, self.worked(part.part + 10, positions)))
         if batch:
             self.at = self.confirmed = max(self.confirmed, batch[0][0].end)
             self.at = batch[0][0].end
@@ -128,14 +128,14 @@ class Machine(RuleBasedStateMachine):
     def late_report(self) -> None:
         query = self.late[0][0]
         if query != self.query and self.floors:  # the next query's workers have begun
-            self.told(self.late.pop(0))
+            self.shown(self.late.pop(0))
 
     @invariant()
     def nothing_counts_twice(self) -> None:
         for sink in SINKS if hasattr(self, "counted") else ():
-            counts, wanted = self.counted[sink], self.wants[sink]
-            assert counts.delivered <= len(wanted)
-            assert counts.filtered <= len(self.messages) - len(wanted)
+            counts, chosen = self.counted[sink], self.wants[sink]
+            assert counts.delivered <= len(chosen)
+            assert counts.filtered <= len(self.messages) - len(chosen)
 
     def teardown(self) -> None:
         if not hasattr(self, "messages"):
@@ -143,12 +143,12 @@ class Machine(RuleBasedStateMachine):
         self.flush()
         for _ in self.messages:
             for part, positions in self.batch(100, 2):
-                self.told((self.query, part, self.worked(part.part, positions)))
+                self.shown((self.query, part, self.worked(part.part, positions)))
                 self.at = part.end if part.part else self.at
         for sink in SINKS:
-            wanted = len(self.wants[sink])
-            assert self.counted[sink].delivered == wanted
-            assert self.counted[sink].filtered == len(self.messages) - wanted
+            chosen = len(self.wants[sink])
+            assert self.counted[sink].delivered == chosen
+            assert self.counted[sink].filtered == len(self.messages) - chosen
 
 
 TestMachine = Machine.TestCase

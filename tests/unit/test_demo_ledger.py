@@ -139,7 +139,7 @@ def test_a_change_is_read_from_the_message_itself() -> None:
         ("shop.public.orders.insert", b"{"),
     ],
 )
-def test_a_message_that_says_something_else_is_refused(subject: str, data: bytes) -> None:
+def test_a_message_with_other_content_is_refused(subject: str, data: bytes) -> None:
     with pytest.raises((KeyError, ValueError)):
         read_change(subject, data)
 

@@ -308,7 +308,7 @@ def unavailable(batch: pa.RecordBatch, row: int, *columns: str) -> pa.RecordBatc
     return batch.set_column(number, batch.schema.field(number), pa.array(texts, pa.string()))
 
 
-def test_what_the_wal_does_not_tell_is_bad_and_what_is_not_there_is_null() -> None:
+def test_what_the_wal_lacks_is_bad_and_what_is_not_there_is_null() -> None:
     batch = wire(
         [
             Change({"id": 1, "note": None, "data": None}), Change({"id": 2}),

@@ -91,9 +91,9 @@ def test_a_whole_is_what_its_parts_make_it_and_each_problem_has_its_cause_and_re
         assert problem.code
     levels = [problem.level for problem in health.problems]
     assert levels == sorted(levels, reverse=True)
-    told = health.as_json()
-    assert told["level"] == health.level.word
-    assert len(told["problems"]) == len(health.problems)
+    reported = health.as_json()
+    assert reported["level"] == health.level.word
+    assert len(reported["problems"]) == len(health.problems)
     assert health.problems or health.level in (Level.READY, Level.STARTING)
 
 

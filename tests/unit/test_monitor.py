@@ -80,7 +80,7 @@ def test_commands_come_over_the_new_connection_too(run: Run) -> None:
     reporter, drained = Reporter(run.monitor.address), threading.Event()
     reporter.listen(lambda command: drained.set() if command["command"] == "drain" else None)
     reporter.send({"capture": "shop", "number": 1})
-    assert run.reports.get(timeout=10)["number"] == 1
+    assert run.reports.get(timeout=60)["number"] == 1
     run.breaks()
     # What is sent before the break is noticed may be gone; a capture reports again and again.
     for number in range(100):
@@ -97,12 +97,12 @@ def test_a_command_goes_to_the_capture_of_one_source(run: Run) -> None:
     for reporter, (name, queue) in zip(reporters, got.items(), strict=True):
         reporter.listen(queue.put)
         reporter.send({"capture": name})
-        assert run.reports.get(timeout=10)["capture"] == name
+        assert run.reports.get(timeout=60)["capture"] == name
     run.monitor.command("warehouse", {"command": "backfill", "run": None})
     run.monitor.command("nobody", {"command": "backfill"})
     run.monitor.drain()
-    assert got["warehouse"].get(timeout=10) == {"command": "backfill", "run": None}
-    assert [queue.get(timeout=10) for queue in got.values()] == [{"command": "drain"}] * 2
+    assert got["warehouse"].get(timeout=60) == {"command": "backfill", "run": None}
+    assert [queue.get(timeout=60) for queue in got.values()] == [{"command": "drain"}] * 2
 
 
 def test_no_run() -> None:

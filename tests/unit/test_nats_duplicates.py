@@ -104,17 +104,17 @@ def test_one_that_can_not_be_asked_ends_a_write(
 ) -> None:
     """Within a lane's patience: or else it would be asked anew by each write, for ever."""
     server = server_of(lambda: answer)
-    told: list[SinkError] = []
+    reported: list[SinkError] = []
     sink = NatsSink(
         NatsSinkConfig(url=server.url), name="orders", source="shop",
-        on_retry=lambda error, _: told.append(error),
+        on_retry=lambda error, _: reported.append(error),
     )  # fmt: skip
     for _ in range(2):
         done = sink.write(batch(5, [0, 0, 0, 1, 1]), 1.0)
         assert (done.delivered, done.duplicates, done.dead) == (5, 5, [])
     sink.close()
-    assert [error.code for error in told] == ["duplicates_unchecked"]
-    assert ("not enabled for account" in str(told[0])) == bool(answer)
+    assert [error.code for error in reported] == ["duplicates_unchecked"]
+    assert ("not enabled for account" in str(reported[0])) == bool(answer)
 
 
 def test_one_that_is_gone_ends_a_write_too(server_of: Callable[..., Server]) -> None:
@@ -136,7 +136,7 @@ def stored(key: str, owner: str | None) -> dict[str, Any]:
     return {"message": {"subject": "s", "seq": 9, "hdrs": base64.b64encode(f"{head}\r\n".encode())}}
 
 
-def test_a_message_that_names_nobody_is_known_by_its_body() -> None:
+def test_a_message_without_an_id_is_known_by_its_body() -> None:
     """A dead letter that is replayed twice."""
     answer = stored("k", None)
     answer["message"]["data"] = base64.b64encode(b"body").decode()
@@ -145,7 +145,7 @@ def test_a_message_that_names_nobody_is_known_by_its_body() -> None:
     assert verdict("mine", "k", WHERE, answer) is not None
 
 
-def test_a_message_of_another_id_tells_nothing() -> None:
+def test_a_message_of_another_id_proves_nothing() -> None:
     """As where the stream was made anew since."""
     assert verdict("mine", "k", WHERE, stored("other", None)) is None
     assert verdict("mine", "k", WHERE, stored("k", "mine")) is None

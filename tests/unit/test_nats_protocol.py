@@ -481,7 +481,7 @@ def linking(count: int) -> Task:
     return task
 
 
-def test_an_ack_out_of_turn_releases_nobody() -> None:
+def test_an_ack_out_of_turn_releases_no_group() -> None:
     task = linking(3)
     task.acked([b"2"])  # the stream had it before
     assert (task.written.delivered, task.rows.flying, task.ready) == (0, 2, False)
@@ -495,10 +495,10 @@ def test_an_ack_out_of_turn_releases_nobody() -> None:
 
 def test_of_a_group_that_fails_the_first_backs_off_and_the_others_wait() -> None:
     task = linking(3)
-    told: list[str] = []
+    reported: list[str] = []
     error = SinkError("permission_denied", "no")
-    task.fail([0, 1, 2], error, 0.0, lambda e, _s: told.append(e.code))
-    assert (told, task.rows.flying, task.ready) == (["permission_denied"], 0, False)
+    task.fail([0, 1, 2], error, 0.0, lambda e, _s: reported.append(e.code))
+    assert (reported, task.rows.flying, task.ready) == (["permission_denied"], 0, False)
     assert [bucket.rows for bucket in task.retries.buckets.values()] == [[0]]
     task.release_due(1e9)
     assert [key for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))] == [b"t-0-0"]

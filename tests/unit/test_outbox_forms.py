@@ -122,7 +122,7 @@ def test_a_stream_is_demanded() -> None:
     ]  # fmt: skip
 
 
-def test_the_id_tells_outboxes_apart_unless_they_share_keys() -> None:
+def test_the_ids_of_outboxes_differ_unless_they_share_keys() -> None:
     batch = rows({"dedup_key": "k"}, {})
     other = settings().model_copy(update={"outbox": OutboxForm("orders", tag="ffffffff")})
     ids = [made(batch, of).to_pylist() for of in (settings(), other)]

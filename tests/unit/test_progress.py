@@ -19,7 +19,7 @@ class Server:
         self.begins = [(10 * (i + 1), count) for i, count in enumerate(counts)]
         self.progress = Progress(start)
         self.read = start
-        self.told = 0
+        self.reported = 0
         self.at = 0, 0  # the transaction under way, and its messages sent
 
     def step(self) -> None:
@@ -51,8 +51,8 @@ class Server:
         for lsn, count in self.begins:
             if count and Position(lsn, count - 1) > durable:
                 assert flush <= lsn, f"{lsn} is not durable, and the slot is at {flush}"
-        assert flush >= self.told, "a slot does not go back"
-        self.told = flush
+        assert flush >= self.reported, "a slot does not go back"
+        self.reported = flush
 
 
 @given(transactions, st.data())

@@ -26,10 +26,10 @@ def test_between_a_second_and_ten_minutes(attempt: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wished", "seconds"), [(0.0, 1.0), (7.0, 7.0), (600.0, 600.0), (86_400.0, 600.0)]
+    ("asked", "seconds"), [(0.0, 1.0), (7.0, 7.0), (600.0, 600.0), (86_400.0, 600.0)]
 )
-def test_the_endpoint_s_wish_counts(wished: float, seconds: float) -> None:
-    assert delay(1, wished) == delay(12, wished) == seconds
+def test_the_endpoint_s_retry_after_counts(asked: float, seconds: float) -> None:
+    assert delay(1, asked) == delay(12, asked) == seconds
 
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

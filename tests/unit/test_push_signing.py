@@ -40,9 +40,9 @@ def test_without_a_secret_there_is_no_signature() -> None:
     assert headers(Signer([]).headers("msg_1", BODY)).keys() == {"webhook-id", "webhook-timestamp"}
 
 
-def test_the_id_tells_messages_and_batches_apart() -> None:
+def test_the_ids_of_messages_and_batches_differ() -> None:
     a, b, c = Position(5, 0), Position(5, 1), Position(6, 0)
-    ids = [request_id(3, places) for places in ([a], [b], [a, b], [a, c], [a, b, c])]
+    ids = [request_id(3, positions) for positions in ([a], [b], [a, b], [a, c], [a, b, c])]
     assert ids[0] == "msg_3_5_0"
     assert len({*ids, request_id(4, [a])}) == 6
     assert request_id(3, [a, b]) == ids[2]

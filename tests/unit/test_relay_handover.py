@@ -78,7 +78,7 @@ def test_a_changed_state_ends_the_run_once_the_next_query_waits(queries: list[Qu
     run = running(of, desired())
     changed = desired("other")
     of.set_desired(changed)
-    assert run.stopped.wait(10)
+    assert run.stopped.wait(60)
     of.unregister()
     (query,) = queries
     assert query.config == changed.config
@@ -100,7 +100,7 @@ def test_a_group_without_outboxes_ends_its_run_and_prepares_nothing(queries: lis
     of = Handover("g", NO_SPARK)
     run = running(of, desired())
     of.set_desired(None)
-    assert run.stopped.wait(10)
+    assert run.stopped.wait(60)
     assert queries == []
 
 
@@ -120,7 +120,7 @@ def test_a_query_that_no_run_takes_is_closed(queries: list[Query]) -> None:
     of = Handover("g", NO_SPARK)
     run = running(of, desired())
     of.set_desired(desired("other"))
-    assert run.stopped.wait(10)
+    assert run.stopped.wait(60)
     of.discard_next()
     assert [query.closed for query in queries] == [True]
 

@@ -30,30 +30,30 @@ BATCH = wire(
 )
 
 
-def wanted(of: Route, batch: pa.RecordBatch = BATCH) -> pa.RecordBatch:
+def chosen(of: Route, batch: pa.RecordBatch = BATCH) -> pa.RecordBatch:
     return Steps(of, None, "shop")(Block(None, batch)).messages
 
 
 def test_tables_and_actions() -> None:
-    assert wanted(route()).num_rows == 5
-    assert wanted(route(actions=["delete"])).column("action").to_pylist() == ["delete"]
-    assert wanted(route(tables=["public.orders"])).num_rows == 1
-    assert wanted(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
+    assert chosen(route()).num_rows == 5
+    assert chosen(route(actions=["delete"])).column("action").to_pylist() == ["delete"]
+    assert chosen(route(tables=["public.orders"])).num_rows == 1
+    assert chosen(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
 
 
-def test_a_nats_sink_of_kind_rows_is_told_of_no_delete_and_so_fails_on_none() -> None:
+def test_a_nats_sink_of_kind_rows_gets_no_delete_and_so_fails_on_none() -> None:
     settings = {"type": "nats", "source": "shop", "kind": "rows"}
     rows = Route("out", NatsSinkSettings.model_validate(settings))
-    assert DELETE not in wanted(rows).column("action").to_pylist()
-    assert wanted(rows).num_rows == wanted(route(kind="rows")).num_rows - 1
+    assert DELETE not in chosen(rows).column("action").to_pylist()
+    assert chosen(rows).num_rows == chosen(route(kind="rows")).num_rows - 1
 
 
 def test_a_stream_without_group_by_has_the_sources_groups() -> None:
-    assert wanted(route()).equals(BATCH)
+    assert chosen(route()).equals(BATCH)
 
 
 def test_groups_of_a_streams_own() -> None:
-    batch = wanted(route(group_by=["customer"]))
+    batch = chosen(route(group_by=["customer"]))
     groups = batch.column("group_hash").to_pylist()
     old = batch.column("old_group_hash").to_pylist()
     source = BATCH.column("group_hash").to_pylist()
@@ -84,4 +84,4 @@ def test_size() -> None:
 
 def test_reads_are_not_left_out_by_actions() -> None:
     reads = wire([Change({"id": 1}, READ), Change({"id": 2})])
-    assert wanted(route(actions=["delete"]), reads).column("action").to_pylist() == [READ]
+    assert chosen(route(actions=["delete"]), reads).column("action").to_pylist() == [READ]

@@ -112,7 +112,7 @@ def test_old_values_of_what_passes_through() -> None:
     assert found.column("changes").to_pylist() == ['{"x":1,"y":1}', "{}", None]
 
 
-def test_what_the_wal_does_not_tell_is_left_out_and_named() -> None:
+def test_what_the_wal_lacks_is_left_out_and_named() -> None:
     batch = wire([Change({"id": 1, "a": 1}), Change({"id": 2}), Change({"id": 3})])
     for row, names in ((1, ["big", "data", "other"]), (2, ["other"])):
         metadata = orjson.loads(batch.column("metadata")[row].as_py()) | {"unavailable": names}

@@ -95,7 +95,7 @@ def test_source_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({}, "url"),
         ({"url": "postgresql://h/d", "tabels": "x.y"}, "tabels"),
@@ -104,10 +104,10 @@ def test_source_options() -> None:
         ({"url": "postgres//u:s3cret@h/d"}, "not a Postgres URL"),
     ],
 )
-def test_wrong_source_options_are_told_without_their_secrets(
-    given: dict[str, str], told: str
+def test_wrong_source_options_are_reported_without_their_secrets(
+    given: dict[str, str], reported: str
 ) -> None:
-    with pytest.raises(ValueError, match=told) as raised:
+    with pytest.raises(ValueError, match=reported) as raised:
         SourceOptions.parse(given)
     assert "s3cret" not in str(raised.value)
 

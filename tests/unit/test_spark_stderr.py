@@ -8,31 +8,31 @@ import pytest
 from penstock.spark.stderr import Filter, Forwarder
 
 
-def said(text: str) -> list[str]:
-    wanted = Filter()
-    lines = (wanted.take(line + "\n") for line in text.splitlines())
+def output(text: str) -> list[str]:
+    chosen = Filter()
+    lines = (chosen.take(line + "\n") for line in text.splitlines())
     return [line for line in lines if line is not None]
 
 
 def test_log_lines_pass_and_the_banner_does_not() -> None:
     text = 'WARNING: Using incubator modules: x\n{"event": "a"}\n2026 spark ERROR Some: thing'
-    assert said(text) == ['{"event": "a"}', "2026 spark ERROR Some: thing"]
+    assert output(text) == ['{"event": "a"}', "2026 spark ERROR Some: thing"]
 
 
 def test_of_a_python_trace_the_last_line_stays() -> None:
     trace = (
         'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n{}: why\nafter'
     )
-    assert said(trace.format("ValueError")) == ["ValueError: why", "after"]
-    assert said(trace.format("BrokenPipeError")) == ["after"]
+    assert output(trace.format("ValueError")) == ["ValueError: why", "after"]
+    assert output(trace.format("BrokenPipeError")) == ["after"]
 
 
 def test_of_a_java_trace_the_first_line_stays_unless_a_query_ends() -> None:
-    assert said("java.lang.Error: x\n\tat a.b(C.java:1)\n\t... 3 more\nnext") == [
+    assert output("java.lang.Error: x\n\tat a.b(C.java:1)\n\t... 3 more\nnext") == [
         "java.lang.Error: x",
         "next",
     ]
-    assert said('Exception in thread "stream execution thread for shop": y\n\tat a.b(C)') == []
+    assert output('Exception in thread "stream execution thread for shop": y\n\tat a.b(C)') == []
 
 
 def test_what_a_process_writes_before_it_has_started_is_held_back(
@@ -47,6 +47,6 @@ def test_what_a_process_writes_before_it_has_started_is_held_back(
     forwarder.started()
     os.write(forwarder.file, b"later\n")
     forwarder.close()
-    said = ["Invalid initial heap size: -Xmslots", "ValueError: why", "later"]
-    assert forwarder.last(seconds=30) == said
-    assert caplog.messages == said
+    output = ["Invalid initial heap size: -Xmslots", "ValueError: why", "later"]
+    assert forwarder.last(seconds=30) == output
+    assert caplog.messages == output

@@ -252,10 +252,10 @@ def test_a_process_is_what_its_runs_and_its_other_parts_are(state: RunState) -> 
     assert states.health().level is Level.DEGRADED
     extra.append(run_part(Failure("spark", "The JVM ended.")))
     assert states.health().level is Level.FAILED
-    told = states.as_json()
-    assert told["level"] == "failed"
-    assert [problem["subject"] for problem in told["problems"]] == ["run", "store"]
-    assert list(told["parts"]) == [
+    reported = states.as_json()
+    assert reported["level"] == "failed"
+    assert [problem["subject"] for problem in reported["problems"]] == ["run", "store"]
+    assert list(reported["parts"]) == [
         "store", "source shop", "sink jetstream", "sink events", "source stock", "run"
     ]  # fmt: skip
     registry = CollectorRegistry()
@@ -268,8 +268,10 @@ def test_a_process_is_what_its_runs_and_its_other_parts_are(state: RunState) -> 
     }
     assert gauges["run"] == 0
     assert gauges["store"] == 2
-    assert len(gauges) == len(told["parts"])
-    assert Health.from_json(told).as_json() == {k: told[k] for k in ("level", "parts", "problems")}
+    assert len(gauges) == len(reported["parts"])
+    assert Health.from_json(reported).as_json() == {
+        k: reported[k] for k in ("level", "parts", "problems")
+    }
 
 
 def part(query: str, start: int, end: int, **counts: list[int]) -> dict[str, Any]:

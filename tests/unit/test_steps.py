@@ -54,7 +54,7 @@ def test_values_in_paths(value: str | None, escaped: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_value_is_always_one_segment_and_told_from_any_other(one: str, other: str) -> None:
+def test_a_value_is_always_one_segment_and_differs_from_any_other(one: str, other: str) -> None:
     for text in (one, other):
         path = f"a/{escape(text)}/b"
         assert path.count("/") == 2
@@ -188,7 +188,7 @@ def test_metadata_that_parsers_refuse_has_its_route() -> None:
     assert '"route":"shop"' in found.messages.column("metadata")[0].as_py()
 
 
-def test_what_a_sink_does_not_want_is_no_dead_letter() -> None:
+def test_what_a_sink_does_not_select_is_no_dead_letter() -> None:
     batch = wire([Change({"id": 1}), Change({"id": 2}, table="others")])
     route = stream(filter="true", tables=["public.others"])
     block = Block(None, batch, results(keep0=[BAD, KEEP]))

@@ -80,7 +80,7 @@ def test_every_column_comes_out_as_it_went_in(listed: list[Change], base: int, c
 
 
 @given(st.lists(changes, min_size=1, max_size=20))
-def test_rows_have_a_key_and_tell_deletes_alone(listed: list[Change]) -> None:
+def test_rows_have_a_key_and_mark_deletes_alone(listed: list[Change]) -> None:
     batch = wire(listed)
     for row, message, change in zip(rows(batch, "rows"), batch.to_pylist(), listed, strict=True):
         pks = orjson.dumps([change.record["id"]]).decode()
@@ -155,7 +155,7 @@ def test_a_row_that_leaves_its_key_is_deleted_there_first() -> None:
     assert groups[0] == groups[3][::-1]
 
 
-def test_changes_tell_a_key_that_changed_in_one_message() -> None:
+def test_a_key_that_changed_comes_in_one_message() -> None:
     (row,) = rows(wire([moved("a", "b")]))
     message = orjson.loads(row["message"])
     assert (message["action"], message["changes"]) == ("update", {"id": "a"})
@@ -163,7 +163,7 @@ def test_changes_tell_a_key_that_changed_in_one_message() -> None:
 
 
 @given(st.integers(-1, 2**52), st.integers(0, 999))
-def test_places_of_a_message_lie_behind_the_ones_before_and_before_its_end(
+def test_positions_of_a_message_lie_behind_the_ones_before_and_before_its_end(
     commit_idx: int, part: int
 ) -> None:
     delete, last = stream_idx(commit_idx) - 1, stream_end(commit_idx)

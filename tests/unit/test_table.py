@@ -150,7 +150,7 @@ def test_a_part_of_a_key_that_is_left() -> None:
     assert left[1]["record_pks"] == ["2", "1"]
 
 
-def test_a_key_that_old_tuples_do_not_tell_is_left_unseen() -> None:
+def test_a_key_that_old_tuples_lack_is_left_unseen() -> None:
     t = table("id a! b", identity="i")
     assert old_key(update(t, row("2", "y", "z"), key=row(None, "x", None))) is None
     # A deferrable key may be another row's by now, as where two rows exchange theirs.

@@ -355,7 +355,7 @@ def test_an_async_receive_waits_for_a_message_or_the_clock(penstock: InMemoryPen
                     task.cancel()
                     await asyncio.wait([task])
                 else:
-                    assert len(await asyncio.wait_for(task, 10)) == count
+                    assert len(await asyncio.wait_for(task, 60)) == count
 
     asyncio.run(served())
 
@@ -405,7 +405,7 @@ def test_a_message_that_dies_in_a_receive_is_drained() -> None:
             await asyncio.sleep(0)
         assert not drained.done()
         assert (await consumer.receive(1)).deliveries == []
-        await asyncio.wait_for(drained, 10)
+        await asyncio.wait_for(drained, 60)
         (letter,) = await consumer.messages("dead")
         assert letter.deliver_count == 1
 
@@ -495,7 +495,7 @@ def test_a_receive_that_waits_ends_with_its_consumer(penstock: InMemoryPenstock)
             for _ in range(50):
                 await asyncio.sleep(0)
             await http.delete("/http-consumers/gone")
-            assert (await asyncio.wait_for(task, 10)).status_code == 404
+            assert (await asyncio.wait_for(task, 60)).status_code == 404
 
     asyncio.run(served())
 
@@ -519,7 +519,7 @@ def test_a_running_clock_ends_a_wait_by_itself() -> None:
 
     async def served() -> None:
         async with penstock.async_client("/v1/streams/items") as http:
-            answer = await asyncio.wait_for(http.get("/receive?wait_for_ms=50"), 10)
+            answer = await asyncio.wait_for(http.get("/receive?wait_for_ms=50"), 60)
             assert answer.json()["data"] == []
 
     before = penstock.clock.now

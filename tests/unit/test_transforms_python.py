@@ -203,8 +203,8 @@ def test_changed_dropped_and_multiplied(module: str) -> None:
 def test_metadata_is_added_and_the_captured_stays(module: str) -> None:
     done = apply(f"{module}:more", inserted(1))
     before = json.loads(wire([inserted(1)]).column("metadata")[0].as_py())
-    told = json.loads(done.batch.column("metadata")[0].as_py())
-    assert told == {**before, "tenant": ["a", None]}
+    reported = json.loads(done.batch.column("metadata")[0].as_py())
+    assert reported == {**before, "tenant": ["a", None]}
 
 
 def test_digits_of_what_is_untouched(module: str) -> None:
@@ -363,14 +363,14 @@ def test_a_function_that_is_refused(module: str, tmp_path: Path, spec: str, reas
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "output"),
     [
         ('"\\ud800"', "the message has JSON that can't be read"),
         ("[" * 300 + "]" * 300, "nested"),
         ("[" * 5_000 + "]" * 5_000, "the message is nested too deep to be read"),
     ],
 )
-def test_messages_that_cannot_be_read(module: str, value: str, said: str) -> None:
+def test_messages_that_cannot_be_read(module: str, value: str, output: str) -> None:
     # Postgres' json keeps any escape, and any depth that its stack allows.
     batch = wire([inserted(1), inserted(2), inserted(3)])
     texts = ['{"id":1}', f'{{"id":2,"j":{value}}}', '{"id":3,"j":' + "[" * 150 + "]" * 150 + "}"]
@@ -379,4 +379,4 @@ def test_messages_that_cannot_be_read(module: str, value: str, said: str) -> Non
     transform.close()
     assert done.batch.column("record").to_pylist() == [texts[0], texts[2]]
     (failed,) = done.failed
-    assert said in failed.reason
+    assert output in failed.reason

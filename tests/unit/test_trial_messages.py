@@ -68,7 +68,7 @@ def test_several(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("", "there is no message"),
         ("[]", "there is no message"),
@@ -85,10 +85,10 @@ def test_several(text: str) -> None:
         ('{"record": {}, "metadata": 5}', "metadata is no object"),
     ],
 )
-def test_what_is_refused(text: str, said: str) -> None:
+def test_what_is_refused(text: str, output: str) -> None:
     with pytest.raises(MessageError) as caught:
         batch(text)
-    assert said in str(caught.value)
+    assert output in str(caught.value)
 
 
 def test_the_table_must_be_known() -> None:
@@ -126,7 +126,7 @@ def test_metadata_keep_their_digits(value: str) -> None:
         '{"record": ' + "[" * 100_000,
     ],
 )
-def test_what_nobody_can_read_is_refused_in_words(text: str) -> None:
+def test_what_cannot_be_read_is_refused_in_words(text: str) -> None:
     with pytest.raises(MessageError):
         batch(text)
 
