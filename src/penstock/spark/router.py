@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.config.settings import NatsSinkSettings, Sink
+from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.core import route_path, subject
 from penstock.core.json_members import members, text_of
 from penstock.core.message import SUBJECT_FIELD

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.config.settings import NatsSinkSettings
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.backoff import Backoff
 from penstock.core.blocks import Block
 from penstock.core.counting import Counts, is_counted
@@ -18,7 +18,8 @@ from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.sinks import reports
-from penstock.sinks.nats.sink import STEADY_RATE, NatsSink
+from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.window import STEADY_RATE
 from penstock.spark.steps import Steps
 from penstock.spark.store_writer import BACKOFF_SECONDS
 
