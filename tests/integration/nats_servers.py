@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nkeys
+import psutil
 import pyarrow as pa
 from tests.pipeline import PATIENCE
 
@@ -203,3 +205,10 @@ def make_operator() -> tuple[str, str]:
         f"-----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
     )
     return config, credentials
+
+
+def freeze(pid: int) -> None:
+    """Stop a process with SIGSTOP, and wait until it has stopped: until then it may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    process = psutil.Process(pid)
+    await_true(lambda: process.status() == psutil.STATUS_STOPPED)

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.integration.nats_servers import await_true
+from tests.integration.nats_servers import await_true, freeze
 from tests.isolation_help import messages, position
 
 from penstock.core.delivery import DeadLetter, Unfinished, Written
@@ -186,7 +186,7 @@ def test_it_ends_where_the_store_hangs(store: Store, database: Database) -> None
         await_true(it.waits_for_writers)
         pids = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         ((pid,),) = database.execute(pids)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             started = time.monotonic()
             it.drainer.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.nats_servers import await_true
+from tests.integration.nats_servers import await_true, freeze
 from tests.isolation_help import (
     SUBJECT,
     Source,
@@ -112,7 +112,7 @@ def test_a_server_that_hangs(servers: Servers, database: Database, patience: str
         source.warm()
         source.batch(100)
         assert servers.shaky.pid is not None
-        os.kill(servers.shaky.pid, signal.SIGSTOP)
+        freeze(servers.shaky.pid)
         try:
             started = time.monotonic()
             source.batch(3000)
@@ -122,7 +122,7 @@ def test_a_server_that_hangs(servers: Servers, database: Database, patience: str
             source.batch(4000)
             assert time.monotonic() - started < 0.8
             assert len(source.streamed(EVENTS)) == 4000
-            assert source.states(SHAKY)[:1] == ["behind"]
+            await_true(lambda: source.states(SHAKY)[:1] == ["behind"])
         finally:
             os.kill(servers.shaky.pid, signal.SIGCONT)
         servers.assert_all(source)

@@ -20,7 +20,7 @@ from penstock.embedded.process import free_port
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.window import WINDOW
 
-from .nats_servers import await_true, batch
+from .nats_servers import await_true, batch, freeze
 
 SUBJECTS = "shop.public.>"
 PATIENCE = 0.4
@@ -45,7 +45,7 @@ def test_a_server_that_freezes_gives_back_what_it_has_not_acked(server: Embedded
         sink = sink_of(server)
         assert sink.write(rows.slice(0, 1000), PATIENCE).delivered == 1000
         assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         started = time.monotonic()
         try:
             with pytest.raises(Unfinished) as caught:
@@ -143,7 +143,7 @@ def test_a_check_sees_that_a_server_is_gone_and_that_it_is_back(server: Embedded
     sink.check(PATIENCE)
     sink.check(PATIENCE)
     assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         with pytest.raises(Unfinished) as caught:
             sink.check(PATIENCE)

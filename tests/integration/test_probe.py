@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from tests.integration.nats_servers import freeze
 
 from penstock.core.health import GRACE_SECONDS
 from penstock.embedded.handles import Database
@@ -40,7 +41,7 @@ def test_a_session_that_ends_and_one_that_hangs(database: Database) -> None:
         assert lost["code"]
         assert reports.get(timeout=60) == {"store": None}
         pid = session(database)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             hangs = reports.get(timeout=60)
             assert (hangs["code"], "has not answered" in hangs["store"]) == ("no_answer", True)

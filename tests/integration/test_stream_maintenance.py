@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true
+from tests.integration.nats_servers import await_true, freeze
 from tests.streams_help import (
     Change,
     deleted,
@@ -457,7 +457,7 @@ def test_it_ends_where_the_store_hangs(
         with store.connection() as connection:
             own = connection.info.backend_pid
         ((pid,),) = database.execute(pids, [own])
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             busy.clear()
             assert not busy.wait(0.3)
