@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.core.backoff import Backoff
 from penstock.core.errors import SinkError
+from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
@@ -76,9 +77,10 @@ class StoreWriter:
     def fall_behind(
         self,
         left: Mapping[str, tuple[SinkError, Sequence[pa.RecordBatch]]],
+        done: Mapping[str, Position],
         first: Collection[str] = (),
     ) -> None:
-        """Put sinks behind, with the messages that they have not taken.
+        """Put sinks behind, with the messages that they have not taken; they have all up to `done`.
 
         Those of the sinks in `first` go before all that waits for these.
         """
@@ -89,7 +91,7 @@ class StoreWriter:
             self.streams.begin()
             for name, (error, batches) in sorted(left.items()):
                 with self.streams.statements() as connection:
-                    backlog.fall_behind(connection, self._target.source_id, name, error)
+                    self._fall_behind(connection, name, error, done.get(name))
                 for batch in batches:
                     self.spill(name, batch, first=name in first)
             self.streams.commit(None)
@@ -97,6 +99,14 @@ class StoreWriter:
         self.patiently(step)
         for name, (error, _) in left.items():
             self._reporter.send(reports.behind(name, error))
+
+    def _fall_behind(
+        self, connection: backlog.Connection, sink: str, error: SinkError, done: Position | None
+    ) -> None:
+        target = self._target
+        if done is not None:
+            done = done._replace(lsn=done.lsn + target.base)
+        backlog.fall_behind(connection, target.source_id, sink, error, done)
 
     def spill(self, sink: str, messages: pa.RecordBatch, *, first: bool) -> None:
         """Add messages to a sink's backlog, in the open transaction."""

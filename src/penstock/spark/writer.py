@@ -90,12 +90,12 @@ class Worker:
         first = next(blocks, None)
         if first is None:
             return 0
+        if query != self.query:
+            self._begin(query)
         if first.part is None:
             # The first batch of a query is empty: it connects to everything.
             self._connect()
             return 0
-        if query != self.query:
-            self._begin(query)
         return PartWriter(self, first.part, first, blocks).write()
 
     def _begin(self, query: str) -> None:
@@ -127,7 +127,7 @@ class Worker:
             if name not in behind
         }
         self.store.fall_behind(
-            {name: (error, []) for name, t in tries.items() if (error := t.result())}
+            {name: (error, []) for name, t in tries.items() if (error := t.result())}, self.floors
         )
 
 

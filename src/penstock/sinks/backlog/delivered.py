@@ -19,8 +19,8 @@ class Delivered:
     def __init__(self) -> None:
         # Ends and keys of what was delivered beyond what is done, in joins that failed.
         self._ahead: list[tuple[Position, pa.Array]] = []
-        # All up to here was counted when it was delivered directly, or from here; a batch that comes
-        # again brings some of it once more. None where that is not known.
+        # All up to here was counted when it was delivered directly, or from here. None where that is not
+        # known.
         self._counted: Position | None = None
 
     def begin(self, counted: Position | None) -> None:

@@ -286,8 +286,8 @@ class Drainer:
     def _update_state(self, behind: Behind | None) -> None:
         if not self._state.update(behind):
             return
-        if self._was_attached:
-            self._delivered.begin(self._done)
+        if self._was_attached and behind is not None:
+            self._delivered.begin(behind.drained)
         self._answers = False
         self._target.close()  # what was idle may have lost its server
         soon = time.monotonic() - self._joined_at < _SOON_SECONDS

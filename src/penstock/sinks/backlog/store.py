@@ -36,6 +36,7 @@ STARTING: Final = "starting"
 STARTED: Final = "started"
 """The code of one that has them all, and takes what waits for it now."""
 _FIRST: Final = -(1 << 62)
+_NOWHERE: Final = Position(0, -1)
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
@@ -61,9 +62,19 @@ class Taken(NamedTuple):
 # -- what the tasks do
 
 
-def fall_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:
-    """Note that a sink is behind, and that from here on its messages go to its backlog."""
-    connection.execute(_SQL["fall_behind"], [source_id, sink, error.code, str(error)])
+def fall_behind(
+    connection: Connection,
+    source_id: int,
+    sink: str,
+    error: SinkError,
+    done: Position | None = None,
+) -> None:
+    """Note that a sink is behind, and that from here on its messages go to its backlog.
+
+    It has all messages up to `done`, None where that is not known.
+    """
+    values = [source_id, sink, error.code, str(error), *(done or _NOWHERE)]
+    connection.execute(_SQL["fall_behind"], values)
 
 
 def put_behind(connection: Connection, source_id: int, sink: str, error: SinkError) -> None:

@@ -2,8 +2,8 @@
 
 -- name: fall_behind
 -- Another task may have added it already.
-INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
-ON CONFLICT (source_id, sink) DO NOTHING
+INSERT INTO penstock.backlogs (source_id, sink, code, error, drained_lsn, drained_idx)
+VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (source_id, sink) DO NOTHING
 
 -- name: put_behind
 INSERT INTO penstock.backlogs (source_id, sink, code, error) VALUES (%s, %s, %s, %s)
