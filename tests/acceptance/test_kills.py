@@ -6,6 +6,7 @@ and none was held by two at a time.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx
+import psutil
 import psycopg
 import pytest
 
@@ -196,11 +198,14 @@ class World:
                 return True
             if time.monotonic() - last > 0.5:  # one between two tasks is not missed
                 last = time.monotonic()
-                tree = self.pipeline.tree()
-                daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
-                for process in tree:
-                    if process.ppid() in daemons:
-                        process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # one ended by itself meanwhile
+                    tree = self.pipeline.tree()
+                    daemons = {
+                        p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())
+                    }
+                    for process in tree:
+                        if process.ppid() in daemons:
+                            process.kill()
             return False
 
         self._wait(restarted, "starting the query again")

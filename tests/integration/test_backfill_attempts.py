@@ -235,8 +235,8 @@ def test_more_changes_than_are_kept_have_the_chunk_planned_again(
         driver.run()
         assert fold(driver.received) == expected(database)
         assert driver.events[-1].attempt > first
-        # A chunk before it that was still being read is begun anew, too.
-        assert kinds(driver).count(Started) == 2 + driver.restarts
+        # A chunk before it that was still being read is begun anew, too: perhaps in the same attempt.
+        assert 2 <= kinds(driver).count(Started) <= 2 + driver.restarts
 
 
 def test_a_whole_old_tuple_fills_in_what_is_left_out(
