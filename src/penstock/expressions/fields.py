@@ -8,6 +8,7 @@ column that is not in the record though the table has it. Nothing that a message
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -104,6 +105,12 @@ class Extractor:
         columns = [arrays[at] for at in range(len(self._fields))]
         columns += _words(bad, batch.num_rows, len(type_) - len(columns))
         return pa.StructArray.from_arrays(columns, fields=list(type_))
+
+
+@lru_cache(maxsize=64)
+def extractor(fields: tuple[Field, ...]) -> Extractor:
+    """Return the extractor of some fields; making one takes longer than a small batch does."""
+    return Extractor(fields)
 
 
 def _words(bad: Iterable[tuple[int, int]], rows: int, count: int) -> list[pa.Array]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 from penstock.backfill.read.task import ReadRange
 from penstock.core.blocks import pack, with_fields
 from penstock.core.message import BatchPart
-from penstock.expressions import fields
+from penstock.expressions.fields import extractor
 from penstock.expressions.types import Field
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.message_schema import to_messages
@@ -95,11 +94,5 @@ class PartitionReader:
             return map(to_messages, batches)
         if not self.fields:
             return batches
-        extract = _extractor(self.fields)
+        extract = extractor(self.fields)
         return (with_fields(blocks, extract) for blocks in batches)
-
-
-@functools.lru_cache(maxsize=16)
-def _extractor(of: tuple[Field, ...]) -> fields.Extractor:
-    # Making one takes longer than a small batch does.
-    return fields.Extractor(of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from penstock.core.json_members import members, text_of
 from penstock.expressions import decimals
-from penstock.expressions.fields import Extractor, place
+from penstock.expressions.fields import extractor, place
 from penstock.expressions.probes import UNREADABLE
 from penstock.expressions.types import TIMES, Field, Kind
 from penstock.expressions.walk import Walk
@@ -27,7 +26,7 @@ _LONGEST: Final = 60
 def unfit_reason(captured: pa.RecordBatch, row: int, fields: Sequence[Field]) -> str:
     """Return why an expression over `fields` has no value for a message."""
     message = captured.slice(row, 1)
-    found = _extractor(tuple(fields))(message)
+    found = extractor(tuple(fields))(message)
     bad = [
         field
         for at, field in enumerate(fields)
@@ -95,9 +94,3 @@ def _limit(field: Field) -> str:
 
 
 _ROOTS: Final = frozenset({"record", "changes", "metadata"})
-
-
-@functools.lru_cache(maxsize=64)
-def _extractor(fields: tuple[Field, ...]) -> Extractor:
-    # Its classes take milliseconds to make, and every message of a batch may fail.
-    return Extractor(fields)
