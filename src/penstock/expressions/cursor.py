@@ -11,11 +11,10 @@ from sqlglot import Token
 
 from penstock.core.text import nearest
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.syntax import MAX_DEPTH, Expr, TypedLiteral, TypeName
+from penstock.expressions.syntax import MAX_DEPTH, TypedLiteral, TypeName
 from penstock.expressions.tokens import Dialect, fold
-from penstock.expressions.vocabulary import HINTS, KEYWORDS, PARAMETERS, TYPES
+from penstock.expressions.vocabulary import PARAMETERS, TYPES
 
-_OPENING: Final = {")": "(", "end": "case"}
 _UNITS: Final = frozenset({"year", "month", "day", "hour", "minute", "second"})
 _LENGTH: Final = re.compile(r"[0-9]{1,8}")
 
@@ -25,9 +24,6 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
 
     _nested: int
     """How many parentheses, functions, `case`, signs and `not` are open."""
-
-    def _operand(self) -> Expr:
-        raise NotImplementedError
 
     @property
     def _start(self) -> int:
@@ -52,21 +48,6 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
             self._advance()
         return found
 
-    def _expect(self, word: str) -> None:
-        if self._take(word):
-            return
-        if not self._curr:
-            expected = "end" if word in ("when", "then") else word
-            raise ExpressionError(self._start, f"it ends where `{expected}` is expected")
-        self._leftover(word)
-
-    @contextmanager
-    def _parentheses(self, first: Token | None = None) -> Iterator[None]:
-        with self._deeper(first or self._curr or self._prev):
-            self._expect("(")
-            yield
-            self._expect(")")
-
     @contextmanager
     def _deeper(self, token: Token) -> Iterator[None]:
         if self._nested >= MAX_DEPTH:
@@ -74,25 +55,6 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
         self._nested += 1
         yield
         self._nested -= 1
-
-    def _leftover(self, expected: str) -> NoReturn:
-        """Refuse what follows an operand where something else is expected."""
-        start = self._start
-        if expected == "end" and self._word == ")":
-            raise ExpressionError(start, "`end` is expected here")
-        if self._word not in KEYWORDS and self._source()[0] not in ",[.()":
-            self._operand()
-            raise ExpressionError(start, "an operator is expected here")
-        self._unexpected()
-
-    def _unexpected(self) -> NoReturn:
-        source = self._source()[:40]
-        reason = f"{source!r} is not expected here"
-        if self._word in _OPENING and not self._nested:
-            reason = f"`{source}` without `{_OPENING[self._word]}`"
-        elif source in HINTS:
-            reason = f"{source!r} is not allowed{HINTS[source]}"
-        raise ExpressionError(self._start, reason)
 
     def _refuse(self, token: Token, reason: str) -> NoReturn:
         raise ExpressionError(token.start + 1, reason)

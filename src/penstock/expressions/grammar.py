@@ -1,7 +1,7 @@
 """sqlglot's parser of Postgres, with the language's operands and Postgres' order of its other operators.
 
 sqlglot reads operators, from `or` down to `*`. What they stand between is read by `Operands`, and is in
-sqlglot's tree as a `Leaf` that holds its `Expr`. `parse.py` walks the tree.
+sqlglot's tree as a `Leaf` that holds its `Expr`. `tree.py` walks the tree.
 """
 
 from __future__ import annotations
@@ -12,21 +12,10 @@ from typing import Any, ClassVar
 from sqlglot import Token, TokenType, exp
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.operands import CONSTANTS, Leaf, Node, Operands
+from penstock.expressions.operands import CONSTANTS, Operands
 from penstock.expressions.syntax import Expr
+from penstock.expressions.tree import Leaf, Node, Operator, Predicate
 from penstock.expressions.vocabulary import OTHER_OPERATORS
-
-
-class Operator(exp.Expression):
-    """An operator that binds as `||` does: `op`."""
-
-    arg_types: ClassVar = {"this": True, "expression": True, "op": True}
-
-
-class Predicate(exp.Expression):
-    """`is`, `in`, `between`, `like` and their kind: the `op` of `Expr`, its operands, and its value."""
-
-    arg_types: ClassVar = {"op": True, "expressions": True, "value": False, "negated": False}
 
 
 class Grammar(Operands):
@@ -58,9 +47,8 @@ class Grammar(Operands):
         TokenType.SIMILAR_TO: lambda self, this: self.like("similar to", this),
     }
 
-    def read(self, text: str, tokens: list[Token], build: Callable[[Node], Expr]) -> Expr:
-        """Return what the tokens are; `build` makes an `Expr` of a node of operators."""
-        self._build = build
+    def read(self, text: str, tokens: list[Token]) -> Expr:
+        """Return what the tokens are."""
         self._nested = 0
         self.reset()
         self.sql = text

@@ -6,10 +6,11 @@ Each name is looked up in a list of what is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final, NoReturn
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
 
-from sqlglot import Token, TokenType, exp
+from sqlglot import Token, TokenType
 
 from penstock.core.text import nearest
 from penstock.expressions.cursor import Cursor
@@ -17,8 +18,10 @@ from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, LACKING
 from penstock.expressions.syntax import Expr
 from penstock.expressions.tokens import fold
+from penstock.expressions.tree import Leaf, build
 from penstock.expressions.types import Reference
 from penstock.expressions.vocabulary import (
+    HINTS,
     KEYWORDS,
     METADATA,
     ROOTS,
@@ -30,29 +33,18 @@ from penstock.expressions.vocabulary import (
     WORD_HINTS,
 )
 
-Node = Any
-"""A node of sqlglot's tree, whose classes have no common name in all versions."""
-
 CONSTANTS: Final = {"null": ("null", None), "true": ("bool", True), "false": ("bool", False)}
 
 _FUNCTIONS_HINT: Final = "; the reference lists the functions, under Expressions"
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
-
-
-class Leaf(exp.Expression):
-    """An operand: `expr` is its `Expr`, `start` where it begins in the text."""
-
-    arg_types: ClassVar = {"expr": True, "start": True}
+_OPENING: Final = {")": "(", "end": "case"}
 
 
 class Operands(Cursor):
     """Reads operands; whatever is not of the language is an `ExpressionError`."""
 
-    _build: Callable[[Node], Expr]
-    """Makes an `Expr` of a node of operators."""
-
     def _value(self) -> Expr:
-        return self._build(self._parse_disjunction())
+        return build(self._parse_disjunction())
 
     def _parse_type(self, *_: Any, **__: Any) -> Leaf:
         start = self._start
@@ -242,7 +234,7 @@ class Operands(Cursor):
             return name, []
         if name == "position":
             # No condition is taken before its `in`.
-            args = [self._build(self._parse_bitwise())]
+            args = [build(self._parse_bitwise())]
             separated = self._word == "in"
             args = self._list(args, SEPARATORS[name])
             return name, args[::-1] if separated else args
@@ -273,3 +265,39 @@ class Operands(Cursor):
             if self._word != ")":
                 self._refuse(self._prev, "`)` is expected after the type of a cast")
         return Expr("cast", token.start + 1, (value,), type_)
+
+    # What is expected
+
+    def _expect(self, word: str) -> None:
+        if self._take(word):
+            return
+        if not self._curr:
+            expected = "end" if word in ("when", "then") else word
+            raise ExpressionError(self._start, f"it ends where `{expected}` is expected")
+        self._leftover(word)
+
+    @contextmanager
+    def _parentheses(self, first: Token | None = None) -> Iterator[None]:
+        with self._deeper(first or self._curr or self._prev):
+            self._expect("(")
+            yield
+            self._expect(")")
+
+    def _leftover(self, expected: str) -> NoReturn:
+        """Refuse what follows an operand where something else is expected."""
+        start = self._start
+        if expected == "end" and self._word == ")":
+            raise ExpressionError(start, "`end` is expected here")
+        if self._word not in KEYWORDS and self._source()[0] not in ",[.()":
+            self._operand()
+            raise ExpressionError(start, "an operator is expected here")
+        self._unexpected()
+
+    def _unexpected(self) -> NoReturn:
+        source = self._source()[:40]
+        reason = f"{source!r} is not expected here"
+        if self._word in _OPENING and not self._nested:
+            reason = f"`{source}` without `{_OPENING[self._word]}`"
+        elif source in HINTS:
+            reason = f"{source!r} is not allowed{HINTS[source]}"
+        raise ExpressionError(self._start, reason)
