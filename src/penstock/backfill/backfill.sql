@@ -3,8 +3,9 @@
 
 -- name: session
 -- Limits of a session that reads a table, over those of a capture's. `row_security` off: a policy that
--- hid rows is an error. A condition's strings end where they did when it was checked. %(statement)s, %(lock)s, %(idle)s: how long a statement, a wait for a lock, and
--- a session that does nothing may last.
+-- hid rows is an error. `standard_conforming_strings` on: a condition is read as it was when it was
+-- checked. %(statement)s, %(lock)s, %(idle)s: how long a statement, a wait for a lock, and a session
+-- that does nothing may last.
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('row_security', 'off'),

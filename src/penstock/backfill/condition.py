@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from string import ascii_lowercase, ascii_uppercase
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import psycopg
@@ -23,11 +23,11 @@ from penstock.backfill.ranges import trusted
 from penstock.core import queries
 from penstock.core.connect import Connection
 from penstock.core.errors import SetupError
+from penstock.core.tables import fold
 
 MAX_CHARACTERS: Final = 4_000
 
 _SQL: Final = queries.load("penstock.backfill", "tables.sql")
-_FOLD: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
 _TOKEN: Final = re.compile(
     r"""(?P<string>'(?:[^']|'')*') | (?P<quoted>"(?:[^"]|"")+") | (?P<open>['"])
     | (?P<comment>--|/\*) | (?P<space>[ \t\r\n\f]+)
@@ -89,8 +89,8 @@ def functions(text: str) -> Iterator[_Token]:
     if not tokens:
         raise _refusal(0, "it is empty")
     opened: list[_Token] = []
-    before = after = _Token("other", "(", 0)
-    for token, after in zip(tokens, [*tokens[1:], _Token("other", ")", len(text))], strict=True):
+    before = _Token("other", "(", 0)
+    for token, after in pairwise([*tokens, _Token("other", ")", len(text))]):
         if token.symbol == "(":
             opened.append(token)
         elif token.symbol == ")":
@@ -141,7 +141,7 @@ def _tokens(text: str) -> Iterator[_Token]:
         if kind in ("string", "quoted") and end == start and last in ("e", "&"):
             raise _refusal(start - 1, "strings with a prefix are not allowed; write '…'")
         if kind == "word":
-            found = found.translate(_FOLD)
+            found = fold(found)
         elif kind == "quoted":
             found = found[1:-1].replace('""', '"')
         last, end = found, match.end()

@@ -43,7 +43,6 @@ class TableRead:
 
     schema: str
     table: str
-    where: str | None
     sort_by: str | None
     start: str | None
     rows: int
@@ -191,9 +190,7 @@ def _read(
     if filtered := filters.get((relation.schema, relation.name)):
         conditions.append(sql.SQL("({})").format(trusted(filtered)))
     rows = _estimate(catalog, relation, conditions, selection.where)
-    return TableRead(
-        relation.schema, relation.name, selection.where, sort_by, start, rows
-    ), warnings
+    return TableRead(relation.schema, relation.name, sort_by, start, rows), warnings
 
 
 def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str | None, list[str]]:

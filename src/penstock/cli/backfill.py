@@ -100,7 +100,7 @@ def _requests(
         typer.echo(f"Note: {warning}", err=True)
     return [
         Request(
-            sink.source, name, read.schema, read.table, read.where, read.sort_by, read.start,
+            sink.source, name, read.schema, read.table, where, read.sort_by, read.start,
             rows_total=read.rows,
         )
         for read in reads

@@ -14,8 +14,12 @@ from typing import Self
 
 _PART = re.compile(r'"((?:[^"]|"")+)"|(\*)|([^\s".*,]+)')
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
-# Postgres folds ASCII alone in a UTF-8 database, so `É` stays as it is.
 _FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def fold(name: str) -> str:
+    """Return an unquoted name as Postgres takes it: in a UTF-8 database `É` stays as it is."""
+    return name.translate(_FOLD)
 
 
 def quote_name(name: str) -> str:
@@ -74,4 +78,4 @@ def matches_any(patterns: Iterable[TablePattern], schema: str, table: str) -> bo
 def _name(part: re.Match[str]) -> str:
     if part[1] is not None:
         return part[1].replace('""', '"')
-    return part[3].translate(_FOLD)
+    return fold(part[3])

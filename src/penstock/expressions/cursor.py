@@ -9,10 +9,11 @@ from typing import Final, NoReturn
 
 from sqlglot import Token
 
+from penstock.core.tables import fold
 from penstock.core.text import nearest
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import MAX_DEPTH, TypedLiteral, TypeName
-from penstock.expressions.tokens import Dialect, fold
+from penstock.expressions.tokens import Dialect
 from penstock.expressions.vocabulary import PARAMETERS, TYPES
 
 _UNITS: Final = frozenset({"year", "month", "day", "hour", "minute", "second"})

@@ -12,12 +12,12 @@ from typing import Any, Final, NoReturn
 
 from sqlglot import Token, TokenType
 
+from penstock.core.tables import fold
 from penstock.core.text import nearest
 from penstock.expressions.cursor import Cursor
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, LACKING
 from penstock.expressions.syntax import Expr
-from penstock.expressions.tokens import fold
 from penstock.expressions.tree import Leaf, build
 from penstock.expressions.types import Reference
 from penstock.expressions.vocabulary import (

@@ -7,10 +7,11 @@ from dataclasses import replace
 from sqlglot import Token, TokenType
 from sqlglot.errors import ParseError
 
+from penstock.core.tables import fold
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.grammar import Grammar
 from penstock.expressions.syntax import Expression
-from penstock.expressions.tokens import Dialect, fold, tokenize
+from penstock.expressions.tokens import Dialect, tokenize
 from penstock.expressions.types import Reference
 
 

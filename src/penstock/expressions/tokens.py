@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from string import ascii_lowercase, ascii_uppercase
 from typing import ClassVar, Final, NoReturn
 
 from sqlglot import Token, TokenType
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 
+from penstock.core.tables import fold
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import MAX_CHARACTERS
 from penstock.expressions.vocabulary import (
@@ -21,7 +21,6 @@ from penstock.expressions.vocabulary import (
     WORD,
 )
 
-_FOLD: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
 _STRANGE: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _COMMENT: Final = re.compile(r"--|/\*")
 _FOLLOWER: Final = re.compile(r"[\w$.]")
@@ -113,11 +112,6 @@ def _unclosed(text: str) -> int:
 def _comment(text: str, token: Token) -> int:
     found = _COMMENT.search(text, token.end + 1) or _COMMENT.search(text)
     return found.start() if found else token.start
-
-
-def fold(word: str) -> str:
-    """Return an unquoted name as Postgres takes it."""
-    return word.translate(_FOLD)
 
 
 def _refuse(start: int, reason: str) -> NoReturn:
