@@ -57,7 +57,7 @@ def count(connection: Connection, text: str, more: str = "") -> int:
     ("text", "rows"),
     [
         ("created_at >= '2024-01-01' and created_at < now() - interval '1 day'", 10),
-        ('"Odd Name" in (1, 2) and name <> E\'\''.replace("E''", "''"), 2),
+        ("\"Odd Name\" in (1, 2) and name <> ''", 2),
         ("name = 'a'' or 1=1 --;('", 0),
         ("name = 'a\\'", 0),
         ("(data ->> 'x')::numeric > 5 and not paid", 2),
@@ -68,7 +68,7 @@ def count(connection: Connection, text: str, more: str = "") -> int:
         ("to_char(created_at, 'YYYY') = '2024' and concat(id, name) similar to '%(1|2)'", 2),
         ("orders.id % 2 = 0 and (orders.paid)", 5),
         ("name ~ '^a.[0-9]$' and name !~* 'A.9'", 8),
-        ("amount::int8 operator = 1".replace("operator ", ""), 1),
+        ("amount::int8 = 1", 1),
         ("id = 1 or\n id =\t2", 2),
         ("id between symmetric 3 and 1 and (id, amount) = (2, 2)", 1),
     ],
@@ -146,7 +146,7 @@ def test_what_is_refused_and_where(connection: Connection, text: str, message: s
     assert connection.execute(left).fetchone() == (0,)
 
 
-def test_deep_nesting_is_postgres_own_error(connection: Connection) -> None:
+def test_parentheses_may_be_as_deep_as_the_text_is_long(connection: Connection) -> None:
     text = "(" * 1990 + "true" + ")" * 1990
     condition.check(connection, ORDERS, text)
 
