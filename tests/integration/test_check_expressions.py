@@ -1,4 +1,4 @@
-"""What `penstock check` says of filters, transforms and routes, and what `penstock run` refuses."""
+"""What `penstock check` finds in filters, transforms and routes, and what `penstock run` refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the language takes, and what it says of all else."""
+"""What the language takes, and with what error it refuses all else."""
 
 # A case is a line, and letters that look like others are the point of some.
 # ruff: noqa: E501, RUF001

@@ -1,4 +1,4 @@
-"""What the catalog says of the columns that expressions name, and what kind of value each has."""
+"""What the catalog has of the columns that expressions name, and what kind of value each has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the language: all that is allowed, and what is said of what is not."""
+"""The words of the language, and hints for words that it lacks."""
 
 from __future__ import annotations
 

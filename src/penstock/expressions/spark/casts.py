@@ -57,7 +57,7 @@ def cast_value(node: Node, operand: Column, size: int) -> tuple[Column, int]:
 
 
 def _once(node: Node, have: Type) -> bool:
-    """Tell whether a cast needs its operand no more than once."""
+    """Return whether a cast needs its operand no more than once."""
     match node.kind:
         case Kind.TEXT:
             return have.kind not in TIMES and node.value != "uuid"
@@ -217,7 +217,7 @@ def _to_key(_: Node, have: Type) -> Callable[[Column], Column]:
 
 
 def _fits(x: Column, scale: int) -> Column:
-    """Tell of a numeric whether it has no more than so many digits after the point."""
+    """Return whether a numeric has no more than so many digits after the point."""
     quantum = F.lit(str(Decimal(1).scaleb(-scale))).cast(f"decimal({max(1, scale)},{scale})")
     return F.try_mod(x, quantum) == 0
 

@@ -132,7 +132,7 @@ class _Compiler:
                 parts = [self.value(a) for a in node.args]
                 return _balanced(parts, Column.__and__ if node.op == "and" else Column.__or__)
             case "is null" | "is true" | "is false":
-                return self._told(node)
+                return self._is(node)
             case "is distinct":
                 return self._distinct(node)
             case "coalesce":
@@ -172,7 +172,7 @@ class _Compiler:
             return _Part(column, size)
         return _Part(F.when(~nulls.column, column), size + nulls.size + 2)
 
-    def _told(self, node: Node) -> _Part:
+    def _is(self, node: Node) -> _Part:
         operand = node.args[0]
         value, bad = self.value(operand), self.bad(operand)
         if node.op == "is null":
