@@ -124,6 +124,8 @@ def test_a_condition_as_postgres_has_it(connection: Connection, text: str, rows:
         ("table_to_xml('public.seen', true, true, '') is null", "position 1: table_to_xml is not allowed"),
         ("pg_terminate_backend(1)", "position 1: pg_terminate_backend is not allowed"),
         ("random() < 0.5", "position 1: random is not allowed"),
+        ("id = 1 or current_user = name", "position 11: current_user is not allowed: its value is not the"),
+        ("CURRENT_SCHEMA = name", "position 1: current_schema is not allowed"),
         ("evil(id)", "position 1: function evil(bigint) does not exist. Cast what is compared; functions"),
         ("public.evil(id)", "position 8: functions are called by their plain names alone."),
         ("operator(public.===) id", "position 1: functions are called by their plain names alone."),

@@ -36,6 +36,11 @@ _TOKEN: Final = re.compile(
 )
 _STRANGE: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 _QUERY: Final = frozenset({"select", "with", "values", "table"})
+_SESSION: Final = frozenset(
+    ["current_catalog", "current_role", "current_schema", "current_user", "session_user", "system_user",
+     "user"]
+)  # fmt: skip
+"""Words of SQL for what a session is; a column of such a name stands in quotes."""
 _REMEDIES: Final = {
     "42P01": "Write a column alone, as id, and a part of JSON as data ->> 'key'.",
     "42883": "Cast what is compared; functions and operators of extensions are not taken here.",
@@ -99,6 +104,10 @@ def functions(text: str) -> Iterator[_Token]:
             opened.pop()
         elif token.kind == "word" and token.text in _QUERY and before.symbol == "(":
             raise _refusal(token.start, f"{token.text} is not allowed: no subqueries")
+        elif token.kind == "word" and token.text in _SESSION and before.symbol != ".":
+            raise _refusal(
+                token.start, f"{token.text} is not allowed: its value is not the row's alone"
+            )
         elif token.kind in ("word", "quoted") and after.symbol == "(":
             if before.symbol == "." or token.text == "operator":
                 raise _refusal(token.start, "functions are called by their plain names alone")
