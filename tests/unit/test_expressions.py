@@ -232,6 +232,10 @@ def test_what_is_deep_or_long_is_refused_at_once(text: str) -> None:
     assert len(str(refused.value)) < 300
 
 
+def test_a_text_is_parsed_once() -> None:
+    assert parse_condition("record.id = 1") is parse_condition("record.id = 1")
+
+
 def test_a_long_chain_is_not_deep() -> None:
     text = " and ".join(["record.paid"] * 240)
     assert len(typed(parse_condition(text), COLUMNS).root.args) == 240

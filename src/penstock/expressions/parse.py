@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from typing import Final
 
 from sqlglot import Token, TokenType
 from sqlglot.errors import ParseError
@@ -14,7 +16,11 @@ from penstock.expressions.syntax import Expression
 from penstock.expressions.tokens import Dialect, tokenize
 from penstock.expressions.types import Reference
 
+_KEPT: Final = 256
+"""How many texts' expressions are kept: a filter is checked when the file is read, and planned later."""
 
+
+@lru_cache(_KEPT)
 def parse_condition(text: str) -> Expression:
     """Parse a condition; that it is a boolean is found when it is typed.
 
@@ -23,11 +29,13 @@ def parse_condition(text: str) -> Expression:
     return replace(_parse(text, tokenize(text)), condition=True)
 
 
+@lru_cache(_KEPT)
 def parse_value(text: str) -> Expression:
     """Parse an expression of any kind; raises `ExpressionError` as `parse_condition` does."""
     return _parse(text, tokenize(text))
 
 
+@lru_cache(_KEPT)
 def parse_select(text: str) -> tuple[tuple[str, Expression], ...]:
     """Parse `record.id as id, upper(record.name) as name, …` into names and expressions.
 
