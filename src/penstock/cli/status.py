@@ -88,7 +88,7 @@ def assess(
         parts.append(run_part(Failure("not_running", problem or "", remedy)))
     for name, slot in slots.items():
         subject = f"source {name}"
-        found = _slot_failure(name, slot)
+        found = _slot_failure(slot)
         if found is None and running is not None:
             found = _reading_failure(name, slot, running, live)
         if found is not None and (subject, found[1].code) not in known:
@@ -119,25 +119,17 @@ def _reported(running: Status) -> Health:
         return Health((run_part(failure),))
 
 
-def _slot_failure(source: str, slot: Status) -> tuple[Level, Failure] | None:
+def _slot_failure(slot: Status) -> tuple[Level, Failure] | None:
     """Return what is wrong with a slot as the server has it."""
     if slot["error"] is not None:
         failure = Failure.of(slot["code"], slot["error"], slot.get("remedy"))
         return Level.FAILED, failure
-    name, keep = slot["slot"], "max_slot_wal_keep_size"
-    if slot["wal_status"] == "lost":
-        return Level.FAILED, Failure(
-            "slot_invalidated",
-            f"Slot {name} is invalidated: Postgres has removed WAL that it needed, and changes after"
-            f" {slot['confirmed_flush_lsn']} are lost to it.",
-            f"penstock recover {source}",
-        )
     if slot["wal_status"] == "unreserved":
         return Level.DEGRADED, Failure(
             "slot_unreserved",
-            f"Slot {name} is about to be invalidated: Postgres may remove WAL that it needs at the"
-            f" next checkpoint ({size(slot['retained_bytes'])} are held).",
-            f"Let the run catch up, or raise {keep} in Postgres' settings, at once.",
+            f"Slot {slot['slot']} is about to be invalidated: Postgres may remove WAL that it needs at"
+            f" the next checkpoint ({size(slot['retained_bytes'])} are held).",
+            "Let the run catch up, or raise max_slot_wal_keep_size in Postgres' settings, at once.",
         )
     return None
 
