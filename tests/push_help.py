@@ -116,15 +116,15 @@ class Receiver:
                 self.most_at_once = max(self.most_at_once, self._at_once)
                 try:
                     self.requests.append(request)
-                    output = self.behaviour(request)
+                    reply = self.behaviour(request)
                     await self._notify_changed()
                     if self.pause:
                         await asyncio.sleep(self.pause)
                 finally:
                     self._at_once -= 1
-                if output is None:
+                if reply is None:
                     return
-                writer.write(output)
+                writer.write(reply)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -236,7 +236,7 @@ class MemoryConsumer(InMemoryConsumer):
         self.change(replace(self.info, disabled=reason))
 
     def held(self) -> list[ConsumerMessage]:
-        return [seen for seen in self.left() if seen.until is not None]
+        return [each for each in self.left() if each.until is not None]
 
     def _begin(self) -> Step:
         self._check()

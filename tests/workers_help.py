@@ -182,13 +182,13 @@ class Worker(threading.Thread):
                 nack.append(delivery)
             elif chance < 0.98:
                 self._late.append(delivery)
-        self._await_steady("ack", ack)
-        self._await_steady("nack", nack)
+        self._answer("ack", ack)
+        self._answer("nack", nack)
         overdue = time.monotonic() - self._ack_wait
         late = [delivery for delivery in self._late if delivery.received < overdue]
         if late:
             self._late = [delivery for delivery in self._late if delivery.received >= overdue]
-            self._await_steady("ack", late)
+            self._answer("ack", late)
 
     def _receive(self) -> list[Delivery]:
         sent = time.monotonic()
@@ -205,7 +205,7 @@ class Worker(threading.Thread):
         self._ledger.deliveries += taken
         return taken
 
-    def _await_steady(self, fate: Literal["ack", "nack"], deliveries: Sequence[Delivery]) -> None:
+    def _answer(self, fate: Literal["ack", "nack"], deliveries: Sequence[Delivery]) -> None:
         """Ack or nack, again and again until there is an answer."""
         if not deliveries:
             return

@@ -138,8 +138,8 @@ def test_a_wrong_password_is_reported_and_never_shown(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def background(folder: Path, *arguments: str, output: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs on, from when it has logged the event `said`."""
+def background(folder: Path, *arguments: str, event: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs on, from when it has logged `event`."""
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=folder,
@@ -149,7 +149,7 @@ def background(folder: Path, *arguments: str, output: str) -> Iterator[subproces
     )
     try:
         assert process.stderr is not None
-        lines = list(itertools.takewhile(lambda line: f'"{output}"' not in line, process.stderr))
+        lines = list(itertools.takewhile(lambda line: f'"{event}"' not in line, process.stderr))
         assert process.poll() is None, "".join(lines)
         yield process
     finally:
@@ -174,8 +174,8 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
     pid = folder / ".penstock" / "store" / "postmaster.pid"
     with (
-        background(folder, "push", output="pushing") as push,
-        background(folder, "api", "--listen", listen, output="serving") as api,
+        background(folder, "push", event="pushing") as push,
+        background(folder, "api", "--listen", listen, event="serving") as api,
     ):
         token = run(folder, "token create admin --role admin").strip()
         assert ask(listen, token) == 200
@@ -205,7 +205,7 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
 
 def test_a_killed_api_takes_the_store_with_it(folder: Path) -> None:
     write(folder, "sources: {}")
-    with background(folder, "api", "--listen", f"127.0.0.1:{free_port()}", output="serving") as api:
+    with background(folder, "api", "--listen", f"127.0.0.1:{free_port()}", event="serving") as api:
         lines = (folder / ".penstock" / "store" / "postmaster.pid").read_text().splitlines()
         postgres = psutil.Process(int(lines[0]))
         api.kill()

@@ -36,7 +36,7 @@ def write(folder: Path, *, tables: str = "public.orders", nats: str = "nats://lo
 
 
 def fails(folder: Path, code: int, *options: str, **environment: str) -> str:
-    """Run it, expect `code`, and return what it said."""
+    """Run it, expect `code`, and return its output."""
     done = penstock("run", *options, cwd=folder, environment=environment)
     output = done.stdout + done.stderr
     assert done.returncode == code, output

@@ -196,7 +196,7 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
                 sinks = pipeline.status().get("sinks", {"jetstream": {"error": None}})
                 return "refuses the login" in (sinks["jetstream"]["error"] or "")
 
-            pipeline.wait_for(reported, PATIENCE, "telling of the login")
+            pipeline.wait_for(reported, PATIENCE, "the report of the login")
             # What it should have is kept until the login is mended; it is not ready until then.
             pipeline.wait_for(
                 lambda: pipeline.status()["sources"]["shop"]["state"] == "streaming",

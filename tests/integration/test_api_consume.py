@@ -226,8 +226,8 @@ def test_wait_for_ms_over_the_answer_is_empty(shop: Shop) -> None:
 def test_a_streams_own_group(shop: Shop, ask: str) -> None:
     path = "/v1/streams/events"
     shop.publish(1, 2, 3)
-    chosen = {"batch_size": 2, **WAIT}
-    options: dict[str, Any] = {"json": chosen} if ask == "body" else {"params": chosen}
+    asked = {"batch_size": 2, **WAIT}
+    options: dict[str, Any] = {"json": asked} if ask == "body" else {"params": asked}
     method = "GET" if ask == "get" else "POST"
     answer = shop.client.request(method, f"{path}/receive", **options)
     body = answer.json()

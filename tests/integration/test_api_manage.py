@@ -330,20 +330,20 @@ def test_positions_are_those_of_the_metadata_after_the_source_was_replaced(shop:
     shop.store.register_source("shop", "another cluster's")
     shop.publish("new", "newest")
     pending = shop.client.get(f"{path}/messages").json()["data"]
-    lsns = {message["record"]["id"]: message["position"] for message in pending}
-    assert [lsns["new"], lsns["newest"]] == [_place(message) for message in pending[1:]]
-    assert shop.client.get("/v1/streams/events").json()["head"] == lsns["newest"]
+    positions = {message["record"]["id"]: message["position"] for message in pending}
+    assert [positions["new"], positions["newest"]] == [_place(message) for message in pending[1:]]
+    assert shop.client.get("/v1/streams/events").json()["head"] == positions["newest"]
     for start, expected in (
         ("newest", ["newest"]),
         ("old", ["old", "new", "newest"]),
         ("new", ["new", "newest"]),
     ):
-        shop.client.post(f"{path}/rewind", json={"to": lsns[start]}).raise_for_status()
+        shop.client.post(f"{path}/rewind", json={"to": positions[start]}).raise_for_status()
         answer = shop.client.get(f"{path}/next", params=WAIT)
         assert ids(answer) == expected
     shop.client.post(f"{path}/nack", json={"ack_tokens": tokens(answer)}).raise_for_status()
     letters = shop.client.get(f"{path}/dead-letters").json()["data"]
-    assert [letter["position"] for letter in letters] == [lsns["new"], lsns["newest"]]
+    assert [letter["position"] for letter in letters] == [positions["new"], positions["newest"]]
     for lsn, expected in ((2**63 - 1, []), (1 - 2**63, ["old", "new", "newest"])):
         to = {"lsn": lsn, "idx": 0}
         shop.client.post(f"{path}/rewind", json={"to": to}).raise_for_status()

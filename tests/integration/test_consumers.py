@@ -90,12 +90,12 @@ def test_a_waiting_receive_wakes_at_once(store: Store, stream: StreamRecord) -> 
     async def work() -> None:
         async with workers(store) as consumer:
             assert (await consumer.receive(1, 0.0)).deliveries == []
-            for chosen in range(3):
+            for number in range(3):
                 waiting = asyncio.create_task(consumer.receive(1, 20.0))
                 await asyncio.sleep(0.05)
                 start = time.monotonic()
-                await asyncio.to_thread(publish, store, stream, [inserted(chosen)])
-                assert ids((await waiting).deliveries) == [chosen]
+                await asyncio.to_thread(publish, store, stream, [inserted(number)])
+                assert ids((await waiting).deliveries) == [number]
                 assert time.monotonic() - start < 0.7  # and not at the poll, a second later
 
     run(work)
@@ -346,10 +346,10 @@ def test_rewind(store: Store, stream: StreamRecord) -> None:
                 (Position(0, 0), [0, 1, 2, 3]),
                 ("new", []),
             ]
-            for to, chosen in targets:
+            for to, expected in targets:
                 await consumer.rewind(to)
                 assert (await consumer.ack(held)).refused == [(t, "unknown") for t in held]
-                assert ids((await consumer.receive(10, 0.0)).deliveries) == chosen, to
+                assert ids((await consumer.receive(10, 0.0)).deliveries) == expected, to
 
     run(work)
 
@@ -368,7 +368,7 @@ def test_filters(store: Store, stream: StreamRecord) -> None:
             ],
         )
         async with serving(store) as consumers:
-            for number, (filters, chosen) in enumerate(
+            for number, (filters, expected) in enumerate(
                 [
                     ({}, [1, 2, 3, 4]),
                     ({"table": "orders"}, [1, 3, 4]),
@@ -382,7 +382,7 @@ def test_filters(store: Store, stream: StreamRecord) -> None:
                 name = f"c{number}"
                 await consumers.create(ConsumerSpec(name, "events", settings={"filters": filters}))
                 received = await (await consumers.get(name)).receive(10, 0.0)
-                assert ids(received.deliveries) == chosen
+                assert ids(received.deliveries) == expected
             await consumers.update("c6", {"filters": None})
             changed = await consumers.get("c6")
             await changed.rewind("all")

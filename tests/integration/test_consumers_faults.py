@@ -244,8 +244,8 @@ def test_what_expired_is_no_dead_letter(store: Store, stream: StreamRecord) -> N
                 connection.execute(sql.SQL("DROP TABLE {}").format(segment_table(row[0])))
             with capture_logs() as logs:
                 await consumer.nack(tokens(held))
-            output = [log["event"] for log in logs]
-            assert output == ["messages left their stream before they could become dead letters"]
+            events = [log["event"] for log in logs]
+            assert events == ["messages left their stream before they could become dead letters"]
             assert await consumer.dead_letters(1) == []
 
     run(work)

@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(max_deliver=st.sampled_from([-1, -1, 2]), max_held=st.sampled_from([2, 100]))
     def configure(self, max_deliver: int, max_held: int) -> None:
-        chosen = {
+        settings = {
             "ack_wait_ms": 600_000,
             "max_deliver": max_deliver,
             "max_ack_pending": max_held,
@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         self.max_deliver = max_deliver
         self.do(
             self.processes[0].create(
-                ConsumerSpec(f"{self.name}-workers", self.name, settings=chosen)
+                ConsumerSpec(f"{self.name}-workers", self.name, settings=settings)
             )
         )
 
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
                 continue
             assert (token in refused) == (fate != "held"), (token, fate, outcome)
             if fate == "held":
-                self.output(kind, position)
+                self.apply(kind, position)
 
     def fate(self, token: str) -> tuple[str, tuple[int, int]]:
         ref = read_tokens(self.consumer(0).info.id, [token])[0]
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             return "gone", at
         return ("held" if message.token == token and not message.waits else "expired"), at
 
-    def output(self, kind: str, position: tuple[int, int]) -> None:
+    def apply(self, kind: str, position: tuple[int, int]) -> None:
         message = self.model.messages[position]
         last = 0 < self.max_deliver <= message.deliver_count
         if kind == "ack" or (kind in ("nack", "later", "expire") and last):

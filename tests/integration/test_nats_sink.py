@@ -122,9 +122,9 @@ def test_a_moved_key_comes_after_what_it_left_behind(
 def test_rows_come_without_deletes_truncates_and_old_values(
     nats_server: EmbeddedNats, nats: JetStream, stream: str
 ) -> None:
-    """The newest version of a row has the key that an update gave it; the old one is not told of."""
+    """The newest version of a row has the key that an update gave it; the old one is not in it."""
     nats.add_stream(stream, "shop.public.orders")
-    reported = [
+    changes = [
         ("insert", 1),
         ("update", 1),
         ("delete", 1),
@@ -133,10 +133,10 @@ def test_rows_come_without_deletes_truncates_and_old_values(
         ("read", 3),
     ]
     rows = batch(
-        [key for _, key in reported],
-        actions=[action for action, _ in reported],
-        changes=[{"id": 1} if action == "update" else None for action, _ in reported],
-        groups=[7] * len(reported),
+        [key for _, key in changes],
+        actions=[action for action, _ in changes],
+        changes=[{"id": 1} if action == "update" else None for action, _ in changes],
+        groups=[7] * len(changes),
     )
     config = NatsSinkConfig(url=nats_server.url, kind="rows")
     written = Writer(config).write(rows)

@@ -98,7 +98,7 @@ CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\
 
 
 @pytest.mark.parametrize(
-    ("output", "status", "connections"),
+    ("reply", "status", "connections"),
     [
         (OK, 200, 1),
         (b"HTTP/1.1 204 No Content\r\n\r\n", 204, 1),
@@ -114,7 +114,7 @@ CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\
     ],
 )
 def test_answers_and_whether_the_connection_is_used_again(
-    output: bytes, status: int, connections: int
+    reply: bytes, status: int, connections: int
 ) -> None:
     async def test(to: Receiver) -> None:
         endpoint = endpoint_of(to)
@@ -124,7 +124,7 @@ def test_answers_and_whether_the_connection_is_used_again(
         endpoint.close()
         await to.until(lambda: to.open == 0)
 
-    run(test, lambda _: output)
+    run(test, lambda _: reply)
 
 
 def test_an_answer_whose_end_is_the_connection_s() -> None:
@@ -164,7 +164,7 @@ def test_requests_at_once_have_connections_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "code"),
+    ("reply", "code"),
     [
         (None, "connection_lost"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "bad_answer"),
@@ -172,7 +172,7 @@ def test_requests_at_once_have_connections_of_their_own() -> None:
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000, "bad_answer"),
     ],
 )
-def test_no_answer(output: bytes | None, code: str) -> None:
+def test_no_answer(reply: bytes | None, code: str) -> None:
     async def test(to: Receiver) -> None:
         endpoint = endpoint_of(to, authorization="Bearer secret")
         with pytest.raises(EndpointError) as caught:
@@ -183,7 +183,7 @@ def test_no_answer(output: bytes | None, code: str) -> None:
         await to.until(lambda: to.open == 0)
         assert len(to.requests) == 1
 
-    run(test, lambda _: output)
+    run(test, lambda _: reply)
 
 
 def test_a_request_that_takes_too_long_is_cut_off() -> None:

@@ -126,7 +126,11 @@ def test_the_printed_command_recovers(
     # All places print the same command.
     (found,) = [f for f in check.inspect(file).findings if f.level == "error"]
     assert found.fix == error.remedy
-    assert status.collect(config, "127.0.0.1:9")["slots"]["rec"]["error"] == str(error)
+    report = status.collect(config, "127.0.0.1:9")
+    assert report["slots"]["rec"]["error"] == str(error)
+    (problem,) = (p for p in report["problems"] if p["subject"] == f"slot {SLOT}")
+    assert (problem["code"], problem["remedy"]) == (code, error.remedy)
+    assert not status.is_ready(report)
     # Nothing is changed without a yes.
     with Store.open(database.url) as store:  # one is under way, and has read rows before the gap
         Backfills(store).create([Request("rec", "orders", "public", "orders")])

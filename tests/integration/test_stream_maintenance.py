@@ -381,16 +381,16 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_outlives_an_unforeseen_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
-    peeked = threading.Semaphore(0)
+    runs = threading.Semaphore(0)
 
     def broken(_: Store) -> None:
-        peeked.release()
+        runs.release()
         raise ValueError
 
     monkeypatch.setattr(maintenance, "run_once", broken)
     with capture_logs() as logs, Maintenance(store.url):
-        assert peeked.acquire(timeout=60)
-        assert peeked.acquire(timeout=60)
+        assert runs.acquire(timeout=60)
+        assert runs.acquire(timeout=60)
     assert [entry["event"] for entry in logs][:1] == ["streams not maintained"]
 
 

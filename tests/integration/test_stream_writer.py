@@ -150,8 +150,8 @@ def test_the_readers_are_notified(store: Store, database: Database) -> None:
     with database.connect(autocommit=True) as listener:
         listener.execute("LISTEN penstock")
         publish(store, stream, [inserted(1)])
-        reported = next(listener.notifies(timeout=60))
-    assert (reported.channel, reported.payload) == ("penstock", f"s{stream.source_id}")
+        notice = next(listener.notifies(timeout=60))
+    assert (notice.channel, notice.payload) == ("penstock", f"s{stream.source_id}")
 
 
 @settings(max_examples=25, deadline=None)
@@ -418,7 +418,7 @@ def test_a_held_snapshot_leaves_no_dead_rows(store: Store, database: Database) -
             publish(store, stream, [inserted(n) for n in range(20)])
             with store.connection() as connection:
                 close_segment(connection, stream)
-        store.close()  # a session tells its counts when it ends
+        store.close()  # a session reports its counts when it ends
         database.execute("SELECT pg_stat_force_next_flush()")
         counts = database.execute(
             "SELECT relname, n_tup_ins, n_tup_upd + n_tup_del, n_dead_tup FROM pg_stat_user_tables"

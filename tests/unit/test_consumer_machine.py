@@ -83,15 +83,15 @@ class Machine(RuleBasedStateMachine):
         group=st.integers(1, 4),
         old=st.none() | st.integers(1, 4),
         new_lsn=st.booleans(),
-        chosen=st.integers(0, 9),
+        selected=st.integers(0, 9),
     )
-    def publish(self, group: int, old: int | None, new_lsn: bool, chosen: int) -> None:
+    def publish(self, group: int, old: int | None, new_lsn: bool, selected: int) -> None:
         lsn, idx = self.stream.rows[-1][:2] if self.stream.rows else (1, -1)
         lsn, idx = (lsn + 5, 0) if new_lsn else (lsn, idx + 1)
         old = None if old == group else old
-        table = "items" if chosen else "others"
+        table = "items" if selected else "others"
         self.stream.add([StreamRow(lsn, idx, group, old, None, "public", table, "insert", b"{}")])
-        if chosen:
+        if selected:
             self.model.publish((lsn, idx), [g for g in (group, old) if g is not None])
 
     @rule(limit=st.integers(1, 6), scanned=st.integers(1, 12))

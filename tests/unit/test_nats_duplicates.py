@@ -102,7 +102,7 @@ def server_of() -> Iterator[Callable[[Callable[[], bytes | None]], Server]]:
 def test_one_that_can_not_be_asked_ends_a_write(
     answer: bytes | None, server_of: Callable[..., Server]
 ) -> None:
-    """Within a lane's patience: or else it would be asked anew by each write, for ever."""
+    """Within the patience with one write: else each write would ask again, for ever."""
     server = server_of(lambda: answer)
     reported: list[SinkError] = []
     sink = NatsSink(
@@ -136,7 +136,7 @@ def stored(key: str, owner: str | None) -> dict[str, Any]:
     return {"message": {"subject": "s", "seq": 9, "hdrs": base64.b64encode(f"{head}\r\n".encode())}}
 
 
-def test_a_message_without_an_id_is_known_by_its_body() -> None:
+def test_a_message_that_names_no_publisher_is_known_by_its_body() -> None:
     """A dead letter that is replayed twice."""
     answer = stored("k", None)
     answer["message"]["data"] = base64.b64encode(b"body").decode()

@@ -481,7 +481,7 @@ def linking(count: int) -> Task:
     return task
 
 
-def test_an_ack_out_of_turn_releases_no_group() -> None:
+def test_an_ack_out_of_turn_releases_no_row() -> None:
     task = linking(3)
     task.acked([b"2"])  # the stream had it before
     assert (task.written.delivered, task.rows.flying, task.ready) == (0, 2, False)
@@ -596,7 +596,7 @@ def test_refusals(err_code: int, text: str, code: str, transient: bool) -> None:
 
 @pytest.fixture
 def silent_server() -> Iterator[int]:
-    """A port that takes connections, greets as told, and says no more."""
+    """A port that takes connections, sends an INFO without headers, and nothing more."""
     listener = socket.create_server(("127.0.0.1", 0))
     taken: list[socket.socket] = []
 

@@ -15,8 +15,8 @@ from penstock.config.nats import Format, OutboxForm
 from penstock.core.message import WIRE_SCHEMA
 from penstock.core.subject import SubjectTemplate
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks.nats.formats import Maker, groups_of
 from penstock.sinks.nats.frames import MAX_HEADER, Encoder
+from penstock.sinks.nats.outbox_formats import OutboxFormatter, groups_of
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads
 
@@ -58,7 +58,7 @@ def block_of(batch: pa.RecordBatch, **keys: Any) -> Any:
 
 
 def made(batch: pa.RecordBatch, of: OutboxSinkSettings) -> pa.Array:
-    return Maker(of.form)(batch).key
+    return OutboxFormatter(of.form)(batch).key
 
 
 def messages(batch: pa.RecordBatch, **keys: Any) -> list[tuple[str, list[tuple[str, str]], bytes]]:

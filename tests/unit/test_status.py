@@ -25,6 +25,12 @@ DEAD: dict[str, Any] = {
 }  # fmt: skip
 
 
+LOST: dict[str, Any] = {
+    "wal_status": "lost", "error": "The slot is lost. Run: penstock recover shop",
+    "code": "slot_invalidated", "remedy": "Run: penstock recover shop",
+}  # fmt: skip
+
+
 def running(*parts: Part) -> dict[str, Any]:
     sources = {"shop": {"state": "streaming"}}
     return {"sources": sources, **Health((Part("store"), Part("source shop"), *parts)).as_json()}
@@ -61,7 +67,7 @@ def test_what_still_starts_is_not_ready() -> None:
 @pytest.mark.parametrize(
     ("slot", "expected"),
     [
-        ({"wal_status": "lost"}, ("slot penstock_shop", "failed", "slot_invalidated")),
+        (LOST, ("slot penstock_shop", "failed", "slot_invalidated")),
         ({"wal_status": "unreserved"}, ("slot penstock_shop", "degraded", "slot_unreserved")),
         ({"active": False}, ("slot penstock_shop", "failed", "slot_inactive")),
         (
@@ -77,17 +83,15 @@ def test_what_is_wrong_with_a_slot(slot: dict[str, Any], expected: tuple[str, st
 
 
 def test_a_lost_slot_names_the_command_that_mends_it() -> None:
-    (problem,) = seen({"wal_status": "lost"}, running()).problems
-    assert problem.remedy == "penstock recover shop"
+    (problem,) = seen(LOST, running()).problems
+    assert (problem.cause, problem.remedy) == ("The slot is lost.", "Run: penstock recover shop")
 
 
 def test_what_the_run_reports_counts_once() -> None:
     lost = Failure("slot_invalidated", "It is lost.", "penstock recover shop")
     run = running(worker_part("source shop", lost, 0.0))
     run["parts"] = {"store": "ready", "source shop": "failed"}
-    assert codes(seen({"wal_status": "lost"}, run)) == [
-        ("source shop", "failed", "slot_invalidated")
-    ]
+    assert codes(seen(LOST, run)) == [("source shop", "failed", "slot_invalidated")]
     sink = sink_part(SinkFacts("orders", failure=Failure("no_stream", "None captures it.")))
     assert codes(seen({}, running(sink))) == [("sink orders", "degraded", "no_stream")]
 

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from penstock.config.explain import message_of
 from penstock.streams.consumers.types import (
     ConsumerError,
     NameTaken,
@@ -190,5 +191,5 @@ def _message(error: ErrorDetails) -> str:
         return "there is no such field"
     if error["type"] == "union_tag_invalid":
         return f"expected one of {error['ctx']['expected_tags']}"
-    text = error["msg"].removeprefix("Value error, ")
+    text = message_of(error)
     return text[:1].lower() + text[1:]

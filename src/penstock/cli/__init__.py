@@ -1,1 +1,1 @@
-"""The command line: a file a command; those of a few lines are in `main`."""
+"""The command line: a file a command. `run`, `api`, `push` and `demo`, of a few lines, are in `main`."""

@@ -39,8 +39,8 @@ Numbers = Annotated[
 
 @contextlib.contextmanager
 def _store(config: Path) -> Iterator[Backfills]:
-    from penstock.backfill.request import Backfills  # noqa: PLC0415
-    from penstock.cli.store import store_of  # noqa: PLC0415
+    from penstock.backfill.request import Backfills
+    from penstock.cli.store import store_of
 
     with store_of(config) as store:
         yield Backfills(store)
@@ -64,7 +64,7 @@ def start_backfill(
     as_json: AsJson = False,
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
-    from penstock.config.file import load  # noqa: PLC0415
+    from penstock.config.file import load
 
     with errors():
         loaded = load(config)
@@ -91,8 +91,8 @@ def _requests(
     where: str | None,
     start: str | None,
 ) -> list[Request]:
-    from penstock.backfill import tables  # noqa: PLC0415
-    from penstock.backfill.request import Request  # noqa: PLC0415
+    from penstock.backfill import tables
+    from penstock.backfill.request import Request
 
     selection = tables.Selection(source, name, sink, table, where, start)
     reads, warnings, _ = tables.select(selection)
@@ -154,7 +154,7 @@ def watch_backfills(
     numbers: Numbers = None, sink: SinkName = None, config: ConfigFile = CONFIG
 ) -> None:
     """Follow backfills until all have ended; ends with exit code 1 if one of them failed."""
-    from penstock.cli import backfill_watch as watch  # noqa: PLC0415
+    from penstock.cli import backfill_watch as watch
 
     with errors(), _store(config) as store:
         found = store.find(ids=numbers, sink=sink)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock import __version__
 from penstock.cli import backfill as cli_backfill
+from penstock.cli import check as cli_check
 from penstock.cli import dead_letters as cli_dead_letters
+from penstock.cli import init as cli_init
 from penstock.cli import outbox as cli_outbox
 from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
-from penstock.cli import store as cli_store
+from penstock.cli import status as cli_status
+from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
-from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, errors, fail, starting
+from penstock.cli.common import CONFIG, LISTEN, ConfigFile, errors, starting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,15 +25,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(cli_store.tokens, name="token")
+app.add_typer(cli_token.tokens, name="token")
 app.add_typer(cli_dead_letters.dead_letters, name="dead-letters")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.command("try")(cli_try.try_sink)
 app.command()(cli_relay.relay)
 app.command()(cli_recover.recover)
-
-Listen = Annotated[str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")]
+app.command()(cli_init.init)
+app.command()(cli_check.check)
+app.command()(cli_status.status)
 
 
 def _version(given: bool) -> None:
@@ -50,78 +51,6 @@ def main(
     ] = False,
 ) -> None:
     """Postgres changes, through Spark, into streams that workers read and into NATS JetStream."""
-
-
-@app.command()
-def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = CONFIG,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-) -> None:
-    """Write a commented configuration to start from."""
-    from importlib.resources import files
-
-    text = files("penstock.config").joinpath("template.yaml").read_text(encoding="utf-8")
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise fail(f"{path} exists: choose another name, or overwrite it with --force") from None
-    except OSError as error:
-        raise fail(f"{path} cannot be written: {error.strerror}") from None
-    typer.echo(f"Wrote {path}. Edit it, then: penstock check -c {path}")
-
-
-@app.command()
-def check(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
-    """Inspect everything before anything starts: Java, Postgres, NATS, the store."""
-    from penstock.check import config as checks
-
-    with errors():
-        report = checks.inspect(config)
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "findings": [dataclasses.asdict(finding) for finding in report.findings],
-                    "errors": report.count("error"),
-                    "warnings": report.count("warning"),
-                }
-            )
-        )
-    else:
-        _print_findings(report.findings)
-        typer.echo(f"errors: {report.count('error')}, warnings: {report.count('warning')}")
-    raise typer.Exit(int(report.count("error") > 0))
-
-
-def _print_findings(findings: list[Any]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    # Statements are there to be pasted, so lines are not folded to the terminal's width.
-    console = Console(soft_wrap=True, highlight=False)
-    marks = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "bold red")}
-    for finding in findings:
-        mark, style = marks[finding.level]
-        console.print(Text.assemble((mark, style), f" {finding.subject}: {finding.message}"))
-        for line in finding.fix.splitlines():
-            console.print(Text(f"    {line}", style="dim"))
-
-
-@app.command()
-def status(config: ConfigFile = CONFIG, listen: Listen = LISTEN, as_json: AsJson = False) -> None:
-    """Show each source's slot and lag, and what a running pipeline delivered."""
-    from penstock.cli import status as statuses
-    from penstock.cli import status_tables
-    from penstock.config.file import load
-
-    with errors():
-        report = statuses.collect(load(config), listen)
-    if as_json:
-        typer.echo(json.dumps(report))
-    else:
-        status_tables.show(report)
-    raise typer.Exit(int(not statuses.is_ready(report)))
 
 
 @app.command()
@@ -150,17 +79,19 @@ def api(
 ) -> None:
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
     from penstock.api.serve import serve
+    from penstock.cli.store import opened
 
-    with errors(), cli_store.opened(config) as url:
+    with errors(), opened(config) as url:
         raise typer.Exit(serve(url, listen))
 
 
 @app.command()
 def push(config: ConfigFile = CONFIG) -> None:
     """Deliver to webhooks alone, over the same store; needs the file's `store` alone too."""
+    from penstock.cli.store import opened
     from penstock.push.serve import serve
 
-    with errors(), cli_store.opened(config) as url:
+    with errors(), opened(config) as url:
         raise typer.Exit(serve(url))
 
 
@@ -177,7 +108,3 @@ def demo(
 
     with errors():
         raise typer.Exit(demos.run(duration, rate, as_json))
-
-
-if __name__ == "__main__":
-    app()

@@ -42,6 +42,7 @@ def configuration(url: str, groups: list[str] | None, store: str | None) -> Conf
     """Return the configuration that a relay's options stand for; raises `ConfigError`."""
     from pydantic import ValidationError
 
+    from penstock.config.explain import message_of
     from penstock.config.settings import Config
     from penstock.config.sources import OutboxSource
 
@@ -53,13 +54,9 @@ def configuration(url: str, groups: list[str] | None, store: str | None) -> Conf
         }
         return Config(sources={}, sinks={}, outboxes=outboxes, store=store)
     except ValidationError as error:
-        faults = [f"--{_option(e['loc'])}: {_message(e['msg'])}" for e in error.errors()]
+        faults = [f"--{_option(e['loc'])}: {message_of(e)}" for e in error.errors()]
         raise ConfigError(faults) from None
 
 
 def _option(loc: tuple[int | str, ...]) -> int | str:
     return "group" if loc[0] == "relay_group" else loc[0]
-
-
-def _message(text: str) -> str:
-    return text.removeprefix("Value error, ")

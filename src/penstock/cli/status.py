@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import urllib.error
-import urllib.request
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.common import size
-from penstock.config.settings import Config
-from penstock.config.sources import OutboxSource
+import typer
+
+from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, errors, size
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure, Health, Level, Part, run_part
-from penstock.outbox.status import pipelines
-from penstock.postgres.setup import slot_status
-from penstock.runtime import recovery
+
+if TYPE_CHECKING:
+    from penstock.config.settings import Config
+    from penstock.config.sources import OutboxSource
 
 Status = dict[str, Any]
+
+
+def status(
+    config: ConfigFile = CONFIG,
+    listen: Annotated[
+        str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")
+    ] = LISTEN,
+    as_json: AsJson = False,
+) -> None:
+    """Show each source's slot and lag, and what a running pipeline delivered."""
+    from penstock.cli import status_tables
+    from penstock.config.file import load
+
+    with errors():
+        report = collect(load(config), listen)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        status_tables.show(report)
+    raise typer.Exit(int(not is_ready(report)))
 
 
 def collect(config: Config, listen: str) -> Status:
@@ -26,6 +45,9 @@ def collect(config: Config, listen: str) -> Status:
     `running` is None where nothing answers; a slot, or an outbox's source, that cannot be read has an
     `error` in its place.
     """
+    from penstock.postgres.setup import slot_status
+    from penstock.runtime import recovery
+
     slots: dict[str, Any] = {}
     for name, source in config.sources.items():
         try:
@@ -66,7 +88,7 @@ def assess(
         parts.append(run_part(Failure("not_running", problem or "", remedy)))
     for name, slot in slots.items():
         subject = f"source {name}"
-        found = _slot_failure(name, slot)
+        found = _slot_failure(slot)
         if found is None and running is not None:
             found = _reading_failure(name, slot, running, live)
         if found is not None and (subject, found[1].code) not in known:
@@ -97,25 +119,17 @@ def _reported(running: Status) -> Health:
         return Health((run_part(failure),))
 
 
-def _slot_failure(source: str, slot: Status) -> tuple[Level, Failure] | None:
+def _slot_failure(slot: Status) -> tuple[Level, Failure] | None:
     """Return what is wrong with a slot as the server has it."""
     if slot["error"] is not None:
         failure = Failure.of(slot["code"], slot["error"], slot.get("remedy"))
         return Level.FAILED, failure
-    name, keep = slot["slot"], "max_slot_wal_keep_size"
-    if slot["wal_status"] == "lost":
-        return Level.FAILED, Failure(
-            "slot_invalidated",
-            f"Slot {name} is invalidated: Postgres has removed WAL that it needed, and changes after"
-            f" {slot['confirmed_flush_lsn']} are lost to it.",
-            f"penstock recover {source}",
-        )
     if slot["wal_status"] == "unreserved":
         return Level.DEGRADED, Failure(
             "slot_unreserved",
-            f"Slot {name} is about to be invalidated: Postgres may remove WAL that it needs at the"
-            f" next checkpoint ({size(slot['retained_bytes'])} are held).",
-            f"Let the run catch up, or raise {keep} in Postgres' settings, at once.",
+            f"Slot {slot['slot']} is about to be invalidated: Postgres may remove WAL that it needs at"
+            f" the next checkpoint ({size(slot['retained_bytes'])} are held).",
+            "Let the run catch up, or raise max_slot_wal_keep_size in Postgres' settings, at once.",
         )
     return None
 
@@ -154,6 +168,8 @@ def _pipeline_failure(pipeline: Status) -> tuple[Level, Failure] | None:
 
 def _outbox(source: OutboxSource) -> Status:
     """Return the pipelines of an outbox's source, each with how far it is, or the error."""
+    from penstock.outbox.status import pipelines
+
     try:
         found = pipelines(source.url.get_secret_value(), source.relay_group)
     except CaptureError as error:
@@ -174,6 +190,9 @@ def failure_text(pipeline: Status) -> str | None:
 
 
 def _ask(listen: str) -> tuple[Status | None, str | None]:
+    import urllib.error
+    import urllib.request
+
     host, _, port = listen.rpartition(":")
     if not port.isdigit():
         return None, f"--listen {listen} is not host:port (as in 127.0.0.1:7380)."

@@ -32,7 +32,7 @@ def explanation(model: type[BaseModel], error: ErrorDetails, path: Path, documen
     """Return what is wrong with the value at `path`, and what is expected there."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     text = shown(path, given, document)
-    message = error["msg"].removeprefix("Value error, ")
+    message = message_of(error)
     expected = message.removeprefix("Input should be ").removeprefix("a valid ")
     expected = _EXPECTED.get(kind, expected)
     if kind == "missing":
@@ -66,6 +66,11 @@ def explanation(model: type[BaseModel], error: ErrorDetails, path: Path, documen
     if given is None:
         return f"expected {expected}, got nothing; leave the key out for its default"
     return f"expected {expected}, got {text}"
+
+
+def message_of(error: ErrorDetails) -> str:
+    """Return what pydantic reports, without what it puts before a message of ours."""
+    return error["msg"].removeprefix("Value error, ")
 
 
 def shown(path: Path, value: Any, document: Document) -> str:

@@ -16,11 +16,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.config import contradictions, yaml_lines
 from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
-from penstock.config.settings import (
-    Config,
-    SparkSettings,
-    StoreSettings,
-)
+from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name

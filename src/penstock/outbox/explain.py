@@ -10,6 +10,7 @@ import orjson
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from penstock.config.explain import message_of, unknown_key
 from penstock.config.transforms import ROUTE_KINDS
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path, dotted, nearest
@@ -34,8 +35,7 @@ def explanation(
     key, kind, where = str(path[0]), error["type"], dotted(path)
     if kind == "extra_forbidden":
         known = list(_KEYS) if len(path) == 1 else ["when", "to"]
-        unknown = str(path[-1])
-        return f"{where}: unknown key{nearest(unknown, known)}; expected one of: {', '.join(known)}"
+        return f"{where}: {unknown_key(str(path[-1]), known)}"
     expected = _KEYS[key].expected
     if kind == "missing" and len(path) == 1:
         return f"{where}: missing; expected {expected}"
@@ -56,11 +56,6 @@ def explanation(
     if kind == "literal_error":
         hint = nearest(given, get_args(fields[key].annotation))
     return f"{where}: expected {expected}, got {_shown(key, given)}{hint}"
-
-
-def message_of(error: ErrorDetails) -> str:
-    """Return what pydantic reports, without what it puts before a message of ours."""
-    return error["msg"].removeprefix("Value error, ")
 
 
 def _shown(key: str, value: Any) -> str:

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock.config.explain import message_of
 from penstock.config.nats import Format, KeyScope, NatsSinkConfig, OutboxForm, check_login
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.strict import StrictModel
@@ -39,7 +40,7 @@ from penstock.outbox.config_keys import (
     Start,
     keys,
 )
-from penstock.outbox.explain import explanation, message_of
+from penstock.outbox.explain import explanation
 from penstock.outbox.secrets import UnresolvedError, has_reference, resolve
 
 DEFAULT_SUBJECT: Final = "{stream_table}.{op}"

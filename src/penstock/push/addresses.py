@@ -16,7 +16,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an IP address is one of the public internet, and of a single host."""
+    """Return whether an IP address is one of the public internet, and of a single host."""
     ip = _inner(ipaddress.ip_address(address))
     if ip.is_multicast or ip.is_reserved or not ip.is_global:
         return False

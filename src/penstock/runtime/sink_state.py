@@ -60,11 +60,6 @@ class SinkState(HasFailure):
     backlog_bytes: int = 0
     rate: Rate = field(default_factory=Rate)
 
-    @property
-    def remedy(self) -> str:
-        """The failure's remedy, empty without one."""
-        return "" if self.failure is None else self.failure.remedy
-
     def fail(self, code: str, text: str, remedy: str | None) -> None:
         """Note a failure; it keeps the time of the first one since the last success."""
         now = time.time()

@@ -219,9 +219,8 @@ class Checkpoints:
             return _Status("error", failure.code, failure.cause, failure.remedy)
         sink = self._run.state.sinks[name]
         source = self._run.state.sources[self._desired.source]
-        if sink.error is not None:
-            message = sink.error.removesuffix(sink.remedy).strip()
-            return _Status("error", sink.code, message, sink.remedy or None)
+        if (failure := sink.failure) is not None:
+            return _Status("error", failure.code, failure.cause, failure.remedy or None)
         if source.error is not None:
             return _Status("error", source.code, source.error)
         if unread is not None:

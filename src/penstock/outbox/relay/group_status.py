@@ -86,7 +86,7 @@ class GroupStatus:
             "pipelines": {
                 name: {
                     "enabled": pipeline.enabled,
-                    "error": str(failures[name].cause)
+                    "error": failures[name].cause
                     if name in failures and pipeline.enabled
                     else None,
                 }

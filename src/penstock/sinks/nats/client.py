@@ -22,7 +22,7 @@ import orjson
 from penstock.config.nats import NatsSinkConfig, Server
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.errors import none_of, problem_error, tls_error, unresponsive
-from penstock.sinks.nats.login import hello, secure
+from penstock.sinks.nats.login import connect_options, secure
 from penstock.sinks.nats.parser import Event, Info, Parser, Ping, Pong, Reply, ServerError
 
 _READ_SIZE: Final = 256 * 1024
@@ -231,8 +231,8 @@ def connect(
         info = _read_info(sock, parser, where)
         sock = secure(sock, config, server, info)
         connection = Connection(config, sock, server, info, parser)
-        greeting = orjson.dumps(hello(config, server, info, name))
-        connection.send(b"CONNECT " + greeting + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
+        options = orjson.dumps(connect_options(config, server, info, name))
+        connection.send(b"CONNECT " + options + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
         _await_pong(connection, config, timeout)
         return connection
     except BaseException as error:
@@ -282,7 +282,7 @@ def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any
     while True:
         data = sock.recv(_READ_SIZE)
         if not data:
-            raise SinkError("connection_lost", f"{where} hung up before its greeting.")
+            raise SinkError("connection_lost", f"{where} closed the connection before its INFO.")
         for event in parser.feed(data)[1]:
             if isinstance(event, ServerError):
                 raise SinkError("server_error", f"{where} refuses to connect: {event.text}.")

@@ -20,7 +20,7 @@ from penstock.core.delivery import OnRetry
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.client import Connection
 from penstock.sinks.nats.errors import UNAVAILABLE
-from penstock.sinks.nats.formats import OWNER
+from penstock.sinks.nats.outbox_formats import OWNER
 from penstock.sinks.nats.parser import ANSWER, Answer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from penstock.config.nats import NatsSinkConfig
 from penstock.core.json_members import Members, text_of
 from penstock.core.message import SUBJECT_FIELD
 from penstock.core.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
-from penstock.sinks.nats.formats import Maker, owner_header
+from penstock.sinks.nats.outbox_formats import OutboxFormatter, owner_header
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 64 * 1024 * 1024
@@ -87,7 +87,7 @@ class Encoder:
     def __init__(self, config: NatsSinkConfig, name: str, source: str, inbox: bytes):
         self._template = config.template
         self._has_changes = config.kind == "changes"
-        self._form = None if config.form is None else Maker(config.form)
+        self._form = None if config.form is None else OutboxFormatter(config.form)
         owner = b"" if config.form is None else owner_header(name)
         self._owner = _constant(owner)
         self._source = source

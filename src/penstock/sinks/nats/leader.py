@@ -2,7 +2,7 @@
 
 In a cluster "no responders" (503) proves little: a stream that changes its leader answers nothing for
 some seconds, and neither does a cluster that has lost its quorum. So JetStream's API is asked, several
-times over some seconds, before there is a verdict. No I/O: `NatsSink` sends the questions.
+times over some seconds, before there is a verdict. No I/O: `replies` sends the questions.
 
 Measured with nats-server 2.15: without a quorum the API answers nothing for ten seconds, and then
 "temporarily unavailable" (10008); while the cluster chooses a leader it answers nothing either.

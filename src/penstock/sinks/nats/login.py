@@ -65,10 +65,10 @@ def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
     return context
 
 
-def hello(
+def connect_options(
     config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
 ) -> dict[str, Any]:
-    """Return the `CONNECT` for a server that sent `info`; raises `SinkError`."""
+    """Return the options of `CONNECT` for a server that sent `info`; raises `SinkError`."""
     if not info.get("headers"):
         raise SinkError(
             "headers_unsupported",

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.config.nats import OutboxForm
 from penstock.core.json_members import members
-from penstock.sinks.nats.formats import groups_of
+from penstock.sinks.nats.outbox_formats import groups_of
 from penstock.sinks.nats.rows import DONE, WAITING
 
 

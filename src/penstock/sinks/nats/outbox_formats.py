@@ -46,7 +46,7 @@ _LETTERS: Final = {INSERT: "c", UPDATE: "u", DELETE: "d"}
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OutboxMessages:
     """The messages of a batch: their ids, headers and bodies, and the rows that can't be sent.
 
     `headers` has them as bytes, a line end before each; None where no message has any. `body` is None
@@ -102,7 +102,7 @@ def groups_of(batch: pa.RecordBatch, form: OutboxForm) -> Iterable[tuple[Any, ..
     ]
 
 
-class Maker:
+class OutboxFormatter:
     """Makes the messages of batches in one form."""
 
     def __init__(self, form: OutboxForm) -> None:
@@ -111,7 +111,7 @@ class Maker:
         self._id = f"{form.identity}#".encode()
         self._source = orjson.dumps(f"/outbox/{quote(form.name)}")
 
-    def __call__(self, batch: pa.RecordBatch) -> Made:
+    def __call__(self, batch: pa.RecordBatch) -> OutboxMessages:
         """Return the messages of the rows of a batch of `WIRE_SCHEMA`."""
         headers: dict[bytes | None, _Headers] = {}  # publishers have few that differ
         keys: list[bytes] = []
@@ -134,7 +134,7 @@ class Maker:
             lines.append(line)
             bodies.append(body)
             actions.append(found.op)
-        made = Made(
+        made = OutboxMessages(
             key=pa.array(keys, pa.binary()),
             headers=pa.array(lines, pa.binary()) if any(lines) else None,
             body=None,

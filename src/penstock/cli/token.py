@@ -1,0 +1,82 @@
+"""`penstock token`: who may use the API, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.store import store_of
+from penstock.core.text import nearest
+
+tokens = typer.Typer(help="Make, list and revoke the API's tokens.", no_args_is_help=True)
+
+
+@tokens.command("create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="What to call it: a worker, a person.")],
+    role: Annotated[
+        str, typer.Option(help="worker: receive and ack; admin: everything.")
+    ] = "worker",
+    consumer: Annotated[
+        list[str] | None,
+        typer.Option("--consumer", help="A consumer that it may use; repeatable. Without: all."),
+    ] = None,
+    config: ConfigFile = CONFIG,
+) -> None:
+    """Make a token and print it, this once: the store keeps its hash alone."""
+    from penstock.config.strict import NAME_RULE, is_name
+
+    if not is_name(name):
+        raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
+    if role not in ("worker", "admin"):
+        raise fail(f"--role {role}: expected worker or admin{nearest(role, ('worker', 'admin'))}")
+    if role == "admin" and consumer:
+        raise fail("an admin may use every consumer: leave --consumer out, or --role admin")
+    with errors(), store_of(config) as store:
+        known = [found.name for found in store.consumers()]
+        token = store.tokens.create(name, role, consumer or None)
+    typer.echo(token)
+    allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
+    typer.echo(
+        f"Token {name}: {role}, {allowed}. It is not shown again. "
+        "Send it as the header `Authorization: Bearer pst_…`.",
+        err=True,
+    )
+    for missing in (each for each in consumer or () if each not in known):
+        hint = nearest(missing, known)
+        typer.echo(f"Note: there is no consumer {missing!r} so far{hint}", err=True)
+
+
+@tokens.command("list")
+def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+    """List all tokens, revoked ones too; not their secrets, which are not stored."""
+    with errors(), store_of(config) as store:
+        found = store.tokens.all()
+    if as_json:
+        typer.echo(json_text([dataclasses.asdict(token) for token in found]))
+        return
+    print_table(
+        ("name", "role", "consumers", "created", "revoked"),
+        [
+            (t.name, t.role, ", ".join(t.consumers or ("all",)), t.created_at, t.revoked_at)
+            for t in found
+        ],
+    )
+
+
+@tokens.command("revoke")
+def revoke_token(
+    name: Annotated[str, typer.Argument(help="The token's name.")], config: ConfigFile = CONFIG
+) -> None:
+    """Make a token worthless, at once and for ever."""
+    with errors(), store_of(config) as store:
+        if not store.tokens.revoke(name):
+            live = {token.name: token.revoked_at is None for token in store.tokens.all()}
+            if name in live:
+                raise fail(f"token {name!r} is revoked already")
+            hint = nearest(name, [token for token, is_live in live.items() if is_live])
+            raise fail(f"there is no token {name!r}{hint}; `penstock token list` has them")
+    typer.echo(f"Revoked {name}.")
