@@ -13,7 +13,7 @@ import psycopg
 from penstock.core.message import Position, parse_lsn
 from penstock.embedded.handles import Database
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
-from penstock.postgres.catalog import Catalog
+from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk import Chunk, partition
 
 PUBLICATION = (
@@ -75,7 +75,7 @@ class Reader:
         self, url: str, start: Position | None = None, *, slot: str = "s", **options: Any
     ) -> None:
         self.url = url
-        catalog = Catalog(url)
+        catalog = CaptureCatalog(url)
         self.position = start or Position(catalog.slot(slot)[0], -1)
         catalog.close()
         self.states: list[tuple[str, str | None]] = []

@@ -206,6 +206,44 @@ def test_what_a_sink_missed_counts_however_late_its_drainer_notices(
         await_true(lambda: set(source.delivered().values()) == {300}, 30)
 
 
+def test_what_comes_again_and_is_missed_then_counts_once(
+    servers: Servers, database: Database
+) -> None:
+    with Source(database.url, servers.sinks) as source:
+        source.batch(300)
+        await_true(lambda: set(source.delivered().values()) == {300})
+        drainer = source.drainers[SHAKY]
+        drainer.wake()
+        await_true(drainer.is_attached)
+        source.restart_query()
+        source.written = 200  # the slot was not confirmed up to 300
+        servers.shaky.kill()
+        source.batch(330)
+        assert SHAKY in source.behind()
+        servers.shaky.start()
+        servers.assert_all(source)
+        await_true(lambda: set(source.delivered().values()) == {330})
+
+
+def test_lsns_that_start_anew_while_a_sink_is_away(servers: Servers, database: Database) -> None:
+    """What the run before has counted, up to a higher LSN, is not what the sink has."""
+    with Source(database.url, {SHAKY: servers.sinks[SHAKY]}) as source:
+        source.written = 100
+        source.batch(200)
+        await_true(lambda: source.delivered() == {SHAKY: 100})
+        before = source.state
+        servers.shaky.kill()
+        source.restart()
+        source.state.continue_from(before)
+        source.written = 0  # the server was restored
+        source.warm()
+        assert SHAKY in source.behind()
+        source.batch(100)
+        servers.shaky.start()
+        await_true(lambda: not source.behind())
+        assert sorted(published(servers.shaky_streams, servers.stream)) == [*range(200)]
+
+
 def test_a_crash_of_the_run_in_the_middle(servers: Servers, database: Database) -> None:
     """What was spilled before is there once, whichever way the batch is cut when it comes again."""
     with Source(database.url, servers.sinks) as source:

@@ -131,4 +131,6 @@ def test_a_relays_run_ends_where_changes_are_missed(
     with Run(config, database.url, guard=RelayGuard()) as run:
         monkeypatch.setattr(run.store, "target", lambda _: None)
         assert restarts(run, monkeypatch, gone, RuntimeError("not begun")) == []
-    assert run.failure == Failure("publication_missing", "It is gone. Make it.")
+    assert run.failure == Failure("publication_missing", "It is gone.", "Make it.")
+    (part,) = run.parts()
+    assert [problem.remedy for problem in part.problems] == ["Make it."]

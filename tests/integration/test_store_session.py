@@ -135,6 +135,7 @@ def test_a_claim_that_another_run_has_taken(
     (report,) = reports
     assert (report["claim"], report["code"]) == ("shop", "source_claimed")
     assert "Another penstock run writes source shop" in report["error"]
+    assert report["remedy"] == "Stop it, or give this source another name."
 
 
 def test_a_source_whose_lsns_went_back(store: Store, database: Database) -> None:

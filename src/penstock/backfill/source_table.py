@@ -9,7 +9,7 @@ from penstock.backfill.session import SQL, Connection
 from penstock.core.errors import BackfillError
 from penstock.core.text import nearest
 from penstock.postgres.capture import CaptureOptions
-from penstock.postgres.catalog import Catalog
+from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.pgoutput import Column, Relation
 from penstock.postgres.reads import BackfillSpec, OrderColumn, SourceTable
 from penstock.postgres.table import Table
@@ -103,7 +103,7 @@ def inspect(
     relation = Relation(
         oid, spec.schema, spec.table, identity, tuple(Column(*column) for column in rows)
     )
-    catalog = Catalog(options.url)
+    catalog = CaptureCatalog(options.url)
     with contextlib.closing(catalog):
         shape = catalog.shape(relation)
     if not shape.primary_key:

@@ -16,6 +16,7 @@ from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Publication, Relation, open_catalog
+from penstock.postgres.connect import publication_missing
 from penstock.postgres.publication import (
     add_to_publication,
     coverage,
@@ -26,7 +27,6 @@ from penstock.postgres.publication import (
 )
 from penstock.postgres.setup import (
     lost_slot,
-    publication_gone,
     server_fault,
     slot_fault,
     slots_exhausted,
@@ -163,7 +163,8 @@ def _missing_publication(
 ) -> Finding:
     server, source = catalog.server, catalog.source
     if catalog.slot() is not None:
-        return _error(what, publication_gone(catalog).recovered_by(recover))
+        missing = publication_missing(source.slot, source.publication)
+        return _error(what, missing.recovered_by(recover))
     fix = catalog.text(create_publication(catalog, source.patterns))
     if server.is_superuser:
         return Finding("ok", what, "not there yet; `penstock run` makes it")

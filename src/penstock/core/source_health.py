@@ -126,8 +126,8 @@ def sources_parts(sources: Sequence[SourceFacts], store: Failure | None, now: fl
 
 
 def _held_up(source: SourceFacts, now: float) -> Failure | None:
-    """Return why none of a source's sinks takes messages, if that is so and not but for a moment."""
-    # A sink that is held without a failure is disabled, or only starts: it is not to take any.
+    """Return why none of a source's sinks takes messages, None where one does, or did a moment ago."""
+    # A sink that is paused without a failure is disabled, or only starts: it is not to take any.
     live = [sink for sink in source.sinks if sink.state != "paused" or sink.failure is not None]
     failures = [sink.failure for sink in live if sink.failure is not None]
     if not live or len(failures) < len(live):

@@ -16,7 +16,7 @@ from penstock.core.errors import CaptureError
 from penstock.core.message import source_tag
 from penstock.expressions.planned import Planned
 from penstock.postgres.capture_stats import CaptureStats
-from penstock.postgres.catalog import Catalog
+from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk_queue import ChunkQueue
 from penstock.postgres.confirmations import Confirmations
 from penstock.postgres.decoder import Decoder, Grouping, Includes
@@ -73,7 +73,7 @@ class CaptureLoop:
         self._lock = lock
         self._stats = stats
         self._on_change = on_change
-        self._catalog = Catalog(options.url, lambda: decoder.lsn)
+        self._catalog = CaptureCatalog(options.url, lambda: decoder.lsn)
         self._relation: Relation | None = None
         self._system = ""
         self.closing = False

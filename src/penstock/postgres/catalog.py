@@ -23,7 +23,7 @@ _SQL = load("penstock.postgres", "catalog.sql")
 _BUILT_IN = Types()
 
 
-class Catalog:
+class CaptureCatalog:
     """Looks things up over a connection of its own, made when first needed and again when lost.
 
     Every method raises `CaptureError` where Postgres can't be asked. `lsn` returns the commit LSN of

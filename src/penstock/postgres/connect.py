@@ -8,7 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.connect import Connection, connect, connection_error, reason_of
-from penstock.core.errors import CaptureError
+from penstock.core.errors import CaptureError, SetupError
 
 
 def connect_source(url: str, application: str, **settings: Any) -> Connection:
@@ -43,15 +43,24 @@ def _connect_error(error: psycopg.Error, url: str) -> CaptureError:
     return connection_error(error, url)
 
 
-def publication_missing(slot: str, publication: str) -> CaptureError:
-    """Return the error of a publication that is not there."""
+def drop_slot(slot: str) -> str:
+    """Return the statement that drops a slot, as a user would paste it."""
     literal = slot.replace("'", "''")
-    return CaptureError(
+    return f"SELECT pg_drop_replication_slot('{literal}');"
+
+
+def publication_missing(slot: str, publication: str) -> SetupError:
+    """Return the error of a publication that is missing although its slot is there.
+
+    Made anew it would cover only what is written from then on: Postgres 18 passes over the changes
+    from before without a word, older versions refuse to go on.
+    """
+    return SetupError(
         "publication_missing",
-        f"Publication {publication} does not exist, so slot {slot} gives no changes.",
-        remedy="What was committed without it can't be read. Drop the slot (SELECT"
-        f" pg_drop_replication_slot('{literal}')), delete the query's checkpoint folder, start"
-        " again, which makes both anew, and backfill what is missing.",
+        f"There is no publication {publication}, though slot {slot} is there: what is written without"
+        " the publication can never be captured through that slot.",
+        remedy=f"Drop the slot ({drop_slot(slot)}), delete the query's checkpoint folder and start"
+        " again: both are made anew. Backfill what is missing.",
         is_gap=True,
     )
 
@@ -67,15 +76,15 @@ def slot_missing(slot: str) -> CaptureError:
     )
 
 
-def slot_invalidated(slot: str) -> CaptureError:
-    """Return the error of a slot that the server gave up."""
-    literal = slot.replace("'", "''")
-    return CaptureError(
+def slot_invalidated(slot: str, confirmed: str | None, reason: str | None = None) -> SetupError:
+    """Return the error of a slot that the server gave up; it was `confirmed` up to an LSN."""
+    because = f" ({reason})" if reason else ""
+    return SetupError(
         "slot_invalidated",
-        f"Replication slot {slot} was invalidated: the server has dropped WAL that it still needed"
-        " (max_slot_wal_keep_size, idle_replication_slot_timeout).",
-        remedy=f"Drop it (SELECT pg_drop_replication_slot('{literal}')), delete the query's"
-        " checkpoint folder, start again, which makes a new slot, and backfill what is missing.",
+        f"Slot {slot} is invalidated{because}: Postgres has removed WAL that it needed, and changes"
+        f" after {confirmed} are lost to it.",
+        remedy=f"{drop_slot(slot)} Delete the query's checkpoint folder and start again: a new slot is"
+        " made, and goes on from that moment. Backfill what is missing.",
         is_gap=True,
     )
 

@@ -144,7 +144,7 @@ class ReplicationStream:
                 remedy="Give this source a slot of its own (`slot`).",
             )
         if lost:
-            raise slot_invalidated(slot)
+            raise slot_invalidated(slot, confirmed)
         if not published:
             raise publication_missing(slot, publication)
         self.confirmed_lsn = parse_lsn(confirmed)

@@ -1,6 +1,6 @@
 """Makes what a capture needs and lacks, the publication and the slot, and returns where a slot stands.
 
-`inspection` only looks; both judge the server by `server_fault` and a slot by `slot_fault`.
+`penstock.check` only looks; both judge the server by `server_fault` and a slot by `slot_fault`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from psycopg import sql
 from penstock.config.sources import PostgresSource
 from penstock.core.errors import SetupError
 from penstock.postgres.admin import OLDEST_VERSION, Catalog, Slot, open_catalog
+from penstock.postgres.connect import drop_slot, publication_missing, slot_invalidated
 from penstock.postgres.publication import (
     Coverage,
     add_to_publication,
@@ -132,7 +133,7 @@ def slot_fault(catalog: Catalog, slot: Slot) -> SetupError | None:
     """Return why a slot that is there cannot be read from."""
     name = catalog.source.slot
     own = "Give this source a slot of its own (`slot` in the configuration)"
-    drop = catalog.text(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
+    drop = drop_slot(name)
     if slot.slot_type != "logical" or slot.plugin != "pgoutput":
         kind = f"plugin {slot.plugin}" if slot.plugin else f"type {slot.slot_type}"
         return SetupError(
@@ -147,15 +148,7 @@ def slot_fault(catalog: Catalog, slot: Slot) -> SetupError | None:
             remedy=f"{own}, or drop it if nothing else needs it: {drop}",
         )
     if slot.wal_status == "lost" or slot.invalidation_reason:
-        reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-        return SetupError(
-            "slot_invalidated",
-            f"Slot {name} is invalidated{reason}: Postgres has removed WAL that it needed, "
-            f"and changes after {slot.confirmed_flush_lsn} are lost to it.",
-            remedy=f"{drop} Delete the query's checkpoint folder and start again: a new slot is "
-            "made, and goes on from that moment. Backfill what is missing.",
-            is_gap=True,
-        )
+        return slot_invalidated(name, slot.confirmed_flush_lsn, slot.invalidation_reason)
     if slot.active:
         return SetupError(
             "slot_in_use",
@@ -187,24 +180,6 @@ def lost_slot(name: str, slot: str) -> SetupError:
     )
 
 
-def publication_gone(catalog: Catalog) -> SetupError:
-    """Return the error for a publication that is missing although its slot is there.
-
-    Made anew it would cover only what is written from then on: Postgres 18 passes over the changes
-    from before without a word, older versions refuse to go on.
-    """
-    source = catalog.source
-    drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(source.slot))
-    return SetupError(
-        "publication_missing",
-        f"There is no publication {source.publication}, though slot {source.slot} is there: what "
-        "is written without the publication can never be captured through that slot.",
-        remedy=f"Drop the slot ({catalog.text(drop)}), delete the query's checkpoint folder and "
-        "start again: both are made anew. Backfill what is missing.",
-        is_gap=True,
-    )
-
-
 def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
     relations = catalog.relations()
     if faults := missing_tables(catalog, relations):
@@ -218,7 +193,7 @@ def _ensure_publication(catalog: Catalog, slot: Slot | None) -> None:
     publication = catalog.publication()
     if publication is None:
         if slot is not None:
-            raise publication_gone(catalog)
+            raise publication_missing(catalog.source.slot, catalog.source.publication)
         try:
             _execute(catalog, create_publication(catalog, catalog.source.patterns))
         except psycopg.errors.DuplicateObject:
@@ -256,8 +231,8 @@ def _execute(catalog: Catalog, statement: sql.Composed) -> None:
         reason = str(error).splitlines()[0]
         raise SetupError(
             "no_privilege" if catalog.publication() else "publication_missing",
-            f"Role {catalog.server.role} may not make the publication "
-            f"{catalog.source.publication} what the source's `tables` ask for ({reason}).",
+            f"Role {catalog.server.role} may not publish the source's `tables` in publication"
+            f" {catalog.source.publication} ({reason}).",
             remedy="Run as a superuser, or name tables that the role owns in `tables`: "
             + catalog.text(statement),
         ) from None

@@ -23,6 +23,7 @@ from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
 from penstock.postgres import setup
 from penstock.postgres.admin import Catalog, open_catalog
+from penstock.postgres.connect import publication_missing
 from penstock.postgres.replication import identify
 from penstock.streams.positions import Positions, SourcePosition, close_gap
 from penstock.streams.store import Store
@@ -82,7 +83,7 @@ def _fault(catalog: Catalog, name: str, has_run: bool) -> CaptureError | None:
         return setup.lost_slot(name, catalog.source.slot) if has_run else None
     found = setup.slot_fault(catalog, slot)
     if found is None and catalog.publication() is None:
-        found = setup.publication_gone(catalog)
+        found = publication_missing(catalog.source.slot, catalog.source.publication)
     return found if found is not None and found.is_gap else None
 
 

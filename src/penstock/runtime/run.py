@@ -93,7 +93,8 @@ class Run:
 
     def _handle(self, report: Report) -> Report | None:
         if "claim" in report:
-            self._fail(Failure(report["code"], report["error"]), source=report["claim"])
+            failure = Failure(report["code"], report["error"], report["remedy"])
+            self._fail(failure, source=report["claim"])
             return None
         if "query" in report and "part" not in report:
             return self.state.begin_query(report)
@@ -191,7 +192,7 @@ class Run:
             self._fail(Failure("shared_stream", error))
 
     def _query_fatal(self, source: str, failure: Failure) -> None:
-        self._fail(Failure(failure.code, failure.text), source=source)
+        self._fail(failure, source=source)
 
     def _fail(self, failure: Failure, **fields: str) -> None:
         """Note why the run can't go on, and ask for its end."""

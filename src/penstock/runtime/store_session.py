@@ -110,7 +110,9 @@ class StoreSession:
         return False
 
     def _on_taken(self, source: str, error: StoreError) -> None:
-        self._on_report({"claim": source, "code": error.code, "error": str(error)})
+        self._on_report(
+            {"claim": source, "code": error.code, "error": error.message, "remedy": error.remedy}
+        )
 
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""

@@ -25,7 +25,7 @@ from penstock.core.monitor import Report
 from penstock.expressions.planned import Planned
 from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
-from penstock.postgres.catalog import Catalog
+from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk import partition
 from penstock.spark.capture_reports import CaptureReports
 from penstock.spark.options import SourceOptions
@@ -167,7 +167,7 @@ class CaptureProcess:
     # -- the capture
 
     def _slot(self) -> tuple[int, int]:
-        catalog = Catalog(self._options.url.get_secret_value())
+        catalog = CaptureCatalog(self._options.url.get_secret_value())
         try:
             return catalog.slot(self._options.slot)
         finally:

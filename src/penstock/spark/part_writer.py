@@ -61,7 +61,7 @@ class PartWriter:
             total += done.delivered + sum(batch.num_rows for batch in done.rest)
             if done.error is not None:
                 left[name] = done.error, done.rest
-        worker.store.fall_behind(left, dict.fromkeys(left, self._part.start), self._first)
+        worker.store.fall_behind(left, self._part.start, self._first)
         worker.reporter.send(
             {
                 "source": worker.fan_out.source, "query": worker.query,

@@ -16,6 +16,7 @@ from penstock.core.monitor import Reporter
 from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import StreamRoute, StreamWriter
+from penstock.streams.records import START
 
 BACKOFF_SECONDS: Final = (0.1, 5.0)
 
@@ -77,7 +78,7 @@ class StoreWriter:
     def fall_behind(
         self,
         left: Mapping[str, tuple[SinkError, Sequence[pa.RecordBatch]]],
-        done: Mapping[str, Position],
+        done: Position = START,
         first: Collection[str] = (),
     ) -> None:
         """Put sinks behind, with the messages that they have not taken; they have all up to `done`.
@@ -86,12 +87,14 @@ class StoreWriter:
         """
         if not left:
             return
+        target = self._target
+        done = done._replace(lsn=done.lsn + target.base)
 
         def step() -> None:
             self.streams.begin()
             for name, (error, batches) in sorted(left.items()):
                 with self.streams.statements() as connection:
-                    self._fall_behind(connection, name, error, done.get(name))
+                    backlog.fall_behind(connection, target.source_id, name, error, done)
                 for batch in batches:
                     self.spill(name, batch, first=name in first)
             self.streams.commit(None)
@@ -99,14 +102,6 @@ class StoreWriter:
         self.patiently(step)
         for name, (error, _) in left.items():
             self._reporter.send(reports.behind(name, error))
-
-    def _fall_behind(
-        self, connection: backlog.Connection, sink: str, error: SinkError, done: Position | None
-    ) -> None:
-        target = self._target
-        if done is not None:
-            done = done._replace(lsn=done.lsn + target.base)
-        backlog.fall_behind(connection, target.source_id, sink, error, done)
 
     def spill(self, sink: str, messages: pa.RecordBatch, *, first: bool) -> None:
         """Add messages to a sink's backlog, in the open transaction."""

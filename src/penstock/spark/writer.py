@@ -90,12 +90,12 @@ class Worker:
         first = next(blocks, None)
         if first is None:
             return 0
-        if query != self.query:
-            self._begin(query)
         if first.part is None:
             # The first batch of a query is empty: it connects to everything.
             self._connect()
             return 0
+        if query != self.query:
+            self._begin(query)
         return PartWriter(self, first.part, first, blocks).write()
 
     def _begin(self, query: str) -> None:
@@ -126,8 +126,9 @@ class Worker:
             for name, sink_writer in self.sink_writers.items()
             if name not in behind
         }
+        # What was counted before is no measure of what a sink has: LSNs may have started anew since.
         self.store.fall_behind(
-            {name: (error, []) for name, t in tries.items() if (error := t.result())}, self.floors
+            {name: (error, []) for name, t in tries.items() if (error := t.result())}
         )
 
 

@@ -20,7 +20,7 @@ from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position, source_tag
 from penstock.core.tables import matches_any
-from penstock.postgres.catalog import Catalog
+from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
@@ -97,7 +97,7 @@ def read(
         # The pipeline's own tag, so that a message's key is the one that is delivered.
         tag = source_tag(stream.system_identifier, stream.database, source.slot)
         decoder.connected(stream.database, tag)
-        catalog = Catalog(url, lambda: decoder.lsn)
+        catalog = CaptureCatalog(url, lambda: decoder.lsn)
         stack.callback(catalog.close)
         ready()
         for _ in _rounds(stream, decoder, catalog, time.monotonic() + seconds):
@@ -109,7 +109,7 @@ def read(
 
 
 def _rounds(
-    stream: ReplicationStream, decoder: Decoder, catalog: Catalog, deadline: float
+    stream: ReplicationStream, decoder: Decoder, catalog: CaptureCatalog, deadline: float
 ) -> Iterator[None]:
     """Decode what the server sends until the deadline, and yield whenever nothing more has come."""
     never, unused = os.pipe()

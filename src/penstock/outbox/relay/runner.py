@@ -148,8 +148,8 @@ class Runner:
                         self._handover.unregister()
                         self.confirmed += sum(s.confirmed for s in run.state.sources.values())
                         self._status.expect_step(LONG_STEP_SECONDS)
-            if run.failure is not None and not self._handover.stopping:
-                raise CaptureError(run.failure.code, run.failure.text)
+            if (failure := run.failure) is not None and not self._handover.stopping:
+                raise CaptureError(failure.code, failure.cause, remedy=failure.remedy)
         except CaptureError as error:
             if error.code in GAP_CODES:
                 give_up_slot(self._lock.connection, desired)

@@ -19,16 +19,11 @@ class Delivered:
     def __init__(self) -> None:
         # Ends and keys of what was delivered beyond what is done, in joins that failed.
         self._ahead: list[tuple[Position, pa.Array]] = []
-        # All up to here was counted when it was delivered directly, or from here. None where that is not
-        # known.
+        # All up to here was counted, None where that is not known.
         self._counted: Position | None = None
 
-    def begin(self, counted: Position | None) -> None:
-        """Note that the sink has fallen behind; all up to `counted` was counted before."""
-        self._counted = counted
-
-    def drained(self, end: Position) -> None:
-        """Note that all up to `end` is delivered, which the store is about to hold."""
+    def note_counted(self, end: Position) -> None:
+        """Note that all up to `end` is delivered and counted; some of it may come again."""
         self._counted = end if self._counted is None else max(self._counted, end)
 
     def forget(self, end: Position | None = None) -> None:

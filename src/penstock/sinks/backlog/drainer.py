@@ -90,7 +90,6 @@ class Drainer:
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
         self._delivered = Delivered()
-        self._was_attached = False
         self._joined_at = float("-inf")
         self._wait = 0.0
         self._store_failed = False
@@ -160,25 +159,26 @@ class Drainer:
 
     def _step(self) -> bool:
         """Do the next thing; return whether there is more to do at once."""
-        wakes, taken = self._wakes, None
+        wakes, done, taken = self._wakes, self._done, None
         with self._store.connection() as connection:
             behind = backlog.behind(connection, self._source_id, self._sink)
-            if behind is not None and self._done is not None:
-                taken = backlog.take(connection, behind, self._done)
+            if behind is not None and done is not None:
+                taken = backlog.take(connection, behind, done)
         self._update_state(behind)
         self._wakes_read = wakes
         if behind is None:
-            self._was_attached = True
+            if done is not None:
+                self._delivered.note_counted(done)
             self._check()
             return False
         if taken is not None:
             self._deliver(self._delivered.missing(taken.messages))
-            self._delivered.drained(taken.end)
+            self._delivered.note_counted(taken.end)
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
             self._delivered.forget(taken.end)
             return True
-        if self._done is None or time.monotonic() < self._state.since + self._wait:
+        if done is None or time.monotonic() < self._state.since + self._wait:
             return False
         return self._join(behind)
 
@@ -286,8 +286,6 @@ class Drainer:
     def _update_state(self, behind: Behind | None) -> None:
         if not self._state.update(behind):
             return
-        if self._was_attached and behind is not None:
-            self._delivered.begin(behind.drained)
         self._answers = False
         self._target.close()  # what was idle may have lost its server
         soon = time.monotonic() - self._joined_at < _SOON_SECONDS

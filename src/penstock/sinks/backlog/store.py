@@ -23,6 +23,7 @@ from penstock.core import queries
 from penstock.core.blocks import cut, decode, encode
 from penstock.core.errors import SinkError
 from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position, is_behind
+from penstock.streams.records import START
 
 Connection = psycopg.Connection[Any]
 _SQL: Final = queries.load("penstock.sinks.backlog", "store.sql")
@@ -36,7 +37,6 @@ STARTING: Final = "starting"
 STARTED: Final = "started"
 """The code of one that has them all, and takes what waits for it now."""
 _FIRST: Final = -(1 << 62)
-_NOWHERE: Final = Position(0, -1)
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
@@ -67,13 +67,13 @@ def fall_behind(
     source_id: int,
     sink: str,
     error: SinkError,
-    done: Position | None = None,
+    done: Position = START,
 ) -> None:
     """Note that a sink is behind, and that from here on its messages go to its backlog.
 
-    It has all messages up to `done`, None where that is not known.
+    It has all messages up to `done`: those that come again are not delivered again.
     """
-    values = [source_id, sink, error.code, str(error), *(done or _NOWHERE)]
+    values = [source_id, sink, error.code, str(error), *done]
     connection.execute(_SQL["fall_behind"], values)
 
 
