@@ -47,8 +47,8 @@ def test_the_demo_delivers_everything_in_order(temp: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert (result["lost"], result["out_of_order"], result["unexpected"]) == (0, 0, 0)
     assert result["duplicates"] == 0  # nothing failed, so nothing had to be sent again
-    # The rate is what a busy machine may not reach.
-    assert 5 * 300 * 0.25 <= result["committed"] == result["delivered"]
+    # A busy machine may not reach the rate; what it does reach holds up to the end.
+    assert result["delivered"] == result["committed"] >= 5 * result["rows_per_second"] * 0.8
     assert result["rows_per_second"] > 0
     assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
     assert left_over(temp) == []
@@ -66,5 +66,5 @@ def test_a_signal_ends_the_demo_with_its_summary(temp: Path, number: int) -> Non
     out, err = demo.communicate(timeout=90)
     assert demo.returncode == 0, out + err
     assert "out of order" in out
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=10)[1] == []
     assert left_over(temp) == []

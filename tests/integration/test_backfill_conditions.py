@@ -148,7 +148,7 @@ def test_what_is_refused_and_where(connection: Connection, text: str, message: s
     assert connection.execute(left).fetchone() == (0,)
 
 
-def test_parentheses_may_be_as_deep_as_the_text_is_long(connection: Connection) -> None:
+def test_deep_nesting_is_taken(connection: Connection) -> None:
     text = "(" * 1990 + "true" + ")" * 1990
     condition.check(connection, ORDERS, text)
 

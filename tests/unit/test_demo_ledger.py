@@ -1,18 +1,22 @@
-"""The demo's ledger can find fault: loss, duplicates, wrong order, messages from nowhere."""
+"""The demo's ledger can find fault: loss, duplicates, wrong order, messages from nowhere; its shop."""
 
 from __future__ import annotations
 
 import io
 import json
+import threading
 from collections import Counter
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import orjson
 import pytest
 from rich.console import Console
 
+from penstock.demo import shop as shop_module
 from penstock.demo.consumer import read_change
 from penstock.demo.ledger import DELETED, Change, Ledger, Result, latency
-from penstock.demo.shop import TABLES, Shop, Transaction
+from penstock.demo.shop import TABLES, Shop, Transaction, Writer
 from penstock.demo.view import View
 
 INSERT = Change("orders", 1, "insert", 1)
@@ -203,3 +207,25 @@ def test_the_view_shows_counts_and_summary(terminal: bool) -> None:
     assert "worker 1 took 3, worker 2 took 4" in text
     assert "JetStream: orders 2 never arrived in version 1" in text
     assert ("customers" in text) == terminal
+
+
+def test_a_writer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a transaction takes no time, for five seconds of a clock that only waiting moves."""
+    now = 0.0
+
+    class Stop:
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            now += seconds
+            return now >= 5
+
+    threads = SimpleNamespace(Event=Stop, Thread=threading.Thread)
+    monkeypatch.setattr(shop_module, "psycopg", MagicMock())
+    monkeypatch.setattr(shop_module, "threading", threads)
+    monkeypatch.setattr(shop_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    made: list[Change] = []
+    writer = Writer("", lambda changes, _: made.extend(changes), Shop(1, 1, 1, seed=1), 300)
+    writer.start()
+    writer.join()
+    assert writer.error is None
+    assert 5 * 300 <= len(made) <= 5 * 300 + 20  # the last transaction, which may be a large one
