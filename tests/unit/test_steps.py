@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.streams_help import Change, moved, wire
 
+from penstock import expressions
 from penstock.config.sinks import StreamSinkSettings
 from penstock.core.blocks import Block
 from penstock.core.message import OLD_KEY
 from penstock.core.route_path import PathTemplate, escape, is_path
-from penstock.expressions import Expression, Field, Kind, Reference, Type, fields, parse_value
+from penstock.expressions import Expression, Field, Kind, Reference, Type, parse_value
 from penstock.expressions.fields import Extractor
 from penstock.expressions.route import MARK, literals, marked
 from penstock.expressions.syntax import Expr
@@ -147,7 +148,7 @@ def test_reasons_name_what_could_not_be_read() -> None:
     fields = (Field(Reference("record", "n"), INT), Field(Reference("record", "t"), TEXT))
     batch = wire([Change({"id": 1, "n": "x", "t": ""}), Change({"id": 2, "n": 1, "t": ""}),
                   Change({"id": 3})])  # fmt: skip
-    found = Steps(stream(filter="true"), SinkPlan(0, filter=wanted), "shop")(
+    found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(
         Block(None, batch, results(keep0=[BAD, BAD, DROP]))
     )
     assert found.messages.num_rows == 0
@@ -166,14 +167,14 @@ def test_many_messages_that_fail_share_what_finds_out_why(monkeypatch: pytest.Mo
             super().__init__(fields)
             made.append(fields)
 
-    monkeypatch.setattr(fields, "Extractor", Counted)
-    wanted = (Field(Reference("record", "many"), INT),)
+    monkeypatch.setattr(expressions.fields, "Extractor", Counted)
+    fields = (Field(Reference("record", "many"), INT),)
     batch = wire([Change({"id": n, "many": "x"}) for n in range(50)])
-    found = Steps(stream(filter="true"), SinkPlan(0, filter=wanted), "shop")(
+    found = Steps(stream(filter="true"), SinkPlan(0, filter=fields), "shop")(
         Block(None, batch, results(keep0=[BAD] * 50))
     )
     assert len(found.dead) == 50
-    assert made == [wanted]
+    assert made == [fields]
 
 
 def test_metadata_that_parsers_refuse_has_its_route() -> None:
