@@ -23,7 +23,7 @@ from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import StoreError
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
 from penstock.runtime.state import RunState
@@ -172,13 +172,10 @@ class Source:
         for number, rows in enumerate(parts):
             if only is None or number in only:
                 start, last = position(first - 1), position(end - 1)
-                part = BatchPart(start, last, number, len(parts), plan)
-                blocks = unpack(iter([pack(rows, part)]))
-                futures.append(
-                    self._pool.submit(self.workers[number].run, blocks, self._fan_out.query)
-                )
+                part = RoundPart(start, last, number, len(parts), plan)
+                futures.append(self._pool.submit(self._write, self.workers[number], rows, part))
         for future in futures:
-            future.result()
+            self._note(future.result())
         if only is None:
             self.done(end)
 

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, BatchPart, Position
+from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position, RoundPart
 from penstock.sinks.stream import StreamRoute, StreamWriter
 from penstock.streams.names import segment_table
 from penstock.streams.records import START as BEFORE_ALL
@@ -173,7 +173,7 @@ def publish(
     batch = wire(listed, start)
     lsns, idxs = batch.column("commit_lsn").to_pylist(), batch.column("commit_idx").to_pylist()
     positions = [Position(lsn, idx) for lsn, idx in zip(lsns, idxs, strict=True)]
-    write_part(store, stream, batch, BatchPart(start, max(positions, default=start), 0, 1))
+    write_part(store, stream, batch, RoundPart(start, max(positions, default=start), 0, 1))
     return [source.position(position) for position in positions]
 
 
@@ -187,7 +187,7 @@ def end_of(position: Position) -> Position:
     return Position(position.lsn, stream_end(position.idx))
 
 
-def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: BatchPart) -> int:
+def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: RoundPart) -> int:
     """Write one part of a micro-batch and return how many of its messages were new."""
     writer = writer_of(store, stream)
     try:

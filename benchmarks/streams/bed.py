@@ -19,7 +19,7 @@ from psycopg import sql
 from benchmarks.rig import say
 from penstock.core import queries
 from penstock.core.connect import connect
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import RoundPart, Position
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once
@@ -143,7 +143,7 @@ def add_to_stream(
         segment=segment_table(row[0]), places=sql.Literal(PLACES)
     )
     writer.connection.execute(insert, [first, last, groups])
-    writer.commit(BatchPart(position(first - 1), position(last), 0, 1))
+    writer.commit(RoundPart(position(first - 1), position(last), 0, 1))
     return int(row[0])
 
 

@@ -16,7 +16,7 @@ from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
 
 from penstock.api.consume import Receives
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.consumers.consumer import Consumer
@@ -138,4 +138,4 @@ def _publish(writer: StreamWriter, key: int) -> None:
     start, end = Position(100 + key, 0), Position(101 + key, 0)
     writer.begin()
     writer.write(0, wire([inserted(key)], start))
-    writer.commit(BatchPart(start, end, 0, 1))
+    writer.commit(RoundPart(start, end, 0, 1))

@@ -9,7 +9,7 @@ from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import pack, unpack
-from penstock.core.message import READ, BatchPart, Position
+from penstock.core.message import READ, Position, RoundPart
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
@@ -28,7 +28,7 @@ def test_reads_go_to_one_sink(
 
         def deliver(sink: str, lsn: int) -> None:
             reads = [Change({"id": n}, READ, position=Position(lsn, n)) for n in range(5)]
-            part = BatchPart(Position(lsn - 1, 0), Position(lsn, 4), 0, 1, 0, sink)
+            part = RoundPart(Position(lsn - 1, 0), Position(lsn, 4), 0, 1, 0, sink)
             assert source.workers[0].run(unpack(iter([pack(wire(reads), part)]))) == 5
 
         deliver("asked", 1000)

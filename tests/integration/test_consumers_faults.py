@@ -26,7 +26,7 @@ from tests.streams_help import (
     write_part,
 )
 
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database
 from penstock.streams import maintenance
 from penstock.streams.consumers.consumer import Consumer
@@ -212,7 +212,7 @@ def test_json_that_postgres_reads_in_no_other_form(store: Store, hard: str, kind
         records = [f'{{"id":1,"j":{hard}}}', '{"id":2}']
         at = batch.schema.get_field_index("record")
         batch = batch.set_column(at, batch.schema.field(at), pa.array(records))
-        write_part(store, stream, batch, BatchPart(START, Position(101, 1), 0, 1))
+        write_part(store, stream, batch, RoundPart(START, Position(101, 1), 0, 1))
         async with workers(store, max_deliver=1) as consumer:
             first, second = (await consumer.receive(2, 0.0)).deliveries
             await consumer.nack([first.token])

@@ -17,7 +17,7 @@ from tests.streams_help import Change, wire
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import pack, unpack
 from penstock.core.errors import SinkError
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Monitor
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -57,13 +57,13 @@ class Starting:
         with self.store.connection() as connection:
             backlog.put_behind(connection, self.source.id, SINK, error)
 
-    def batch(self, first: int, end: int) -> tuple[BatchPart, pa.RecordBatch]:
+    def batch(self, first: int, end: int) -> tuple[RoundPart, pa.RecordBatch]:
         start, self._end = self._end, Position(self._end.lsn + 8, end)
         changes = [
             Change({"id": n}, group=0, position=Position(self._end.lsn, n))
             for n in range(first, end)
         ]
-        return BatchPart(start, self._end, 0, 1), wire(changes)
+        return RoundPart(start, self._end, 0, 1), wire(changes)
 
     def live(self, first: int, end: int) -> None:
         part, rows = self.batch(first, end)

@@ -14,7 +14,7 @@ from tests.streams_help import in_stream, inserted, make_stream, read, wire, wri
 
 from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Report
 from penstock.embedded.handles import Database
 from penstock.postgres.replication import identify
@@ -163,7 +163,7 @@ def test_a_source_whose_lsns_went_back(store: Store, database: Database) -> None
 def put(store: Store, stream: StreamRecord, number: int, lsn: int) -> None:
     """Write a message that was committed at `lsn`."""
     before = Position(lsn - 1, -1)
-    part = BatchPart(before, Position(lsn, 0), 0, 1)
+    part = RoundPart(before, Position(lsn, 0), 0, 1)
     assert write_part(store, stream, wire([inserted(number)], before), part) == 1
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.integration.capturing import Reader, capturing
 from tests.streams_help import end_of, make_stream, read, writer_of
 
-from penstock.core.message import BatchPart
+from penstock.core.message import RoundPart
 from penstock.embedded.handles import Database
 from penstock.postgres.chunk import partition
 from penstock.streams.consumers.registry import Consumers
@@ -37,7 +37,7 @@ class Pipe:
             for number, rows in enumerate(parts):
                 self.writer.begin()
                 self.writer.write(0, rows)
-                self.writer.commit(BatchPart(start, end, number, len(parts)))
+                self.writer.commit(RoundPart(start, end, number, len(parts)))
             if parts:
                 assert self.store.head(self.stream.source_id) == end_of(end)
             start = end

@@ -34,7 +34,7 @@ from tests.streams_help import (
 )
 
 from penstock.core.errors import StoreError
-from penstock.core.message import DELETE, BatchPart, Position
+from penstock.core.message import DELETE, Position, RoundPart
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams import maintenance, rows
@@ -146,13 +146,13 @@ def test_a_batch_that_is_not_whole_is_never_dropped(store: Store, database: Data
     stream = make_stream(store, retention=timedelta(hours=1))
     batch = wire([inserted(1), inserted(2)])
     write_part(
-        store, stream, batch.slice(0, 1), BatchPart(Position(100, -1), Position(101, 1), 0, 2)
+        store, stream, batch.slice(0, 1), RoundPart(Position(100, -1), Position(101, 1), 0, 2)
     )
     close(store, stream)
     age(database, days=1)
     run_once(store)
     assert read(store, stream) == []
-    write_part(store, stream, batch.slice(1), BatchPart(Position(100, -1), Position(101, 1), 1, 2))
+    write_part(store, stream, batch.slice(1), RoundPart(Position(100, -1), Position(101, 1), 1, 2))
     assert len(read(store, stream)) == 2
 
 
@@ -184,11 +184,11 @@ def test_the_table_of_batches_is_emptied(
     head = store.head(1)
     batch = wire([inserted(10), inserted(11)], head)
     start, end = commit_position(*head), Position(head.lsn + 1, 1)
-    write_part(store, stream, batch.slice(0, 1), BatchPart(start, end, 0, 2))
+    write_part(store, stream, batch.slice(0, 1), RoundPart(start, end, 0, 2))
     run_once(store)
     assert database.execute("SELECT count(*) FROM penstock.batches_1") == [(2,)]
     assert store.head(1) == head
-    write_part(store, stream, batch.slice(1), BatchPart(start, end, 1, 2))
+    write_part(store, stream, batch.slice(1), RoundPart(start, end, 1, 2))
     assert store.head(1) == end_of(end)
     assert len(read(store, stream)) == 12
 

@@ -33,7 +33,7 @@ from tests.streams_help import (
 )
 
 from penstock.core.errors import SinkError
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams import maintenance
@@ -108,7 +108,7 @@ def test_a_part_is_there_as_a_whole_or_not_at_all(store: Store) -> None:
     writer.begin()
     assert [writer.write(index, batch).new for index in (0, 1)] == [10, 10]
     assert [ids(store, stream) for stream in streams] == [[], []]
-    writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+    writer.commit(RoundPart(START, at(batch, 9), 0, 1))
     assert [ids(store, stream) for stream in streams] == [list(range(10))] * 2
     writer.close()
 
@@ -119,7 +119,7 @@ def test_a_changed_key_is_two_messages_of_a_rows_stream_and_none_a_repeat(store:
     for new in (3, 0):
         writer.begin()
         assert writer.write(0, batch) == (3, new)
-        writer.commit(BatchPart(START, at(batch, 1), 0, 1, new))
+        writer.commit(RoundPart(START, at(batch, 1), 0, 1, new))
     writer.close()
 
 
@@ -128,7 +128,7 @@ def test_a_batch_is_visible_when_its_last_part_is_there(store: Store) -> None:
     batch = numbered(20)
     for part, rows in enumerate(parts_of(batch, 0, 20, 3)):
         assert ids(store, stream) == []
-        write_part(store, stream, rows, BatchPart(START, at(batch, 19), part, 3))
+        write_part(store, stream, rows, RoundPart(START, at(batch, 19), part, 3))
     assert ids(store, stream) == list(range(20))
 
 
@@ -138,10 +138,10 @@ def test_parts_of_two_plans_do_not_make_a_whole(store: Store) -> None:
     batch = numbered(20)
     end = at(batch, 19)
     old, new = parts_of(batch, 0, 20, 2), [batch.slice(0, 15), batch.slice(15)]
-    write_part(store, stream, old[0], BatchPart(START, end, 0, 2, plan=1))
-    write_part(store, stream, new[1], BatchPart(START, end, 1, 2, plan=2))
+    write_part(store, stream, old[0], RoundPart(START, end, 0, 2, plan=1))
+    write_part(store, stream, new[1], RoundPart(START, end, 1, 2, plan=2))
     assert ids(store, stream) == []
-    write_part(store, stream, new[0], BatchPart(START, end, 0, 2, plan=2))
+    write_part(store, stream, new[0], RoundPart(START, end, 0, 2, plan=2))
     assert ids(store, stream) == list(range(20))
 
 
@@ -176,7 +176,7 @@ def test_what_a_crash_left_comes_again_with_other_boundaries(
             writer.write(0, rows)
             if part == crash:
                 break
-            writer.commit(BatchPart(at(batch, done - 1), at(batch, end - 1), part, parts, plan))
+            writer.commit(RoundPart(at(batch, done - 1), at(batch, end - 1), part, parts, plan))
             assert ids(crash_store, stream) == list(range(len(ids(crash_store, stream))))
         else:
             assert ids(crash_store, stream)[:end] == list(range(end))
@@ -210,7 +210,7 @@ def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch
     def write() -> None:
         writers = [writer_of(store, stream) for _ in range(2)]
 
-        def one(part: int, rows: pa.RecordBatch, which: BatchPart) -> None:
+        def one(part: int, rows: pa.RecordBatch, which: RoundPart) -> None:
             writers[part].begin()
             writers[part].write(0, rows)
             writers[part].commit(which)
@@ -220,7 +220,7 @@ def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch
                 start, end = at(batch, first - 1), at(batch, first + size - 1)
                 parts = parts_of(batch, first, first + size, 2)
                 running = [
-                    tasks.submit(one, part, rows, BatchPart(start, end, part, 2))
+                    tasks.submit(one, part, rows, RoundPart(start, end, part, 2))
                     for part, rows in enumerate(parts)
                 ]
                 for task in running:
@@ -262,8 +262,8 @@ def test_a_key_that_changed_comes_again_with_both_of_its_messages(store: Store) 
     stream = make_stream(store, kind="rows")
     batch = wire([inserted("a"), moved("a", "b"), moved("b", "a")])
     end = at(batch, 2)
-    assert write_part(store, stream, batch.slice(0, 2), BatchPart(START, end, 0, 2, plan=1)) == 3
-    assert write_part(store, stream, batch, BatchPart(START, end, 0, 1, plan=2)) == 2
+    assert write_part(store, stream, batch.slice(0, 2), RoundPart(START, end, 0, 2, plan=1)) == 3
+    assert write_part(store, stream, batch, RoundPart(START, end, 0, 1, plan=2)) == 2
     assert [(s.position.idx, s.action, s.message["record"]["id"]) for s in read(store, stream)] == [
         (stream_idx(0), "insert", "a"), (stream_idx(1) - 1, "delete", "a"),
         (stream_idx(1), "update", "b"), (stream_idx(2) - 1, "delete", "b"),
@@ -283,9 +283,9 @@ def test_messages_that_were_made_of_one_come_again_and_are_there_once(
         for part in range(parts)
     ]
     batch, end = wire(made), Position(101, 2)
-    assert write_part(store, stream, batch.slice(0, 600), BatchPart(START, end, 0, 2, 1)) == 600
-    assert write_part(store, stream, batch.slice(500), BatchPart(START, end, 0, 1, 2)) == 405
-    assert write_part(store, stream, batch, BatchPart(START, end, 0, 1, 3)) == 0
+    assert write_part(store, stream, batch.slice(0, 600), RoundPart(START, end, 0, 2, 1)) == 600
+    assert write_part(store, stream, batch.slice(500), RoundPart(START, end, 0, 1, 2)) == 405
+    assert write_part(store, stream, batch, RoundPart(START, end, 0, 1, 3)) == 0
     assert store.head(1) == end_of(end)
     found = read(store, stream)
     assert [stored.message["record"] for stored in found] == [change.record for change in made]
@@ -307,7 +307,7 @@ def test_messages_that_were_made_of_one_come_again_and_are_there_once(
 def test_messages_up_to_the_head_are_not_written_again(store: Store) -> None:
     stream = make_stream(store)
     batch = numbered(30)
-    part = BatchPart(START, at(batch, 29), 0, 1)
+    part = RoundPart(START, at(batch, 29), 0, 1)
     assert write_part(store, stream, batch, part) == 30
     with store.connection() as connection:
         close_segment(connection, stream)
@@ -335,7 +335,7 @@ def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> No
             close_segment(connection, stream)
         began.join(60)
         assert writer.write(0, batch).new == 1
-        writer.commit(BatchPart(Position(101, 0), at(batch, 0), 0, 1))
+        writer.commit(RoundPart(Position(101, 0), at(batch, 0), 0, 1))
         writer.close()
         assert ids(store, stream) == [1, 2]
 
@@ -356,7 +356,7 @@ def test_positions_go_on_in_a_new_cluster(store: Store) -> None:
         old.begin()
     assert refused.value.code == "source_changed"
     old.close()
-    write_part(store, stream, batch, BatchPart(Position(0, -1), Position(2, 0), 0, 1))
+    write_part(store, stream, batch, RoundPart(Position(0, -1), Position(2, 0), 0, 1))
     assert [(s.position, s.message["record"]["id"]) for s in read(store, stream)] == [
         ((101, 1), 1),
         ((103, 1), 2),
@@ -372,11 +372,11 @@ def test_a_lost_connection_is_made_again(store: Store, database: Database) -> No
     writer.write(0, batch)
     database.execute("SELECT pg_terminate_backend(%s)", [writer.connection.info.backend_pid])
     with pytest.raises(SinkError) as lost:
-        writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+        writer.commit(RoundPart(START, at(batch, 9), 0, 1))
     assert (lost.value.code, lost.value.transient) == ("connection_lost", True)
     writer.begin()
     assert writer.write(0, batch).new == 10
-    writer.commit(BatchPart(START, at(batch, 9), 0, 1))
+    writer.commit(RoundPart(START, at(batch, 9), 0, 1))
     writer.close()
     assert ids(store, stream) == list(range(10))
 

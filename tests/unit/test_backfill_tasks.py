@@ -17,7 +17,7 @@ from penstock.backfill.read import task as tasks
 from penstock.backfill.read.task import ReadRange
 from penstock.backfill.reader import ReaderBackfills
 from penstock.core.errors import BackfillError
-from penstock.core.message import READ, BatchPart, Position
+from penstock.core.message import READ, Position, RoundPart
 from penstock.core.monitor import Monitor, Report
 from penstock.postgres.reads import BackfillSpec
 
@@ -54,7 +54,7 @@ def run() -> Iterator[Run]:
 
 
 def task(run: Run) -> ReadRange:
-    part = BatchPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
+    part = RoundPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
     return ReadRange(Reads(), 1, part, 77, run.monitor.address)  # type: ignore[arg-type]
 
 
@@ -228,6 +228,6 @@ def test_a_reader_reports_that_it_is_ready_until_it_is_commanded(
 
 
 def test_a_task_travels() -> None:
-    part = BatchPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
+    part = RoundPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
     made = ReadRange(None, 1, part, 77, None)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(made)) == made

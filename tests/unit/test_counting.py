@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.core.blocks import Block
 from penstock.core.counting import Counts, Floors, Ledger, is_counted, split
-from penstock.core.message import BatchPart, Position
+from penstock.core.message import Position, RoundPart
 
 SINKS = ("a", "b")
 
@@ -36,8 +36,8 @@ class Machine(RuleBasedStateMachine):
         self.queries = 0
         self.plans = 0
         self.confirmed = Position(0, -1)
-        self.late: list[tuple[str, BatchPart, dict[str, Counts]]] = []
-        self.slow: list[tuple[str, BatchPart, dict[str, Counts]]] = []
+        self.late: list[tuple[str, RoundPart, dict[str, Counts]]] = []
+        self.slow: list[tuple[str, RoundPart, dict[str, Counts]]] = []
         self.restart(0)
 
     def restart(self, back: int) -> None:
@@ -53,13 +53,13 @@ class Machine(RuleBasedStateMachine):
         while self.slow:
             self.shown(self.slow.pop())
 
-    def batch(self, size: int, parts: int) -> list[tuple[BatchPart, list[Position]]]:
+    def batch(self, size: int, parts: int) -> list[tuple[RoundPart, list[Position]]]:
         taken = [p for p in self.messages if p > self.at][:size]
         if not taken:
             return []
         self.plans += 1
         return [
-            (BatchPart(self.at, taken[-1], part, parts, self.plans), taken[part::parts])
+            (RoundPart(self.at, taken[-1], part, parts, self.plans), taken[part::parts])
             for part in range(parts)
         ]
 
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
                     counts[sink] = counts[sink].plus(of_piece)
         return counts
 
-    def shown(self, report: tuple[str, BatchPart, dict[str, Counts]]) -> None:
+    def shown(self, report: tuple[str, RoundPart, dict[str, Counts]]) -> None:
         for sink, counts in self.ledger.add(*report).items():
             assert min(counts) >= 0
             self.counted[sink] = self.counted[sink].plus(counts)
@@ -159,14 +159,14 @@ def test_a_sink_that_is_new_counts_from_its_own_start() -> None:
     ledger = Ledger()
     start, end, later = Position(0, -1), Position(9, 0), Position(12, 3)
     ledger.begin("one")
-    assert ledger.add("one", BatchPart(start, end, 0, 1), {"a": Counts(5)}) == {"a": Counts(5)}
+    assert ledger.add("one", RoundPart(start, end, 0, 1), {"a": Counts(5)}) == {"a": Counts(5)}
     assert ledger.begin("two") == {"a": end}
     counts = {"a": Counts(2), "b": Counts(7)}
-    assert ledger.add("two", BatchPart(start, later, 0, 1), counts) == counts
+    assert ledger.add("two", RoundPart(start, later, 0, 1), counts) == counts
     # A task of the first query is still at it.
     assert ledger.begin("one") == {"a": later, "b": later}
-    assert ledger.add("one", BatchPart(later, Position(20, 0), 0, 1), counts) == {}
-    assert ledger.add("two", BatchPart(later, Position(20, 0), 0, 1), counts) == counts
+    assert ledger.add("one", RoundPart(later, Position(20, 0), 0, 1), counts) == {}
+    assert ledger.add("two", RoundPart(later, Position(20, 0), 0, 1), counts) == counts
 
 
 def test_what_is_lost_on_the_way_does_not_keep_the_rest() -> None:
@@ -175,6 +175,6 @@ def test_what_is_lost_on_the_way_does_not_keep_the_rest() -> None:
     counted = 0
     for number in range(200):
         for part in range(1 if number == 3 else 2):
-            of = BatchPart(Position(number, 0), Position(number + 1, 0), part, 2)
+            of = RoundPart(Position(number, 0), Position(number + 1, 0), part, 2)
             counted += sum(c.delivered for c in ledger.add("one", of, {"a": Counts(1)}).values())
     assert 398 <= counted <= 400

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.blocks import pack, unpack
-from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
+from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
 from penstock.spark.session import local_master
@@ -43,8 +43,8 @@ def wire(rows: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2000, 4001])
-@pytest.mark.parametrize("part", [None, BatchPart(Position(8, 3), Position(1 << 62, 5), 1, 2)])
-def test_blocks_hold_every_message_in_order(rows: int, part: BatchPart | None) -> None:
+@pytest.mark.parametrize("part", [None, RoundPart(Position(8, 3), Position(1 << 62, 5), 1, 2)])
+def test_blocks_hold_every_message_in_order(rows: int, part: RoundPart | None) -> None:
     found = list(unpack(iter([pack(wire(rows), part)])))
     batches = [block.messages for block in found]
     assert max((b.num_rows for b in batches), default=0) <= 2000

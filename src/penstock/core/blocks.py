@@ -3,42 +3,74 @@
 Row by row, Spark would copy each message out of Arrow into its own row form and back into Arrow for
 the sink's Python worker: 12 µs of the 40 that a message costs from slot to JetStream. A block passes
 through in one piece, and the values that expressions look at stand beside it, in one array.
+
+A value of the column `block` is a block (the length of its head, the head, the stream), or an `Opening`,
+or empty. Between Python and the JVM values wait until two more have come (`PADDING`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
-import orjson
+import msgspec
 import pyarrow as pa
 
-from penstock.core.message import BatchPart
+from penstock.core.message import NO_MESSAGES, Position, RoundPart
 
 BLOCK_DDL: Final = "block binary"
 BLOCK_SCHEMA: Final = pa.schema([pa.field("block", pa.binary())])
-# LZ4 costs less than the copies that it saves: a message is copied eight times on its way.
-_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+# LZ4 costs less than the copies that it saves: a message is copied eight times on its way. For a few
+# messages it saves nothing.
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_PLAIN: Final = pa.ipc.IpcWriteOptions()
+_COMPRESSED_ROWS: Final = 32
 _ROWS: Final = 2_000
-_PART: Final = b"part"
+_HEAD: Final = struct.Struct("<H")
+_OPENING: Final = 0xFFFF
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
 
 
-def encode(batch: pa.RecordBatch, part: BatchPart | None = None) -> bytes:
-    """Return `batch` as one block; `part`, the one of a micro-batch that it is of, travels in it."""
-    schema = batch.schema.remove_metadata()
-    if part is not None:
-        schema = schema.with_metadata({_PART: orjson.dumps(part.to_json())})
+class Opening(NamedTuple):
+    """The first value of a task: which lane it is (`lane` of batch `batch`) and where it reports to.
+
+    `session` is another number for each attempt of the task.
+    """
+
+    address: str
+    batch: int
+    lane: int
+    session: int
+
+
+class Block(NamedTuple):
+    """Messages (`WIRE_SCHEMA`), the part that they are of, and what Spark made of each of them.
+
+    `last`: the part ends with them.
+    """
+
+    part: RoundPart | None
+    messages: pa.RecordBatch
+    results: pa.StructArray | None = None
+    last: bool = True
+
+
+def encode(batch: pa.RecordBatch) -> bytes:
+    """Return `batch` as an Arrow IPC stream."""
+    options = _PLAIN if batch.num_rows < _COMPRESSED_ROWS else _COMPRESSED
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
-def decode(block: pa.Buffer | bytes) -> tuple[BatchPart | None, pa.RecordBatch]:
+def decode(data: pa.Buffer | bytes) -> pa.RecordBatch:
     """Return what `encode` was given."""
-    with pa.ipc.open_stream(block) as stream:
-        return _part(stream.schema.metadata), stream.read_next_batch()
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_next_batch()
 
 
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -47,41 +79,78 @@ def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(first, _ROWS)
 
 
-class Block(NamedTuple):
-    """Messages (`WIRE_SCHEMA`), the part that they are of, and what Spark made of each of them."""
-
-    part: BatchPart | None
-    messages: pa.RecordBatch
-    results: pa.StructArray | None = None
+def opening(value: Opening) -> bytes:
+    """Return the value that opens a task."""
+    return _HEAD.pack(_OPENING) + _pack(value)
 
 
-def pack(batch: pa.RecordBatch, part: BatchPart | None = None) -> pa.RecordBatch:
-    """Return `batch` as rows of `BLOCK_SCHEMA`."""
-    blocks = [encode(piece, part) for piece in cut(batch)]
-    return pa.record_batch([pa.array(blocks, pa.binary())], schema=BLOCK_SCHEMA)
+def blocks(
+    batch: pa.RecordBatch, part: RoundPart | None = None, *, last: bool = True
+) -> Iterator[bytes]:
+    """Yield a part's messages as blocks, with `last` all that it has left."""
+    pieces = list(cut(batch))
+    for piece in pieces:
+        head = _pack((part, last and piece is pieces[-1]))
+        yield b"".join((_HEAD.pack(len(head)), head, encode(piece)))
+
+
+def pack(batch: pa.RecordBatch, part: RoundPart | None = None) -> pa.RecordBatch:
+    """Return `blocks` as rows of `BLOCK_SCHEMA`."""
+    return pa.record_batch([pa.array(blocks(batch, part), pa.binary())], schema=BLOCK_SCHEMA)
+
+
+PADDING: Final = (b"", b"")
+"""What pushes the values before it through."""
+
+
+def messages_of(value: bytes) -> pa.RecordBatch:
+    """Return the messages of a block."""
+    return decode(pa.py_buffer(value)[_after_head(value) :])
 
 
 def with_fields(
-    blocks: pa.RecordBatch, extract: Callable[[pa.RecordBatch], pa.StructArray]
+    rows: pa.RecordBatch, extract: Callable[[pa.RecordBatch], pa.StructArray]
 ) -> pa.RecordBatch:
     """Return rows of `BLOCK_SCHEMA` with a column more: what `extract` takes out of each block."""
-    arrays = [extract(decode(block.as_buffer())[1]) for block in blocks.column(0)]
+    values = rows.column(0).to_pylist()
+    arrays = [extract(messages_of(v) if _is_block(v) else NO_MESSAGES) for v in values]
     offsets = [0]
     for array in arrays:
         offsets.append(offsets[-1] + len(array))
     fields = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.concat_arrays(arrays))
-    return blocks.append_column("fields", fields)
+    return rows.append_column("fields", fields)
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[Block]:
-    """Yield the messages that were packed; a second column has what Spark made of them."""
+def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[Block | Opening]:
+    """Yield what was packed; a second column has what Spark made of each block's messages."""
     for batch in batches:
         results = batch.column(1) if batch.num_columns > 1 else None
-        for row, block in enumerate(batch.column(0)):
-            part, messages = decode(block.as_buffer())
-            yield Block(part, messages, None if results is None else results[row].values)
+        for row, scalar in enumerate(batch.column(0)):
+            buffer = scalar.as_buffer()
+            if not buffer.size:
+                continue
+            (size,) = _HEAD.unpack_from(buffer)
+            if size == _OPENING:
+                yield Opening(*_unpack(memoryview(buffer)[_HEAD.size :]))
+                continue
+            part, last = _unpack(memoryview(buffer)[_HEAD.size : _HEAD.size + size])
+            messages = decode(buffer[_HEAD.size + size :])
+            values = None if results is None else results[row].values
+            yield Block(_part(part), messages, values, last)
 
 
-def _part(metadata: Mapping[bytes, bytes] | None) -> BatchPart | None:
-    text = (metadata or {}).get(_PART)
-    return None if text is None else BatchPart.from_json(orjson.loads(text))
+def _part(fields: list[Any] | None) -> RoundPart | None:
+    if fields is None:
+        return None
+    part = RoundPart(*fields)
+    return part._replace(
+        start=Position(*part.start), end=Position(*part.end), done=Position(*part.done)
+    )
+
+
+def _is_block(value: bytes) -> bool:
+    return bool(value) and _HEAD.unpack_from(value)[0] != _OPENING
+
+
+def _after_head(value: bytes) -> int:
+    return _HEAD.size + int(_HEAD.unpack_from(value)[0])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.blocks import Block
-from penstock.core.message import BatchPart, Position, is_behind
+from penstock.core.message import Position, RoundPart, is_behind
 
 _OPEN: Final = 64
 """Batches whose reports are remembered; all but the last few lost one on the way."""
@@ -62,7 +62,7 @@ class Ledger:
         """Forget all sinks but these: one that comes again is another."""
         self._floors = {name: floor for name, floor in self._floors.items() if name in sinks}
 
-    def add(self, query: str, part: BatchPart, counts: Mapping[str, Counts]) -> dict[str, Counts]:
+    def add(self, query: str, part: RoundPart, counts: Mapping[str, Counts]) -> dict[str, Counts]:
         """Take a part's report; return what counts now, by sink."""
         if query != self._query:
             return {}

@@ -167,4 +167,4 @@ class ListenError(PenstockError):
 
 
 class SparkError(PenstockError):
-    """There is no Spark session."""
+    """There is no Spark session, or a process of Spark's is gone."""

@@ -51,12 +51,14 @@ def is_behind(messages: pa.RecordBatch, position: Position) -> pa.Array:
     return pc.or_(pc.greater(lsn, position.lsn), same)
 
 
-class BatchPart(NamedTuple):
-    """Part `part` (from 0) of `parts` of the micro-batch (start, end], in the source's positions.
+class RoundPart(NamedTuple):
+    """Part `part` (from 0) of `parts` of the round (start, end], in the source's positions.
 
-    `plan` is another number each time that a batch is planned: after a crash the same messages may
-    be split into parts otherwise, and parts of two plans do not make a whole. Where there is a
-    `sink`, the messages are those of a backfill, for that sink alone.
+    `plan` is another number for each round that is made: after a crash the same messages may be split
+    into parts otherwise, and parts of two plans do not make a whole. Where there is a `sink`, the
+    messages are those of a backfill, for that sink alone. `id` names the part among its capture's. All
+    messages up to `done` were durable in every sink, or in its backlog, when the part was handed out.
+    `look` asks to look in the store which sinks are behind.
     """
 
     start: Position
@@ -65,10 +67,13 @@ class BatchPart(NamedTuple):
     parts: int
     plan: int = 0
     sink: str | None = None
+    id: int = 0
+    done: Position = Position(0, -1)
+    look: bool = True
 
     def to_json(self) -> list[Any]:
-        """Return the part as blocks and reports have it."""
-        return [[*self.start], [*self.end], *self[2:]]
+        """Return the part as reports to the run have it."""
+        return [[*self.start], [*self.end], *self[2:5]]
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Self:
@@ -127,6 +132,8 @@ WIRE_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of a message on its way from the source to the sinks."""
+
+NO_MESSAGES: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 SUBJECT_FIELD: Final = pa.field("subject", pa.string())
 """A column that may follow those of `WIRE_SCHEMA`: the NATS subject of each message, null where the

@@ -103,9 +103,7 @@ class Monitor:
         stranger = threading.Timer(_HANDSHAKE_SECONDS, connection.close)
         stranger.start()
         try:
-            key = self._key.encode()
-            deliver_challenge(connection, key)
-            answer_challenge(connection, key)
+            authenticate(connection, self._key)
             stranger.cancel()
             self._connections.add(connection)
             while True:
@@ -134,7 +132,7 @@ class Reporter:
         self._not_before = 0.0
         if address:
             logging.configure()  # a process of a run, so it logs as the run does
-            self._connection = _connect(address)
+            self._connection = connect(address)
 
     def send(self, report: Report) -> None:
         """Send a report; a run that is gone is no reason to fail."""
@@ -187,12 +185,22 @@ class Reporter:
                 raise EOFError("the run does not answer")
             self._not_before = time.monotonic() + _RETRY_SECONDS
             # The old one is closed when no thread reads from it any more.
-            self._connection = _connect(self._address)
+            self._connection = connect(self._address)
         assert self._connection is not None  # noqa: S101 - it is never taken away
         return self._connection
 
 
-def _connect(address: str) -> Connection[Any, Any]:
+def authenticate(connection: Connection[Any, Any], key: str) -> None:
+    """Have a client prove that it has the key, and prove so to it.
+
+    Raises `AuthenticationError`, `EOFError` or `OSError`.
+    """
+    deliver_challenge(connection, key.encode())
+    answer_challenge(connection, key.encode())
+
+
+def connect(address: str) -> Connection[Any, Any]:
+    """Connect to `host:port:key`, whose end does `authenticate`; raises as that does."""
     host, port, key = address.rsplit(":", 2)
     with socket.create_connection((host, int(port)), _HANDSHAKE_SECONDS) as made:
         made.settimeout(None)

@@ -47,6 +47,7 @@ class Capture:
         on_change: Callable[[CaptureStats], None] = lambda _: None,
     ) -> None:
         self.options = options
+        self.start = start
         self.stats = CaptureStats()
         self.on_reads: Callable[[ReadsEvent, Reads], None] = lambda *_: None
         """Called, with the lock held, when a backfill's chunk is taken and when it is confirmed."""
@@ -60,9 +61,11 @@ class Capture:
         self._progress = self._decoder.progress
         self._confirmations = Confirmations()
         self._altered_reported = False
+        self.on_read: Callable[[], None] = lambda: None
+        """Called from the capture's thread when it has read something."""
         self._loop = CaptureLoop(
             options, self._decoder, self._queue, self._confirmations, self._lock, self.stats,
-            on_change,
+            on_change, self._read,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._loop.run, name="capture", daemon=True)
         self._thread.start()
@@ -112,6 +115,25 @@ class Capture:
                     return after
                 self._lock.pause(left)
 
+    def hand_out(self, after: Position, max_rows: int) -> tuple[Position, list[Chunk]]:
+        """Return the chunks behind `after` that fit into one round, and their end; none: `after`.
+
+        Raises the capture's `CaptureError` if it has ended.
+        """
+        with self._lock.entered():
+            self._raise_if_ended()
+            self._decoder.seal()
+            altered = self._decoder.altered
+            end = self._queue.fitting(after, max_rows, None if altered is None else altered[0])
+            return end, self._take(after, end)
+
+    def has_read(self, until_lsn: int) -> bool:
+        """Return whether all is handed out that was committed before an LSN."""
+        with self._lock.entered():
+            self._decoder.seal()
+            read = self._progress.received_lsn >= until_lsn
+            return read and self._queue.handed_out >= self._decoder.read
+
     def altered(self) -> tuple[Position, tuple[str, str]] | None:
         """Return the table that was altered, once all messages from before were handed out.
 
@@ -120,6 +142,9 @@ class Capture:
         with self._lock.entered():
             found = self._decoder.altered
             return found if found is not None and self._queue.handed_out >= found[0] else None
+
+    def _read(self) -> None:
+        self.on_read()
 
     def _raise_if_ended(self) -> None:
         error = self.stats.error
@@ -140,13 +165,16 @@ class Capture:
                     return []
                 self._lock.pause(1.0)
             self._decoder.seal()
-            taken = self._queue.between(start, end)
-            for chunk in taken:
-                if chunk.reads is not None:
-                    self.on_reads("taken", chunk.reads)
-            if self._queue.hand_out(end):
-                self._lock.notify()
-            return taken
+            return self._take(start, end)
+
+    def _take(self, start: Position, end: Position) -> list[Chunk]:
+        taken = self._queue.between(start, end)
+        for chunk in taken:
+            if chunk.reads is not None:
+                self.on_reads("taken", chunk.reads)
+        if self._queue.hand_out(end):
+            self._lock.notify()
+        return taken
 
     def waiting(self) -> tuple[int, float | None]:
         """Return how many messages are captured and not confirmed, and the oldest one's age.

@@ -64,6 +64,7 @@ class CaptureLoop:
         lock: FairLock,
         stats: CaptureStats,
         on_change: Callable[[CaptureStats], None],
+        on_read: Callable[[], None],
     ) -> None:
         self._options = options
         self._decoder = decoder
@@ -73,6 +74,7 @@ class CaptureLoop:
         self._lock = lock
         self._stats = stats
         self._on_change = on_change
+        self._on_read = on_read
         self._catalog = CaptureCatalog(options.url, lambda: decoder.lsn)
         self._relation: Relation | None = None
         self._system = ""
@@ -132,6 +134,7 @@ class CaptureLoop:
         with self._lock.held():
             self._stats.state, self._stats.error = state, error
             self._lock.notify()
+        self._on_read()
         try:
             self._on_change(self._stats)
         except Exception:  # a listener must not end the capture
@@ -166,6 +169,7 @@ class CaptureLoop:
                 flush = self._progress.flush_lsn
                 self._count()
                 self._lock.notify()
+            self._on_read()
             if self._relation is not None:
                 self._learn(self._relation)
                 continue

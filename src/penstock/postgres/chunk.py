@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import compress
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,34 @@ from penstock.postgres.reads import Reads
 from penstock.postgres.table import WireRow
 
 _FIELDS: Final = tuple(WIRE_SCHEMA)[:-1]  # without `part`
+_APART_ROWS: Final = 1_000
+"""A chunk of fewer messages is one piece: mostly all of it goes the same way."""
+
+
+class Piece(NamedTuple):
+    """Messages (`WIRE_SCHEMA`) of these splits, in commit order; of several, `each` has every row's."""
+
+    splits: frozenset[int]
+    messages: pa.RecordBatch
+    each: Sequence[int] | None = None
+
+    def of(self, splits: Collection[int]) -> pa.RecordBatch | None:
+        """Return the messages of some splits, None where there is none."""
+        if self.splits.issubset(splits):
+            return self.messages
+        if self.each is None or self.splits.isdisjoint(splits):
+            return None
+        return self.messages.filter(pa.array([split in splits for split in self.each]))
+
+    def where(self, mask: pa.Array) -> Piece | None:
+        """Return the messages that a mask keeps, None where there is none."""
+        kept = self.messages.filter(mask)
+        if not kept.num_rows:
+            return None
+        if self.each is None:
+            return Piece(self.splits, kept)
+        each = list(compress(self.each, mask.to_pylist()))
+        return Piece(frozenset(each), kept, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +50,7 @@ class Chunk:
     """All messages in `(start, end]`.
 
     Attributes:
-        splits: A batch of `WIRE_SCHEMA` for each split, in commit order; None where a split is empty.
+        pieces: The messages.
         links: Pairs of splits that share a group and must be delivered as one.
         barrier: Whether it is delivered apart from the chunks before and after it.
         reads: What a backfill's tasks read; then the chunk has no messages of its own.
@@ -32,11 +61,16 @@ class Chunk:
     end: Position
     rows: int
     bytes: int
-    splits: tuple[pa.RecordBatch | None, ...]
+    pieces: tuple[Piece, ...]
     links: frozenset[tuple[int, int]]
     barrier: bool
     reads: Reads | None = None
     captured_at: float = 0.0
+
+    @property
+    def splits(self) -> frozenset[int]:
+        """The splits that have messages."""
+        return frozenset().union(*(piece.splits for piece in self.pieces))
 
     def until(self, end: Position) -> Chunk:
         """Return the part of this chunk up to `end`, inclusive."""
@@ -48,23 +82,20 @@ class Chunk:
 
     def emptied(self) -> Chunk:
         """Return a chunk of the same positions without a message."""
-        empty = (None,) * len(self.splits)
-        return Chunk(self.start, self.end, 0, 0, empty, frozenset(), self.barrier)
+        return Chunk(self.start, self.end, 0, 0, (), frozenset(), self.barrier)
 
     def _where(self, start: Position, end: Position) -> Chunk:
         if self.reads is not None:  # only its tasks know the rows: all of them, or none
             return replace(self.emptied(), start=start, end=end)
 
-        def within(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
-            if batch is None:
-                return None
-            kept = batch.filter(pc.and_not(is_behind(batch, start), is_behind(batch, end)))
-            return kept if kept.num_rows else None
+        def within(piece: Piece) -> Piece | None:
+            messages = piece.messages
+            return piece.where(pc.and_not(is_behind(messages, start), is_behind(messages, end)))
 
-        splits = tuple(within(batch) for batch in self.splits)
-        rows = sum(batch.num_rows for batch in splits if batch is not None)
+        pieces = tuple(kept for piece in self.pieces if (kept := within(piece)) is not None)
+        rows = sum(piece.messages.num_rows for piece in pieces)
         size = self.bytes * rows // max(self.rows, 1)
-        return Chunk(start, end, rows, size, splits, self.links, self.barrier)
+        return Chunk(start, end, rows, size, pieces, self.links, self.barrier)
 
 
 class ChunkBuilder:
@@ -72,39 +103,47 @@ class ChunkBuilder:
 
     def __init__(self, start: Position, splits: int) -> None:
         self.start = start
-        self.rows = 0
         self.bytes = 0
         self._count = splits
-        self._splits: tuple[list[WireRow], ...] = tuple([] for _ in range(splits))
+        self._rows: list[WireRow] = []
         self._links: set[tuple[int, int]] = set()
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(self._rows)
+
     def add(self, row: WireRow, size: int) -> None:
-        """Append a row to its split; `size` is its bytes in the WAL, an estimate of its memory."""
+        """Append a row; `size` is its bytes in the WAL, an estimate of its memory."""
+        self._rows.append(row)
         old_split, split = row[-2:]
-        count = self._count
-        to = split % count
-        self._splits[to].append(row)
-        if old_split != split and (left := old_split % count) != to:
-            self._links.add((left, to))
-        self.rows += 1
+        if old_split != split and (left := old_split % self._count) != split % self._count:
+            self._links.add((left, split % self._count))
         self.bytes += size
 
     def reads(self, start: Position, reads: Reads, rows: int) -> Chunk:
         """Return the chunk of a backfill's reads; the builder, which is empty, continues at its end."""
         self.start = reads.end
-        return Chunk(
-            start, reads.end, max(rows, 1), 0, (None,) * self._count, frozenset(), True, reads
-        )
+        return Chunk(start, reads.end, max(rows, 1), 0, (), frozenset(), True, reads)
 
     def take(self, end: Position, *, barrier: bool = False) -> Chunk:
         """Return the chunk of all rows added, which ends at `end`; the builder continues there."""
         chunk = Chunk(
-            self.start, end, self.rows, self.bytes,
-            tuple(_batch(rows) if rows else None for rows in self._splits),
-            frozenset(self._links), barrier,
-        )  # fmt: skip
+            self.start, end, self.rows, self.bytes, self._pieces(), frozenset(self._links), barrier
+        )
         self.__init__(end, self._count)  # type: ignore[misc]
         return chunk
+
+    def _pieces(self) -> tuple[Piece, ...]:
+        rows, count = self._rows, self._count
+        each = [row[-1] % count for row in rows]
+        present = frozenset(each)
+        if len(present) > 1 and len(rows) < _APART_ROWS:
+            return (Piece(present, _batch(rows), each),)
+        return tuple(
+            Piece(frozenset([n]), _batch([r for r, s in zip(rows, each, strict=True) if s == n]))
+            for n in sorted(present)
+        )
 
 
 def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
@@ -114,37 +153,42 @@ def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*arrays, pa.repeat(NO_PART, len(rows))], schema=WIRE_SCHEMA)
 
 
+def tied(chunks: Iterable[Chunk]) -> list[frozenset[int]]:
+    """Return the splits that have messages in `chunks`, those together that share a group."""
+    kept = list(chunks)
+    found = {split: frozenset([split]) for chunk in kept for split in chunk.splits}
+    for chunk in kept:
+        for a, b in chunk.links:
+            both = found.get(a, frozenset([a])) | found.get(b, frozenset([b]))
+            found.update(dict.fromkeys(both, both))
+    return list(dict.fromkeys(found.values()))
+
+
+def joined(chunks: Iterable[Chunk], splits: Collection[int]) -> pa.RecordBatch:
+    """Return the messages that `chunks` have of some splits, in commit order where these are several."""
+    batches, in_order = [], True
+    for chunk in chunks:
+        found = [b for piece in chunk.pieces if (b := piece.of(splits)) is not None]
+        in_order = in_order and len(found) < 2
+        batches += found
+    if len(batches) == 1:
+        return batches[0]
+    whole = pa.concat_batches(batches)
+    return whole if in_order else _ordered(whole)
+
+
 def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:
     """Return the messages of `chunks` as at most `at_most` batches, every group within one of them."""
     kept = list(chunks)
-    if not kept:
-        return []
-    count = len(kept[0].splits)
-    # Union-find over splits, in its simplest form: there are only as many as cores.
-    root = [i % at_most for i in range(count)]
-    for chunk in kept:
-        for a, b in chunk.links:
-            old, new = root[a], root[b]
-            root = [new if r == old else r for r in root]
-    parts: dict[int, list[pa.RecordBatch]] = {}
-    for index, r in enumerate(root):
-        for chunk in kept:
-            batch = chunk.splits[index]
-            if batch is not None:
-                parts.setdefault(r, []).append(batch)
-    # The messages of joined splits interleave: sort them into commit order.
-    return [
-        _ordered(batches) if root.count(r) > 1 else _joined(batches) for r, batches in parts.items()
-    ]
+    parts: dict[int, frozenset[int]] = {}
+    for splits in tied(kept):
+        to = min(splits) % at_most
+        parts[to] = parts.get(to, frozenset()) | splits
+    return [joined(kept, splits) for splits in parts.values()]
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _ordered(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    joined = _joined(batches)
+def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
     order = pc.sort_indices(
-        joined, sort_keys=[("commit_lsn", "ascending"), ("commit_idx", "ascending")]
+        batch, sort_keys=[("commit_lsn", "ascending"), ("commit_idx", "ascending")]
     )
-    return joined.take(order)
+    return batch.take(order)

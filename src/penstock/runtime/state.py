@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from penstock.backfill.request import Backfill
 from penstock.core.counting import Counts, Ledger
 from penstock.core.health import Failure, Health, Part
-from penstock.core.message import BatchPart
+from penstock.core.message import RoundPart
 from penstock.core.monitor import Report
 from penstock.core.source_health import SinkFacts, SourceFacts, backfill_part, sources_parts
 from penstock.runtime import metrics, status
@@ -114,11 +114,18 @@ class RunState(Collector):
             return {"floors": {name: [*floor] for name, floor in floors.items()}}
 
     def _count_part(self, report: Report) -> None:
-        part = BatchPart.from_json(report["part"])
+        part = RoundPart.from_json(report["part"])
         counts = {name: Counts(*of) for name, of in report["counts"].items()}
         ledger = self._ledgers[report["source"]]
         for name, new in ledger.add(report["query"], part, counts).items():
             self.sinks[name].count(new)
+        now = time.time()
+        for name, (delivered, duplicates) in report.get("outcomes", {}).items():
+            sink = self.sinks[name]
+            sink.duplicates += duplicates
+            sink.failure, sink.delivered_at = None, now
+            if delivered and sink.source in self.sources:
+                self.sources[sink.source].progress_at = now
 
     def continue_from(self, earlier: RunState) -> None:
         """Continue the counters of an earlier run of this process, for the sinks that both have."""

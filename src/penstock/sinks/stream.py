@@ -23,7 +23,7 @@ from psycopg import sql
 from penstock.core import queries
 from penstock.core.connect import is_lost
 from penstock.core.errors import SinkError
-from penstock.core.message import BatchPart, Position, is_behind
+from penstock.core.message import Position, RoundPart, is_behind
 from penstock.sinks.backlog.store import STARTING
 from penstock.streams import copy
 from penstock.streams.connect import connect
@@ -217,7 +217,7 @@ class StreamWriter:
         )
         return batch.filter(pa.array([position not in present for position in positions]))
 
-    def commit(self, part: BatchPart | None) -> None:
+    def commit(self, part: RoundPart | None) -> None:
         """Make what was written durable; with `part` it notes the part, and notifies the readers."""
         with self.statements() as connection, connection.pipeline():
             if part is not None:
@@ -225,7 +225,7 @@ class StreamWriter:
                 connection.execute(_SQL["notify"], [f"s{self._source_id}"])
             connection.execute(_SQL["commit"])
 
-    def _values(self, part: BatchPart) -> list[int]:
+    def _values(self, part: RoundPart) -> list[int]:
         start, end = part.start, part.end
         bounds = [n for p in (start, end) for n in (p.lsn + self._base, stream_end(p.idx))]
         return [*bounds, part.part, part.parts, part.plan]

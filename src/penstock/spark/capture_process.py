@@ -1,63 +1,51 @@
-"""The process beside the driver that captures a source: it plans batches out of a `Capture`.
+"""The process beside the driver that captures a source: it answers what Spark asks about batches.
 
-An offset is a position, `{"lsn": "0/16B3748", "idx": 3}`. Spark asks `latestOffset(start)` when all
-up to `start` is in the sink; that, not the later `commit`, is what confirms the slot.
+A micro-batch's offset is a position, `{"lsn": "0/16B3748", "idx": 3}`: `MicroBatches`. A long batch's
+is its number, `{"batch": 3}`, as nobody knows where it will end: `LongBatches`. Either way the slot is
+the truth: it is confirmed up to where all is in the sinks.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.backfill.read.task import partitions
 from penstock.backfill.reader import ReaderBackfills
 from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
-from penstock.core.message import WIRE_SCHEMA, BatchPart, Position, format_lsn
+from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.expressions.planned import Planned
 from penstock.postgres import setup
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import CaptureCatalog
-from penstock.postgres.chunk import partition
 from penstock.spark.capture_reports import CaptureReports
+from penstock.spark.long_batches import LongBatches
+from penstock.spark.micro_batches import MicroBatches
 from penstock.spark.options import SourceOptions
-from penstock.spark.partitions import Partitions
 
-_POLL_SECONDS: Final = 1.0
 _REPORT_SECONDS: Final = 1.0
-"""How often the capture reports while Spark asks nothing of it, as a batch that hangs may last."""
-_FLUSH_SECONDS: Final = 5.0
-_ONE_TASK_ROWS: Final = 2_000  # a second task costs more than it saves below this
 _WAIT_SECONDS: Final = 0.5
-
-_EMPTY: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 Offset = dict[str, Any]
 
 
 class CaptureProcess:
-    """Plans the batches of one query. It is cheap to make: only a call of Spark's connects."""
+    """Answers for one query. It is cheap to make: only a call of Spark's connects."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._partitions = Partitions(options.host, blocks=options.blocks)
         self._reports = CaptureReports(options, self._command)
         self._capture: Capture | None = None
+        self._batches: MicroBatches | LongBatches | None = None
         self._backfills: ReaderBackfills | None = None
         self._ends = False
-        self._until_lsn: int | None = None
         self._initial: Offset | None = None
-        self._warmed = False
-        self._done: Position | None = None
-        self._planned: tuple[tuple[Offset, Offset], Sequence[InputPartition]] | None = None
         self._draining = False
         self._stopped = threading.Event()
         self._commanded = threading.Event()
@@ -82,42 +70,13 @@ class CaptureProcess:
                     )
                 )  # fmt: skip
             confirmed, _ = self._slot()
-        self._initial = max(Position(confirmed, -1), Position(*options.after)).to_offset()
+        at = max(Position(confirmed, -1), Position(*options.after))
+        self._initial = {"batch": 0} if options.latency == "realtime" else at.to_offset()
         return self._initial
 
     def latest_offset(self, start: Offset, max_rows: int) -> Offset:
         """Return the end of the next batch, waiting up to a second for there to be one."""
-        position = Position.from_offset(start)
-        capture = self._running(position)
-        capture.confirm(position)
-        if self._options.blocks and not self._warmed and not self._ends:
-            # An empty batch first: it loads, forks and compiles all that the first message would
-            # otherwise wait for, seconds on a small machine.
-            self._warmed = True
-            return {**start, "warm": 1}
-        self._done = position
-        self._report(capture.stats)
-        if self._backfills is not None:
-            self._backfills.report_ready()
-        if self._draining:
-            capture.flush(_FLUSH_SECONDS)
-            self._reports.send({"drained": True})
-            return start
-        if self._until_lsn is not None and position.lsn >= self._until_lsn:
-            capture.flush(_FLUSH_SECONDS)
-            return start
-        # Even a read of all that is available goes in batches that fit into memory; under
-        # availableNow Spark asks again until nothing is left.
-        end = capture.available(position, max_rows, _POLL_SECONDS, self._until_lsn)
-        if end == position and (found := capture.altered()) is not None:
-            # The run ends the query, and starts another one at this position.
-            capture.flush(_FLUSH_SECONDS)
-            self._reports.request({"altered": found[1], "after": [*found[0]]})
-            return start
-        if end == position:
-            capture.flush(_FLUSH_SECONDS if self._until_lsn is not None else 0.0)
-            return start
-        return end.to_offset()
+        return self._running(start).latest_offset(start, max_rows)
 
     def end_when_read(self) -> None:
         """Note that the query ends when all that is committed when it starts is delivered."""
@@ -126,43 +85,25 @@ class CaptureProcess:
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of a batch; a group's messages are all in one of them, in order."""
-        # A query that uses the stream twice plans each batch twice.
-        if self._planned is None or self._planned[0] != (start, end):
-            self._planned = (start, end), self._plan(start, end)
-        return self._planned[1]
-
-    def _plan(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        first, last = Position.from_offset(start), Position.from_offset(end)
-        if last <= first:
-            empty = self._options.splits if "warm" in end else 0
-            return [self._partitions.make(_EMPTY)] * empty
-        chunks = self._running(first, last).take(first, last)
-        plan = secrets.randbits(63)
-        if len(chunks) == 1 and (reads := chunks[0].reads) is not None:
-            token = 0 if self._backfills is None else self._backfills.token(reads)
-            return partitions(reads, first, last, plan, token, self._options.monitor)
-        rows = sum(chunk.rows for chunk in chunks)
-        batches = partition(chunks, 1 if rows < _ONE_TASK_ROWS else self._options.splits)
-        self._partitions.forget()
-        return [
-            self._partitions.make(batch, BatchPart(first, last, part, len(batches), plan))
-            for part, batch in enumerate(batches)
-        ]
+        return self._running(start, end).partitions(start, end)
 
     def confirm(self, end: Offset) -> None:
         """Confirm a batch; `latest_offset` has done so already, unless the query is ending."""
-        if self._capture is not None:
-            self._capture.confirm(Position.from_offset(end))
+        if self._batches is not None:
+            self._batches.confirm(end)
 
     def stop(self) -> None:
         """Confirm to the server what is delivered, and end the capture."""
         self._stopped.set()
         if self._backfills is not None:
             self._backfills.close()
+        if self._batches is not None:
+            self._batches.stop()
         if self._capture is not None:
             self._capture.close()
             self._report(self._capture.stats)
-        self._partitions.close()
+        if self._batches is not None:
+            self._batches.close()
 
     # -- the capture
 
@@ -173,28 +114,42 @@ class CaptureProcess:
         finally:
             catalog.close()
 
-    def _running(self, start: Position, end: Position | None = None) -> Capture:
-        """Return the capture, started behind `start` if this is the first call.
+    def _running(self, start: Offset, end: Offset | None = None) -> MicroBatches | LongBatches:
+        """Return the batches of the capture, started behind `start` if this is the first call.
 
         `end` is given where Spark runs a batch again that it had planned before a restart.
         """
-        if self._capture is not None:
-            return self._capture
+        if self._batches is not None:
+            return self._batches
         with self._reports.errors():
-            self._capture = self._start(start, end)
-        if self._options.monitor is not None:
+            self._capture, until = self._start(start, end)
+        options = self._options
+        if options.monitor is not None and not self._ends:
+            self._backfills = ReaderBackfills(self._capture, self._reports.send)
+        if options.latency == "realtime":
+            self._batches = LongBatches(
+                options, self._capture, self._reports, self._backfills, until
+            )
+            if self._draining:
+                self._batches.drain()
+        else:
+            self._batches = MicroBatches(options, self._capture, until)
+        if options.monitor is not None:
             threading.Thread(
                 target=self._report_regularly, args=(self._capture,), name="reports", daemon=True
             ).start()
-        if self._options.monitor is not None and not self._ends:
-            self._backfills = ReaderBackfills(self._capture, self._reports.send)
-            self._backfills.report_ready()
-        return self._capture
+        return self._batches
 
-    def _start(self, start: Position, end: Position | None) -> Capture:
+    def _start(self, start: Offset, end: Offset | None) -> tuple[Capture, int | None]:
+        """Return the capture, and where the WAL ends that it is to read, if it is to end."""
         options = self._options
         confirmed, written = self._slot()
-        _refuse(start, end, confirmed, written, options.slot)
+        if "lsn" in start:
+            last = None if end is None or "lsn" not in end else Position.from_offset(end)
+            at = Position.from_offset(start)
+            _refuse(at, last, confirmed, written, options.slot)
+        else:  # a long batch's number: the slot has all that is known
+            at = max(Position(confirmed, -1), Position(*options.after))
         # Spark's calls must not wait for the capture's thread for the 5 ms that are Python's default.
         sys.setswitchinterval(0.0005)
         capture = Capture(
@@ -209,23 +164,29 @@ class CaptureProcess:
                 planned=Planned(options.planned_tables, options.planned_lsn),
                 recover=options.recover,
             ),
-            start,
+            at,
             self._report,
         )
-        if self._ends:
-            self._until_lsn = written
-            capture.poll_server()
-        return capture
+        if not self._ends:
+            return capture, None
+        capture.poll_server()
+        return capture, written
 
     # -- reports and commands
 
     def _report(self, stats: CaptureStats) -> None:
         waiting = (0, None) if self._capture is None else self._capture.waiting()
-        self._reports.send_stats(stats, waiting, self._done)
+        done = None if self._batches is None else self._batches.done
+        self._reports.send_stats(stats, waiting, done)
 
     def _report_regularly(self, capture: Capture) -> None:
-        while not self._stopped.wait(_REPORT_SECONDS):
+        """Report while Spark asks nothing, as during a long batch."""
+        while True:
             self._report(capture.stats)
+            if self._backfills is not None:
+                self._backfills.report_ready()
+            if self._stopped.wait(_REPORT_SECONDS):
+                return
 
     def _await_slot(self) -> None:
         """Wait until the run has the slot: the query before this one still reads it."""
@@ -249,6 +210,8 @@ class CaptureProcess:
             self._draining = True
             if self._backfills is not None:
                 self._backfills.pause()
+            if isinstance(self._batches, LongBatches):
+                self._batches.drain()
         elif self._draining:
             return  # no backfill goes on before the end
         elif command == "backfill" and self._backfills is not None:

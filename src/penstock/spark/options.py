@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
@@ -37,7 +37,12 @@ class SourceOptions(BaseModel):
     publication: str = ""
     """Publication; made if it is missing. Named as the slot unless set."""
     maxrowsperbatch: int = Default(40_000, ge=1)
-    """The most messages in one micro-batch (a barrier or a single chunk may exceed it slightly)."""
+    """The most messages in one batch (a barrier or a single chunk may exceed it slightly)."""
+    latency: Literal["batch", "realtime"] = "batch"
+    """`realtime`: a batch lasts, and its tasks hand messages on as they come. See
+    docs/how-to/spark.md for what it means for the checkpoint, `foreachBatch` and stateful operators."""
+    batchseconds: float = Default(60.0, gt=0)
+    """How long a batch lasts with `realtime`, about."""
     splits: int = Default(default_factory=lambda: os.cpu_count() or 1, ge=1, le=1024)
     """The most tasks that one micro-batch is split into."""
     host: str = "127.0.0.1"
@@ -50,6 +55,10 @@ class SourceOptions(BaseModel):
     name: str = ""
     recover: str | None = None
     waits: bool = False
+    query: str = ""
+    """What the tasks of the query call it in their reports."""
+    in_step: bool = False
+    """Whether a round is whole in the store before a newer one begins (see `Rounds`)."""
     fields: tuple[Field, ...] = ()
     planned_tables: dict[Table, PlannedColumns] = Default(default_factory=dict)
     """With `planned_lsn`: `Planned`."""
@@ -137,6 +146,7 @@ class SourceOptions(BaseModel):
 
 
 _INTERNAL = {
-    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "fields",
+    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "query", "in_step",
+    "fields",
     "planned_tables", "planned_lsn", "after",
 }  # fmt: skip

@@ -1,80 +1,116 @@
-"""One part of a micro-batch to the sinks of its messages.
+"""One part of a round to the sinks of its messages.
 
 Streams and backlogs are written in one transaction, which is tried again as a whole. The other sinks
-get each block once, in threads of their own, and what they do not take in time goes to their backlogs.
+get each block once, in threads of their own if there is more than one to write to, and what they do not
+take in time goes to their backlogs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.blocks import Block
 from penstock.core.counting import Counts, is_counted, split
 from penstock.core.delivery import DeadLetter, Written
-from penstock.core.message import BatchPart
-from penstock.sinks import reports
+from penstock.core.message import RoundPart
 from penstock.sinks.stream import Backlog
 from penstock.spark.routes import size
-from penstock.spark.sink_writer import Delivery, send_outcome
+from penstock.spark.sink_writer import Delivery, SinkWriter, keep_dead_letters
 from penstock.spark.steps import Prepared, Steps
 
 if TYPE_CHECKING:
     from penstock.spark.writer import Worker
 
 
-class PartWriter:
-    """Writes `part`, whose blocks are `first` and `more`."""
+@dataclass
+class Outcome:
+    """What became of a part.
 
-    def __init__(
-        self, worker: Worker, part: BatchPart, first: Block, more: Iterator[Block]
-    ) -> None:
+    Attributes:
+        part: The part.
+        total: How many messages were delivered, to a sink or into its backlog.
+        counts: What counts of them, by sink.
+        written: How many each sink has taken, and how many of these it had already.
+        behind: Whether a sink is behind; None where that was not looked up.
+    """
+
+    part: RoundPart
+    total: int = 0
+    counts: dict[str, Counts] = field(default_factory=dict)
+    written: dict[str, tuple[int, int]] = field(default_factory=dict)
+    behind: bool | None = None
+
+    def report(self) -> list[Any]:
+        """Return what `RoundLoop` is sent."""
+        return [self.part.id, self.counts, self.written, self.behind]
+
+
+class PartWriter:
+    """Writes `part`, whose blocks come from `blocks`."""
+
+    def __init__(self, worker: Worker, part: RoundPart, blocks: Iterator[Block]) -> None:
         self._worker = worker
         self._part = part
         self._floors = {n: f for n, f in worker.floors.items() if f > part.start}
-        self._read = list(split(first, self._floors.values()))
-        self._more = more
+        self._read: list[Block] = []
+        self._more = blocks
         self._feeds: dict[str, SimpleQueue[Block | None]] = {}
         self._deliveries: dict[str, Future[Delivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
         self._first: set[str] = set()
-        self._counts: dict[str, Counts] = {}
+        self._outcome = Outcome(part)
 
-    def write(self) -> int:
-        """Return how many messages were delivered, to a sink or into its backlog."""
+    def write(self) -> Outcome:
+        """Write it all; raises `SinkError` for what needs an operator."""
+        worker, outcome = self._worker, self._outcome
+        sink = self._alone()
+        if sink is not None:
+            done = {sink.name: sink.deliver(self._blocks(), self._floors.get(sink.name))}
+        else:
+            done = self._with_store()
+        for name, dead in self._dead.items():
+            keep_dead_letters(worker.reporter, name, Written(dead=dead))
+        left = {}
+        for name, delivery in done.items():
+            outcome.counts[name] = delivery.counts
+            outcome.total += delivery.delivered + sum(b.num_rows for b in delivery.rest)
+            if delivery.delivered:
+                outcome.written[name] = delivery.delivered, delivery.duplicates
+            if delivery.error is not None:
+                left[name] = delivery.error, delivery.rest
+        if left:
+            # Parts of rounds before this one may be on their way yet, in other lanes.
+            worker.store.fall_behind(left, self._part.done, self._first)
+            outcome.behind = worker.sees_behind = True
+        return outcome
+
+    def _alone(self) -> SinkWriter | None:
+        """Return the sink that all of the part is for, where the store need not be asked for it."""
         worker = self._worker
+        if worker.streams or self._part.look or worker.sees_behind or len(worker.sink_writers) != 1:
+            return None
+        (sink,) = worker.sink_writers.values()
+        return sink if self._is_for(sink.name) else None
+
+    def _with_store(self) -> dict[str, Delivery]:
         try:
-            total = worker.store.patiently(self._attempt)
+            self._outcome.total = self._worker.store.patiently(self._attempt)
         finally:
             for feed in self._feeds.values():
                 feed.put(None)
             # Whatever has happened, the next part finds the sinks idle.
             wait(self._deliveries.values())
-        for name, dead in self._dead.items():
-            send_outcome(worker.reporter, name, Written(dead=dead))
-        left = {}
-        for name, future in self._deliveries.items():
-            done = future.result()
-            self._counts[name] = done.counts
-            total += done.delivered + sum(batch.num_rows for batch in done.rest)
-            if done.error is not None:
-                left[name] = done.error, done.rest
-        worker.store.fall_behind(left, self._part.start, self._first)
-        worker.reporter.send(
-            {
-                "source": worker.fan_out.source, "query": worker.query,
-                "part": self._part.to_json(),
-                "counts": {name: [*counts] for name, counts in self._counts.items()},
-            }
-        )  # fmt: skip
-        return total
+        return {name: future.result() for name, future in self._deliveries.items()}
 
     def _attempt(self) -> int:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
         worker, store = self._worker, self._worker.store
         behind = store.streams.begin()
+        worker.sees_behind = self._outcome.behind = bool(behind)
         streams = [
             (index, steps, Written())
             for index, steps in enumerate(worker.streams)
@@ -82,7 +118,7 @@ class PartWriter:
         ]
         spilled = [(name, worker.sink_writers[name].steps) for name in self._begin(behind)]
         names = [steps.route.name for _, steps, _ in streams] + [name for name, _ in spilled]
-        self._counts = {name: Counts() for name in names}
+        self._outcome.counts = {name: Counts() for name in names}
         self._dead = {}
         total = 0
         for block in self._blocks():
@@ -103,8 +139,7 @@ class PartWriter:
         store.streams.commit(self._part if worker.streams else None)
         for _, steps, written in streams:
             if written.delivered or written.duplicates:
-                report = reports.outcome(steps.route.name, written, counted=False)
-                worker.reporter.send(report)
+                self._outcome.written[steps.route.name] = written.delivered, written.duplicates
             total += written.delivered
         return total
 
@@ -116,7 +151,7 @@ class PartWriter:
             self._dead.setdefault(name, []).extend(prepared.dead)
         if not is_counted(block, self._floors.get(name)):
             of = Counts(delivered, bytes_, len(prepared.dead), prepared.filtered)
-            self._counts[name] = self._counts[name].plus(of)
+            self._outcome.counts[name] = self._outcome.counts[name].plus(of)
 
     def _is_for(self, sink: str) -> bool:
         return self._part.sink in (None, sink)
@@ -142,7 +177,9 @@ class PartWriter:
             for block in self._read:
                 feed.put(block)
             floor = self._floors.get(name)
-            self._deliveries[name] = worker.pool.submit(sink_writer.deliver, feed, floor)
+            self._deliveries[name] = worker.pool.submit(
+                sink_writer.deliver, iter(feed.get, None), floor
+            )
         return spilled
 
     def _blocks(self) -> Iterator[Block]:

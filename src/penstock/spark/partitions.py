@@ -1,11 +1,14 @@
-"""The tasks of a batch: a small one carries its messages, a large one names where to fetch them.
+"""The tasks of a batch, as the executors read them.
 
-`Partitions` makes them in the process of the capture, `PartitionReader` reads them in the executors.
+A task of a long batch is a lane. One of a micro-batch carries its messages if these are few, and
+otherwise names where to fetch them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,14 +16,25 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.backfill.read.task import ReadRange
-from penstock.core.blocks import pack, with_fields
-from penstock.core.message import BatchPart
+from penstock.core.blocks import (
+    BLOCK_SCHEMA,
+    PADDING,
+    Opening,
+    blocks,
+    messages_of,
+    opening,
+    with_fields,
+)
+from penstock.core.message import NO_MESSAGES
 from penstock.expressions.fields import extractor
 from penstock.expressions.types import Field
+from penstock.spark import lanes
 from penstock.spark.flight import BatchServer, fetch
-from penstock.spark.message_schema import to_messages
+from penstock.spark.lanes import MORE, TASK, Lane
+from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages
 
 _INLINE_BYTES: Final = 256 << 10
+_EMPTY: Final = pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
 
 
 @dataclass
@@ -39,20 +53,14 @@ class Remote(InputPartition):
 
 
 class Partitions:
-    """Makes the tasks of one query's batches; `host` is where executors reach this process.
+    """Makes the tasks of one query's micro-batches; `host` is where executors reach this process."""
 
-    With `blocks` a task's messages are packed into blocks.
-    """
-
-    def __init__(self, host: str, *, blocks: bool) -> None:
+    def __init__(self, host: str) -> None:
         self._host = host
-        self._blocks = blocks
         self._server: BatchServer | None = None
 
-    def make(self, batch: pa.RecordBatch, part: BatchPart | None = None) -> InputPartition:
+    def make(self, batch: pa.RecordBatch) -> InputPartition:
         """Return the task of a batch's messages (`WIRE_SCHEMA`)."""
-        if self._blocks:
-            batch = pack(batch, part)
         if batch.nbytes <= _INLINE_BYTES:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -82,17 +90,37 @@ class PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's messages, or blocks of them."""
-        batches: Iterator[pa.RecordBatch]
-        if isinstance(partition, ReadRange):
-            batches = (pack(batch, partition.part) for batch in partition.batches())
-        elif isinstance(partition, Inline):
-            batches = iter(pa.ipc.open_stream(partition.data))
-        else:
-            assert isinstance(partition, Remote)  # noqa: S101
-            batches = fetch(partition.location, partition.ticket)
-        if not self.blocks:
-            return map(to_messages, batches)
-        if not self.fields:
-            return batches
-        extract = extractor(self.fields)
-        return (with_fields(blocks, extract) for blocks in batches)
+        if isinstance(partition, Lane):
+            return self._values(partition) if self.blocks else _messages(partition)
+        if isinstance(partition, Inline):
+            return map(to_messages, pa.ipc.open_stream(partition.data))
+        assert isinstance(partition, Remote)  # noqa: S101
+        return map(to_messages, fetch(partition.location, partition.ticket))
+
+    def _values(self, lane: Lane) -> Iterator[pa.RecordBatch]:
+        session = secrets.randbits(63)
+        yield self._rows([opening(Opening(lane.address, lane.batch, lane.number, session))])
+        yield self._rows(PADDING)
+        for kind, data in lanes.read(lane, session):
+            if kind != TASK:
+                yield self._rows([data])
+            else:
+                task: ReadRange = pickle.loads(data)  # noqa: S301 - as Spark's own partitions
+                for batch in task.batches():
+                    for value in blocks(batch, task.part, last=False):
+                        yield self._rows([value])
+                yield self._rows(list(blocks(NO_MESSAGES, task.part)))
+            if kind != MORE:
+                yield self._rows(PADDING)
+
+    def _rows(self, values: Sequence[bytes]) -> pa.RecordBatch:
+        rows = pa.record_batch([pa.array(values, pa.binary())], schema=BLOCK_SCHEMA)
+        return with_fields(rows, extractor(self.fields)) if self.fields else rows
+
+
+def _messages(lane: Lane) -> Iterator[pa.RecordBatch]:
+    for kind, data in lanes.read(lane, secrets.randbits(63)):
+        yield to_messages(messages_of(data))
+        if kind != MORE:
+            yield _EMPTY
+            yield _EMPTY

@@ -14,7 +14,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from penstock.config.settings import Config
-from penstock.config.sinks import NatsSinkSettings, Sink
+from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.source import load
@@ -65,7 +65,10 @@ class Pipeline:
         plan = self.planner.plan()
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-        options = self._options()
+        fan_out = FanOut(
+            self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {}
+        )
+        options = self._options() | {"query": fan_out.query}
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
         if plan is not None:
@@ -76,9 +79,6 @@ class Pipeline:
         messages = load(spark, options)
         if plan is not None:
             messages = plan.results(messages)
-        fan_out = FanOut(
-            self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {}
-        )
         delivered = map_in_arrow(messages, fan_out, COUNT_DDL)
         writer = (
             delivered.writeStream.format("noop")
@@ -145,6 +145,8 @@ class Pipeline:
             "splits": str(self._splits(sinks.values())),
             "host": conf.get("spark.driver.host") or "127.0.0.1",
             "blocks": "true",
+            "latency": "realtime",
+            "in_step": str(any(isinstance(s, StreamSinkSettings) for s in sinks.values())).lower(),
             "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
             "groupings": orjson.dumps(groupings).decode(),
             "monitor": self._monitor,

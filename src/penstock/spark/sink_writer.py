@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Final
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ class Delivery:
     """What a NATS sink took of a part; `error` is why it did not take the rest."""
 
     delivered: int = 0
+    duplicates: int = 0
     error: SinkError | None = None
     rest: list[pa.RecordBatch] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
@@ -43,12 +44,12 @@ class SinkWriter:
         self, steps: Steps, settings: NatsSinkSettings, source: str, reporter: Reporter
     ) -> None:
         self.steps = steps
-        self._name = steps.route.name
+        self.name = steps.route.name
         self._reporter = reporter
         self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
         if steps.regroups:
             settings = settings.model_copy(update={"group_by": None})
-        self._sink = NatsSink(settings, name=self._name, source=source, on_retry=self._on_retry)
+        self._sink = NatsSink(settings, name=self.name, source=source, on_retry=self._on_retry)
 
     def connect(self) -> SinkError | None:
         """Connect, and return why that is not possible."""
@@ -56,7 +57,7 @@ class SinkWriter:
             self._sink.connect(self._patience)
         except Unfinished as unfinished:
             return unfinished.error
-        self._reporter.send(reports.outcome(self._name, Written(), counted=False))
+        self._reporter.send(reports.outcome(self.name, Written(), counted=False))
         return None
 
     def close(self) -> None:
@@ -64,14 +65,14 @@ class SinkWriter:
         self.steps.close()
         self._sink.close()
 
-    def deliver(self, feed: SimpleQueue[Block | None], floor: Position | None) -> Delivery:
-        """Publish what comes, up to None, and give back what the sink does not take in time.
+    def deliver(self, blocks: Iterator[Block], floor: Position | None) -> Delivery:
+        """Publish a part's blocks, and give back what the sink does not take in time.
 
         What lies up to `floor` is counted already.
         """
         done = Delivery()
         left = self._patience
-        while (block := feed.get()) is not None:
+        for block in blocks:
             prepared, counted = self.steps(block), is_counted(block, floor)
             self._note(done, Written(dead=prepared.dead), counted, prepared.filtered)
             rest = prepared.messages
@@ -91,25 +92,23 @@ class SinkWriter:
         return done
 
     def _note(self, done: Delivery, written: Written, counted: bool, filtered: int = 0) -> None:
-        """Report what became of messages, and count those that were not `counted` before."""
-        send_outcome(self._reporter, self._name, written)
+        """Note what became of messages, and count those that were not `counted` before."""
+        keep_dead_letters(self._reporter, self.name, written)
         done.delivered += written.delivered
+        done.duplicates += written.duplicates
         if not counted:
             of = Counts(written.delivered, written.bytes, len(written.dead), filtered)
             done.counts = done.counts.plus(of)
 
     def _on_retry(self, error: SinkError, seconds: float) -> None:
-        self._reporter.send(reports.retry(self._name, error, seconds))
+        self._reporter.send(reports.retry(self.name, error, seconds))
 
 
-def send_outcome(reporter: Reporter, sink: str, written: Written) -> None:
-    """Report what became of a sink's messages; returns when its dead letters are in the store."""
-    if not written.delivered and not written.dead:
-        return
-    report = reports.outcome(sink, written, counted=False)
+def keep_dead_letters(reporter: Reporter, sink: str, written: Written) -> None:
+    """Have a sink's dead letters kept; returns when they are in the store."""
     if not written.dead:
-        reporter.send(report)
         return
+    report = reports.outcome(sink, Written(dead=written.dead), counted=False)
     backoff, failed = Backoff(*BACKOFF_SECONDS), False
     while "error" in (answer := reporter.request(report)):
         failed = True

@@ -1,4 +1,4 @@
-"""The executors' end of a pipeline: every part of a micro-batch to the sinks of its messages.
+"""The executors' end of a pipeline: every part of a round to the sinks of its messages.
 
 A `FanOut` travels to the executors inside the query. Its sinks are made once in each worker process
 and keep their connections from batch to batch.
@@ -6,7 +6,8 @@ and keep their connections from batch to batch.
 All streams of the source are written in one transaction of the store, which also reads which NATS sinks
 are behind: their messages go to their backlogs, in the same transaction. To the others they are
 published meanwhile. What one of these does not take in time goes to its backlog in a second
-transaction, and from then on it is behind; `penstock.sinks.backlog.drainer` brings it back.
+transaction, and from then on it is behind; `penstock.sinks.backlog.drainer` brings it back. Where there
+is no stream, and no sink that may be behind, the store is left alone.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from multiprocessing import AuthenticationError
 import pyarrow as pa
 
 from penstock.config.sinks import StreamSinkSettings
-from penstock.core.blocks import Block, unpack
+from penstock.core.blocks import Block, Opening, unpack
 from penstock.core.counting import Floors
+from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.sinks.stream import StreamRoute
-from penstock.spark.part_writer import PartWriter
+from penstock.spark.lanes import Reports
+from penstock.spark.part_writer import Outcome, PartWriter
 from penstock.spark.routes import Route
 from penstock.spark.sink_plan import SinkPlan
 from penstock.spark.sink_writer import SinkWriter
@@ -84,19 +87,33 @@ class Worker:
         self.pool = ThreadPoolExecutor(max(len(self.sink_writers), 1), "sink")
         self.query: str | None = None
         self.floors: Floors = {}
+        self.sees_behind = False
+        """Whether some sink was behind, the last time that this looked or put one there."""
 
-    def run(self, blocks: Iterator[Block], query: str = "") -> int:
-        """Write the blocks of a task, and return how many messages were delivered in all."""
-        first = next(blocks, None)
-        if first is None:
-            return 0
-        if first.part is None:
-            # The first batch of a query is empty: it connects to everything.
-            self._connect()
-            return 0
-        if query != self.query:
-            self._begin(query)
-        return PartWriter(self, first.part, first, blocks).write()
+    def run(self, values: Iterator[Block | Opening], query: str) -> int:
+        """Write a task's parts, report each, and return how many messages were delivered in all."""
+        total, reports = 0, None
+        try:
+            for value in values:
+                if isinstance(value, Opening):
+                    self.connect()
+                    if query != self.query:
+                        self._begin(query)
+                    reports = Reports(value)
+                else:
+                    outcome = self.write(value, values)
+                    total += outcome.total
+                    if reports is not None:
+                        reports.send(outcome.report())
+        finally:
+            if reports is not None:
+                reports.close()
+        return total
+
+    def write(self, first: Block, more: Iterator[Block | Opening]) -> Outcome:
+        """Write the part whose blocks are `first` and the next ones of `more`."""
+        assert first.part is not None  # noqa: S101 - the rounds' parts are named
+        return PartWriter(self, first.part, _until_last(first, more)).write()
 
     def _begin(self, query: str) -> None:
         """Request where a query counts from; without a run, nothing is counted."""
@@ -117,19 +134,32 @@ class Worker:
         self.store.streams.close()
         self.pool.shutdown(wait=False)
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Connect to everything; a sink that can't be reached is behind from now on."""
         for steps in (*self.streams, *(writer.steps for writer in self.sink_writers.values())):
             steps.start()
         behind = self.store.behind()
+        self.sees_behind = bool(behind)
         tries = {
             name: self.pool.submit(sink_writer.connect)
             for name, sink_writer in self.sink_writers.items()
             if name not in behind
         }
         # What was counted before is no measure of what a sink has: LSNs may have started anew since.
-        self.store.fall_behind(
-            {name: (error, []) for name, t in tries.items() if (error := t.result())}
-        )
+        fallen: dict[str, tuple[SinkError, list[pa.RecordBatch]]] = {
+            name: (error, []) for name, t in tries.items() if (error := t.result())
+        }
+        self.store.fall_behind(fallen)
+        self.sees_behind = self.sees_behind or bool(fallen)
+
+
+def _until_last(first: Block, more: Iterator[Block | Opening]) -> Iterator[Block]:
+    yield first
+    while not first.last:
+        value = next(more)
+        assert isinstance(value, Block)  # noqa: S101 - a part's blocks come one after the other
+        first = value
+        yield first
 
 
 _workers: dict[str, Worker] = {}

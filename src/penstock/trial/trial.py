@@ -128,7 +128,8 @@ class Trial:
             self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")
         rows = with_fields(pack(batch), Extractor(plan.fields))
         frame = self._spark.createDataFrame(pa.Table.from_batches([rows]))
-        return unpack(iter(plan.results(frame).toArrow().to_batches()))
+        values = unpack(iter(plan.results(frame).toArrow().to_batches()))
+        return (value for value in values if isinstance(value, Block))
 
     def _one(self, block: Block) -> Outcome:
         text = _envelope(block.messages)

@@ -1,47 +1,42 @@
-"""The Spark partition that reads a range of a chunk, and reports how it went."""
+"""What a task reads of a backfill: a range of a chunk, and reports how it went."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from penstock.backfill.events import RangeRead
 from penstock.backfill.read.rows import read_range
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure
-from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
+from penstock.core.message import RoundPart
 from penstock.core.monitor import Report, Reporter
 from penstock.postgres.reads import Reads
 
-_EMPTY = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
-
 
 @dataclass
-class ReadRange(InputPartition):
+class ReadRange:
     """A range of a backfill's chunk: read from Postgres by the task itself.
 
-    `part` is where its messages are in the micro-batch, and for which sink they are.
+    `part` is where its messages are in the round, and for which sink they are.
     """
 
     reads: Reads
     index: int
-    part: BatchPart
+    part: RoundPart
     token: int
     monitor: str | None = field(repr=False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the range's messages, at least one batch of them, and report to the run how it went.
+        """Yield the range's messages, and report to the run how it went.
 
         A range that can't be read does not fail the query: the run has the backfill go back to its
         cursor.
         """
         rows, failure, transient = 0, None, False
-        # Each part of a batch is counted where it is written, so that there must be a message or none.
-        yield _EMPTY
         try:
             for batch in read_range(self.reads, self.index):
                 rows += batch.num_rows
@@ -53,17 +48,6 @@ class ReadRange(InputPartition):
         reads = self.reads
         report = RangeRead(reads.attempt, reads.chunk, self.index, rows, failure, transient)
         _report(self.monitor, {"backfill_range": {"token": self.token, **report.to_json()}})
-
-
-def partitions(
-    reads: Reads, start: Position, end: Position, plan: int, token: int, monitor: str | None
-) -> Sequence[ReadRange]:
-    """Return the tasks of the micro-batch (start, end] that delivers a chunk."""
-    count, sink = len(reads.ranges), reads.spec.sink
-    return [
-        ReadRange(reads, index, BatchPart(start, end, index, count, plan, sink), token, monitor)
-        for index in range(count)
-    ]
 
 
 _reporters: dict[str, Reporter] = {}

@@ -201,7 +201,7 @@ def _before(next_: Position | None, until: Position | None) -> Position | None:
 
 def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
     """Return the blocks' messages in (after, end], once each, in the order of their positions."""
-    batch = pa.concat_batches([_today(decode(block)[1]) for block in blocks])
+    batch = pa.concat_batches([_today(decode(block)) for block in blocks])
     keep = is_behind(batch, after)
     if end is not None:
         keep = pc.and_(keep, pc.invert(is_behind(batch, end)))

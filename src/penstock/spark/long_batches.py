@@ -1,0 +1,120 @@
+"""Long batches: each lasts a minute or so, and its tasks are handed rounds while they run.
+
+A micro-batch costs Spark 30 to 70 ms of planning, scheduling and task starts, whether it carries one
+message or thousands. So Spark plans one seldom, and `RoundLoop` does the rest beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from penstock.backfill.reader import ReaderBackfills
+from penstock.core.message import Position
+from penstock.postgres.capture import Capture
+from penstock.postgres.reads import Reads
+from penstock.spark.capture_reports import CaptureReports
+from penstock.spark.lanes import Lane
+from penstock.spark.options import SourceOptions
+from penstock.spark.round_loop import RoundLoop, Settled, fields_of
+
+_FLUSH_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 0.2
+
+Offset = dict[str, Any]
+
+
+class LongBatches:
+    """Plans long batches, until all is delivered that was written before `until_lsn`, if that is given.
+
+    Those of a run report what they have delivered, round by round. In a user's own query nobody does: a
+    batch is confirmed when Spark has done it, and has a bounded number of messages.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        capture: Capture,
+        reports: CaptureReports,
+        backfills: ReaderBackfills | None,
+        until_lsn: int | None,
+    ) -> None:
+        self._options = options
+        self._capture = capture
+        self._reports = reports
+        self._backfills = backfills
+        self._draining = False
+        self._handed_on = False
+        self._stopped = threading.Event()
+        self._loop = RoundLoop(
+            capture, capture.start, host=options.host, max_rows=options.maxrowsperbatch,
+            in_step=options.in_step, seconds=options.batchseconds, on_settled=self._on_settled,
+            reads=self._reads, until_lsn=until_lsn, reported=options.blocks,
+            batch_rows=0 if options.blocks else options.maxrowsperbatch,
+        )  # fmt: skip
+        self._loop.start()
+
+    @property
+    def done(self) -> Position | None:
+        """Up to where all is in the sinks, None before a task has connected to them."""
+        return self._loop.done if self._loop.joined else None
+
+    def latest_offset(self, start: Offset, max_rows: int) -> Offset:  # noqa: ARG002 - rounds have a limit
+        """Return the end of the next batch, `start` where there is none; all before is done."""
+        loop = self._loop
+        if not self._options.blocks:
+            loop.confirm_sent()
+        if loop.failure is not None:
+            raise loop.failure
+        if self._draining or loop.finished:
+            self._finish()
+            self._stopped.wait(_IDLE_SECONDS)  # Spark asks again at once
+            return start
+        return {"batch": int(start.get("batch", 0)) + 1}
+
+    def _finish(self) -> None:
+        """Confirm to the server what is done, and report that no more comes."""
+        self._capture.flush(_FLUSH_SECONDS)
+        if self._draining:
+            self._reports.send({"drained": True})
+        elif not self._handed_on and (found := self._capture.altered()) is not None:
+            # The run ends the query, and starts another one at this position.
+            self._handed_on = True
+            self._reports.request({"altered": found[1], "after": [*found[0]]})
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002
+        """Return the lanes of a batch."""
+        batch = int(end.get("batch", 0))
+        self._loop.open(batch)
+        return [Lane(self._loop.address, batch, number) for number in range(self._options.splits)]
+
+    def confirm(self, end: Offset) -> None:  # noqa: ARG002
+        """Confirm a batch."""
+        if not self._options.blocks:
+            self._loop.confirm_sent()
+
+    def drain(self) -> None:
+        """Hand nothing more out; the batch ends when all that was handed out is done."""
+        self._draining = True
+        self._loop.drain()
+
+    def stop(self) -> None:
+        """End the hand-out."""
+        self._stopped.set()
+        self._loop.close()
+
+    def close(self) -> None:
+        """Do nothing more."""
+
+    # -- from the loop's thread
+
+    def _on_settled(self, settled: Settled) -> None:
+        source, query = self._options.name, self._options.query
+        self._reports.send({"source": source, "query": query, **fields_of(settled)})
+
+    def _reads(self, reads: Reads) -> tuple[int, str | None]:
+        token = 0 if self._backfills is None else self._backfills.token(reads)
+        return token, self._options.monitor

@@ -1,0 +1,263 @@
+"""The rounds of a source: which messages are delivered together, by which lane, and when they may be.
+
+A lane is a task of a long batch. Each of them delivers what it is handed in the order in which it is
+handed it, and reports each part when it is durable. No I/O here, and no lock: calls in, parts out.
+
+* A group's messages are in one split, and a split stays with its lane while that has parts of it. So a
+  group is in order, however the lanes overtake each other.
+* Rounds are confirmed in order: `confirmed` is the end of the last one before which all are done.
+* A lane that is lost has its parts handed to another one, in their order, or to the next that joins.
+* What must stand alone (a truncate, a backfill's chunk) waits until all before it is done, and all
+  behind waits for it.
+* `in_step`, a round that goes to several lanes waits for those before it, and those behind it wait for
+  it: the store's streams have each round whole before a newer one begins.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.message import Position, RoundPart
+from penstock.postgres.chunk import Chunk, joined, tied
+from penstock.postgres.reads import Reads
+
+ONE_LANE_ROWS: Final = 2_000
+"""A round of fewer messages goes to one lane where it may: a second part costs more than it saves."""
+_AHEAD: Final = 3
+"""Parts that a lane has at a time: one to deliver, and others on their way."""
+
+Data: TypeAlias = pa.RecordBatch | tuple[Reads, int]
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of a round: its messages (`WIRE_SCHEMA`), or which range of a backfill's reads it is."""
+
+    lane: int
+    splits: frozenset[int]
+    meta: RoundPart
+    data: Data
+    falls: int
+    """How many reports had said that a sink is behind, when it was handed out."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    parts: deque[Part] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Round:
+    end: Position
+    left: int
+    alone: bool
+
+
+class Rounds:
+    """The rounds behind `start`; the lanes join, and may be lost."""
+
+    def __init__(self, start: Position, *, in_step: bool) -> None:
+        self.confirmed = start
+        """All messages up to here are durable in every sink."""
+        self.look = True
+        """Whether a sink may be behind, so that tasks look in the store."""
+        self.was_alone = False
+        """Set when a round is done that stood alone."""
+        self._in_step = in_step
+        self._falls = 0  # reports that a sink is behind
+        self._lanes: dict[int, _Lane] = {}
+        self._orphans: deque[Part] = deque()
+        self._parts: dict[int, tuple[_Round, Part]] = {}
+        self._rounds: deque[_Round] = deque()
+        self._home: dict[int, int] = {}
+        self._busy: dict[int, int] = {}  # parts that have messages of a split
+        self._next: tuple[Sequence[Chunk], Position, Position] | None = None
+        self._ids = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was handed out is done."""
+        return not self._rounds and self._next is None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another round may be offered now."""
+        return (
+            self._next is None
+            and not self._orphans
+            and bool(self._lanes)
+            and not (self._rounds and self._rounds[-1].alone)
+            and min(len(lane.parts) for lane in self._lanes.values()) < _AHEAD
+        )
+
+    def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[Part]:
+        """Take the next round, (start, end]; return the parts to hand out now, perhaps none yet."""
+        self._next = chunks, start, end
+        return self._begin()
+
+    # -- lanes
+
+    def join(self, lane: int) -> list[Part]:
+        """Note that a lane takes parts; return those to hand to it now."""
+        self._lanes[lane] = _Lane()
+        moved = self._move(self._orphans, lane)
+        self._orphans.clear()
+        return moved + self._begin()
+
+    def lose(self, lane: int) -> list[Part]:
+        """Note that a lane is gone, with what it had not reported; return what others get instead."""
+        gone = self._lanes.pop(lane, None)
+        if gone is None:
+            return []
+        if not self._lanes:
+            self._orphans.extend(gone.parts)
+            return []
+        return self._move(gone.parts, self._least(self._lanes))
+
+    def close(self) -> None:
+        """Note that all lanes end; there is nothing that they have not reported."""
+        self._lanes.clear()
+
+    def _move(self, parts: Iterable[Part], lane: int) -> list[Part]:
+        moved = list(parts)
+        for part in moved:
+            part.lane = lane
+            part.meta = part.meta._replace(done=self.confirmed, look=True)
+            part.falls = self._falls
+            self._home.update(dict.fromkeys(part.splits, lane))
+        self._lanes[lane].parts.extend(moved)
+        return moved
+
+    # -- parts
+
+    def end_of(self, id_: int) -> Position | None:
+        """Return the end of a part's round, None where it was reported before."""
+        found = self._parts.get(id_)
+        return None if found is None else found[0].end
+
+    def done(self, id_: int, behind: bool | None = None) -> list[Part]:
+        """Note that a part is durable; return the parts to hand out now.
+
+        `behind`: whether its task has found, or put, a sink behind; None where it did not look. What was
+        reported before changes nothing, as where a lane was lost whose task had only lost a connection.
+        """
+        if behind:
+            self._falls += 1
+            self.look = True
+        if (found := self._parts.pop(id_, None)) is None:
+            return []
+        of, part = found
+        if behind is False and part.falls == self._falls:
+            self.look = False
+        lane = self._lanes.get(part.lane)
+        (self._orphans if lane is None else lane.parts).remove(part)
+        for split in part.splits:
+            self._busy[split] -= 1
+        of.left -= 1
+        self._settle()
+        return self._begin()
+
+    def _begin(self) -> list[Part]:
+        """Make the parts of the round that waits, if it may begin."""
+        if self._next is None or not self._lanes:
+            return []
+        chunks, start, end = self._next
+        alone = chunks[0].barrier
+        if self._rounds and (alone or self._rounds[-1].alone):
+            return []
+        reads = chunks[0].reads
+        placed = self._reads(reads) if reads is not None else self._place(chunks)
+        if placed is None:
+            return []
+        self._next = None
+        sink = None if reads is None else reads.spec.sink
+        return self._hand_out(_Round(end, 0, alone), start, placed, sink)
+
+    def _hand_out(
+        self,
+        round_: _Round,
+        start: Position,
+        placed: Sequence[tuple[int, frozenset[int], Data]],
+        sink: str | None,
+    ) -> list[Part]:
+        plan = secrets.randbits(63)
+        made = []
+        for number, (lane, splits, data) in enumerate(placed):
+            self._ids += 1
+            meta = RoundPart(
+                start, round_.end, number, len(placed), plan, sink, self._ids, self.confirmed,
+                self.look,
+            )  # fmt: skip
+            part = Part(lane, splits, meta, data, self._falls)
+            self._parts[self._ids] = round_, part
+            self._lanes[lane].parts.append(part)
+            for split in splits:
+                self._home[split] = lane
+                self._busy[split] = self._busy.get(split, 0) + 1
+            made.append(part)
+        round_.left = len(made)
+        self._rounds.append(round_)
+        self._settle()  # an emptied chunk has no parts
+        return made
+
+    def _settle(self) -> None:
+        while self._rounds and not self._rounds[0].left:
+            done = self._rounds.popleft()
+            self.confirmed = done.end
+            self.was_alone = self.was_alone or done.alone
+
+    # -- placement
+
+    def _reads(self, reads: Reads) -> list[tuple[int, frozenset[int], Data]]:
+        lanes = sorted(self._lanes)
+        return [
+            (lanes[at % len(lanes)], frozenset(), (reads, at)) for at in range(len(reads.ranges))
+        ]
+
+    def _place(self, chunks: Sequence[Chunk]) -> list[tuple[int, frozenset[int], Data]] | None:
+        """Return the lane of each split that has messages, None where some must wait."""
+        big = sum(chunk.rows for chunk in chunks) >= ONE_LANE_ROWS
+        if self._in_step and self._rounds:
+            used = {part.lane for _, part in self._parts.values()}
+            if big or len(used) > 1 or not used <= self._lanes.keys():
+                return None
+            return self._made(chunks, {next(iter(used)): set().union(*tied(chunks))})
+        lanes: dict[int, set[int]] = {}
+        free: list[frozenset[int]] = []
+        for group in tied(chunks):
+            homes = {self._home[split] for split in group if self._busy.get(split)}
+            if len(homes) > 1 or not homes <= self._lanes.keys():
+                return None
+            if homes:
+                lanes.setdefault(homes.pop(), set()).update(group)
+            else:
+                free.append(group)
+        if free and not big:
+            lane = self._least(lanes or self._lanes)
+            lanes.setdefault(lane, set()).update(*free)
+        elif free:
+            order = sorted(self._lanes)
+            for group in free:
+                lanes.setdefault(order[min(group) % len(order)], set()).update(group)
+        return self._made(chunks, lanes)
+
+    def _made(
+        self, chunks: Sequence[Chunk], lanes: dict[int, set[int]]
+    ) -> list[tuple[int, frozenset[int], Data]] | None:
+        if any(len(self._lanes[lane].parts) >= _AHEAD for lane in lanes):
+            return None
+        return [
+            (lane, frozenset(splits), joined(chunks, splits))
+            for lane, splits in sorted(lanes.items())
+            if splits
+        ]
+
+    def _least(self, lanes: Iterable[int]) -> int:
+        """Return the lane that has the least to do."""
+        return min(lanes, key=lambda lane: (len(self._lanes[lane].parts), lane))
