@@ -20,7 +20,7 @@ import pyarrow as pa
 from tests.streams_help import Change, read, wire
 
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
-from penstock.core.blocks import pack, unpack
+from penstock.core.blocks import Block, pack, unpack
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import StoreError
 from penstock.core.message import Position, RoundPart
@@ -29,6 +29,7 @@ from penstock.embedded.handles import JetStream
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.part_writer import Outcome
 from penstock.spark.routes import Route
 from penstock.spark.sink_plan import SinkPlan
 from penstock.spark.store_writer import StoreTarget
@@ -66,6 +67,14 @@ def messages(first: int, end: int, size: int = 0) -> pa.RecordBatch:
             for n in range(first, end)
         ]
     )
+
+
+def write_part(worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> Outcome:
+    """Have a worker write a part, as it does where Spark brings it."""
+    values = unpack(iter([pack(rows, part)]))
+    first = next(values)
+    assert isinstance(first, Block)
+    return worker.write(first, values)
 
 
 class Source:
@@ -179,6 +188,21 @@ class Source:
         if only is None:
             self.done(end)
 
+    def _write(self, worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> Outcome:
+        """Write a part as a lane does, behind the question from where it counts."""
+        if worker.query != self._fan_out.query:
+            worker.begin(self._fan_out.query)
+        return write_part(worker, rows, part)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Report to the run as the capture does when a round is done, here part by part."""
+        report = {
+            "source": "shop", "query": self._fan_out.query, "part": outcome.part.to_json(),
+            "counts": {name: [*counts] for name, counts in outcome.counts.items()},
+            "outcomes": {name: [*of] for name, of in outcome.written.items()},
+        }  # fmt: skip
+        self._handle(report)
+
     def done(self, end: int) -> None:
         """Say that all before message `end` is done."""
         self.written = end
@@ -186,8 +210,7 @@ class Source:
             drainer.done(self.source.position(position(end - 1)))
 
     def warm(self) -> None:
-        for future in [self._pool.submit(w.run, unpack(iter([pack(messages(0, 0))])))
-                       for w in self.workers]:  # fmt: skip
+        for future in [self._pool.submit(w.connect) for w in self.workers]:
             future.result()
 
     # What is known

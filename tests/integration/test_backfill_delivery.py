@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import uuid
 
-from tests.isolation_help import Source, nats_settings, published, stream_settings
+from tests.isolation_help import (
+    Source,
+    nats_settings,
+    published,
+    stream_settings,
+    write_part,
+)
 from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
-from penstock.core.blocks import pack, unpack
 from penstock.core.message import READ, Position, RoundPart
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -29,7 +34,7 @@ def test_reads_go_to_one_sink(
         def deliver(sink: str, lsn: int) -> None:
             reads = [Change({"id": n}, READ, position=Position(lsn, n)) for n in range(5)]
             part = RoundPart(Position(lsn - 1, 0), Position(lsn, 4), 0, 1, 0, sink)
-            assert source.workers[0].run(unpack(iter([pack(wire(reads), part)]))) == 5
+            assert write_part(source.workers[0], wire(reads), part).total == 5
 
         deliver("asked", 1000)
         assert source.streamed("asked") == [0, 1, 2, 3, 4]

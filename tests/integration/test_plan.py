@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
-from penstock.core.blocks import pack, unpack, with_fields
+from penstock.core.blocks import Block, pack, unpack, with_fields
 from penstock.core.message import DELETE, UPDATE
 from penstock.expressions import Columns, ColumnType
 from penstock.expressions.fields import Extractor
@@ -61,11 +61,13 @@ def prepared(spark: SparkSession, batch: pa.RecordBatch, **sinks: Sink) -> dict[
     """Return what each sink gets of a batch, as the pipeline does it."""
     made = plan(sinks, COLUMNS)
     assert made is not None
-    block = next(unpack(iter([pack(batch)])))
+    found = unpack(iter([pack(batch)]))
     if made.fields:
         rows = with_fields(pack(batch), Extractor(made.fields))
         frame = spark.createDataFrame(pa.Table.from_batches([rows]))
-        block = next(unpack(iter(made.results(frame).toArrow().to_batches())))
+        found = unpack(iter(made.results(frame).toArrow().to_batches()))
+    block = next(found)
+    assert isinstance(block, Block)
     sent = pickle.loads(pickle.dumps(made.sinks))
     assert sent == made.sinks
     return {

@@ -11,11 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.integration.nats_servers import await_true
-from tests.isolation_help import nats_settings, published
+from tests.isolation_help import nats_settings, published, write_part
 from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings
-from penstock.core.blocks import pack, unpack
 from penstock.core.errors import SinkError
 from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Monitor
@@ -67,11 +66,11 @@ class Starting:
 
     def live(self, first: int, end: int) -> None:
         part, rows = self.batch(first, end)
-        self.worker.run(unpack(iter([pack(rows, part)])))
+        write_part(self.worker, rows, part)
 
     def kept(self, first: int, end: int) -> None:
         part, rows = self.batch(first, end)
-        self.worker.run(unpack(iter([pack(rows, part._replace(sink=SINK))])))
+        write_part(self.worker, rows, part._replace(sink=SINK))
 
     def release(self) -> None:
         self.hold(RELEASED)

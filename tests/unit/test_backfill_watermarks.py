@@ -53,7 +53,7 @@ def own(*numbers: int) -> set[int]:
     fed = Fed()
     fed.feed(T, *transaction(1, *inserts(min(numbers), max(numbers))))
     fed.seal()
-    found = [r for chunk in fed.chunks for b in chunk.splits if b for r in b.to_pylist()]
+    found = [r for chunk in fed.chunks for p in chunk.pieces for r in p.messages.to_pylist()]
     hashes = {r["record"]: r["group_hash"] for r in found}
     return {hashes[f'{{"id":{number},"a":"x"}}'] for number in numbers}
 

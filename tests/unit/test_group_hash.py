@@ -67,7 +67,7 @@ def batch_of(rows: Iterable[WireRow]) -> pa.RecordBatch:
     builder = ChunkBuilder(Position(0, 0), 1)
     for row in rows:
         builder.add(row, 1)
-    (batch,) = builder.take(Position(9, 9)).splits
+    ((_, batch, _),) = builder.take(Position(9, 9)).pieces
     assert batch is not None
     return batch
 

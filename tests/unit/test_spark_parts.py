@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from penstock.core.blocks import pack, unpack
+from penstock.core.blocks import Block, pack, unpack
 from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
@@ -45,7 +45,8 @@ def wire(rows: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("rows", [0, 1, 2000, 4001])
 @pytest.mark.parametrize("part", [None, RoundPart(Position(8, 3), Position(1 << 62, 5), 1, 2)])
 def test_blocks_hold_every_message_in_order(rows: int, part: RoundPart | None) -> None:
-    found = list(unpack(iter([pack(wire(rows), part)])))
+    found = [b for b in unpack(iter([pack(wire(rows), part)])) if isinstance(b, Block)]
+    assert [block.last for block in found] == [*[False] * (len(found) - 1), True]
     batches = [block.messages for block in found]
     assert max((b.num_rows for b in batches), default=0) <= 2000
     assert pa.Table.from_batches(batches, WIRE_SCHEMA).equals(pa.Table.from_batches([wire(rows)]))

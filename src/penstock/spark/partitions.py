@@ -100,7 +100,7 @@ class PartitionReader:
     def _values(self, lane: Lane) -> Iterator[pa.RecordBatch]:
         session = secrets.randbits(63)
         yield self._rows([opening(Opening(lane.address, lane.batch, lane.number, session))])
-        yield self._rows(PADDING)
+        yield from self._padding()
         for kind, data in lanes.read(lane, session):
             if kind != TASK:
                 yield self._rows([data])
@@ -111,7 +111,11 @@ class PartitionReader:
                         yield self._rows([value])
                 yield self._rows(list(blocks(NO_MESSAGES, task.part)))
             if kind != MORE:
-                yield self._rows(PADDING)
+                yield from self._padding()
+
+    def _padding(self) -> Iterator[pa.RecordBatch]:
+        for value in PADDING:
+            yield self._rows([value])
 
     def _rows(self, values: Sequence[bytes]) -> pa.RecordBatch:
         rows = pa.record_batch([pa.array(values, pa.binary())], schema=BLOCK_SCHEMA)

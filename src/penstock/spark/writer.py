@@ -98,7 +98,7 @@ class Worker:
                 if isinstance(value, Opening):
                     self.connect()
                     if query != self.query:
-                        self._begin(query)
+                        self.begin(query)
                     reports = Reports(value)
                 else:
                     outcome = self.write(value, values)
@@ -115,7 +115,7 @@ class Worker:
         assert first.part is not None  # noqa: S101 - the rounds' parts are named
         return PartWriter(self, first.part, _until_last(first, more)).write()
 
-    def _begin(self, query: str) -> None:
+    def begin(self, query: str) -> None:
         """Request where a query counts from; without a run, nothing is counted."""
         self.floors = {}
         with contextlib.suppress(EOFError, OSError, AuthenticationError):

@@ -153,7 +153,7 @@ class InMemorySource:
         builder = ChunkBuilder(Position(lsn, -1), 1)
         for idx, encode in enumerate(changes):
             builder.add(encode(transaction, idx), 0)
-        (batch,) = builder.take(Position(lsn, len(changes) - 1)).splits
+        ((_, batch, _),) = builder.take(Position(lsn, len(changes) - 1)).pieces
         self._emit(batch)
         self._clock.notify()
 
