@@ -55,7 +55,7 @@ class Relayed:
         self.store_execute("UPDATE penstock.backfills SET state = 'done'")
         end = value(self.app, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         checkpoints = self.checkpoints(
-            desired, SimpleNamespace(confirmed_lsn=0, done=[1], failure=None)
+            desired, SimpleNamespace(confirmed_lsn=0, done=[1], error=None)
         )
         checkpoints.state.confirmed_lsn = int(end)
         checkpoints.tick()
@@ -166,7 +166,7 @@ def test_one_that_is_made_anew_has_nothing_of_the_old_one(it: Relayed) -> None:
 def test_the_old_ones_relay_writes_nothing_for_it(it: Relayed) -> None:
     it.begin()
     old = it.desired()
-    checkpoints = it.checkpoints(old, SimpleNamespace(confirmed_lsn=9, done=[1], failure=None))
+    checkpoints = it.checkpoints(old, SimpleNamespace(confirmed_lsn=9, done=[1], error=None))
     checkpoints.tick()
     assert it.checkpoint("p") == (True, True, 1)
     it.app.execute("SELECT tide.relay_delete('p')")
@@ -180,7 +180,7 @@ def test_the_old_ones_relay_writes_nothing_for_it(it: Relayed) -> None:
 def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
     it.begin()
     checkpoints = it.checkpoints(
-        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], failure=None)
+        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
     )
 
     def tick() -> None:
@@ -275,7 +275,7 @@ def test_checkpoints_of_another_relay_count_as_they_are(it: Relayed) -> None:
 
 def test_a_resume_that_the_store_refuses_is_tried_again(it: Relayed) -> None:
     it.begin()
-    state = SimpleNamespace(confirmed_lsn=9, done=[1], failure=None)
+    state = SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
     checkpoints = it.checkpoints(it.desired(), state, ["p"])
     refused, resumed = [StoreError("gone", "It is gone.")], []
 
@@ -295,7 +295,7 @@ def test_dead_letters_of_another_databases_pipeline_are_not_counted(it: Relayed)
     """Relays of two databases may share a store, and have pipelines of one name."""
     it.begin()
     checkpoints = it.checkpoints(
-        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], failure=None)
+        it.desired(), SimpleNamespace(confirmed_lsn=9, done=[1], error=None)
     )
     it.store.register_source("tide.g.elsewhere", "other")
     for key in ("tag-8-0", "earlier-8-0", "other-8-0", "other-8-1"):

@@ -18,7 +18,7 @@ START = Position(0, -1)
 def chunk(number: int, rows: int = 10, size: int = 100, **fields: Any) -> Chunk:
     """Return the chunk between the positions `number` - 1 and `number`."""
     start = START if number == 1 else Position(number - 1, 0)
-    values = {"splits": (None,), "links": frozenset(), "barrier": False, **fields}
+    values = {"pieces": (), "links": frozenset(), "barrier": False, **fields}
     return Chunk(start, Position(number, 0), rows, size, **values)
 
 
