@@ -35,7 +35,7 @@ _AHEAD: Final = 3
 Data: TypeAlias = pa.RecordBatch | tuple[Reads, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Part:
     """A part of a round: its messages (`WIRE_SCHEMA`), or which range of a backfill's reads it is."""
 
