@@ -211,7 +211,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestRounds = Machine.TestCase
-TestRounds.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestRounds.settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
 
 
 def test_small_rounds_stay_with_one_lane_and_large_ones_are_spread() -> None:
