@@ -47,10 +47,10 @@ class RunState(Collector):
     def update(self, report: Report) -> None:
         """Note a report of a capture, a sink, a batch's part or the store."""
         with self._lock:
-            if "capture" in report:
-                self._update_source(report["capture"], report)
-            elif "part" in report:
+            if "part" in report:
                 self._count_part(report)
+            elif "capture" in report:
+                self._update_source(report["capture"], report)
             elif "sink" in report:
                 self._update_sink(self.sinks[report["sink"]], report)
             elif "store" in report:
