@@ -119,13 +119,15 @@ class RunState(Collector):
         ledger = self._ledgers[report["source"]]
         for name, new in ledger.add(report["query"], part, counts).items():
             self.sinks[name].count(new)
+        source = self.sources[report["source"]]
+        source.done = report.get("done", source.done)
         now = time.time()
         for name, (delivered, duplicates) in report.get("outcomes", {}).items():
             sink = self.sinks[name]
             sink.duplicates += duplicates
             sink.failure, sink.delivered_at = None, now
-            if delivered and sink.source in self.sources:
-                self.sources[sink.source].progress_at = now
+            if delivered:
+                source.progress_at = now
 
     def continue_from(self, earlier: RunState) -> None:
         """Continue the counters of an earlier run of this process, for the sinks that both have."""

@@ -316,6 +316,7 @@ def fields_of(settled: Settled) -> dict[str, Any]:
     """Return a report's fields."""
     return {
         "part": settled.part.to_json(),
+        "done": [*settled.part.end],
         "counts": {name: [*counts] for name, counts in settled.counts.items()},
         "outcomes": {name: [*of] for name, of in settled.outcomes.items()},
     }
