@@ -40,7 +40,7 @@ def row(number: int, group: int, old_group: int | None) -> tuple[Any, ...]:
 def chunks(first: int, groups: list[tuple[int, int | None]], alone: bool) -> Chunk:
     builder = ChunkBuilder(Position(10 + first, 0) if first else START, SPLITS)
     for n, (group, old) in enumerate(groups):
-        builder.add(row(first + n, group, old), 1)  # type: ignore[arg-type]
+        builder.add(row(first + n, group, old), 1)
     return builder.take(Position(10 + first + len(groups), 0), barrier=alone)
 
 
@@ -60,7 +60,9 @@ class Machine(RuleBasedStateMachine):
         self.next_lane = 0
 
     @initialize(
-        in_step=st.booleans(), big=st.sampled_from([2, 3, 1000]), lanes=st.sampled_from([3, 3, 2, 1])
+        in_step=st.booleans(),
+        big=st.sampled_from([2, 3, 1000]),
+        lanes=st.sampled_from([3, 3, 2, 1]),
     )
     def begin(self, in_step: bool, big: int, lanes: int) -> None:
         self.in_step, self.big = in_step, big
@@ -85,7 +87,9 @@ class Machine(RuleBasedStateMachine):
         done = max(part.meta.done.lsn - 10, 0)
         assert self.there.issuperset(range(done)), "not all is there that is said to be done"
         for number in self.numbers(part):
-            before = range(number) if number in self.alone else {n for n in self.alone if n < number}
+            before = (
+                range(number) if number in self.alone else {n for n in self.alone if n < number}
+            )
             assert self.there.issuperset(before), "what stands alone has company"
             if number not in self.there:  # else a duplicate, which every sink knows
                 self.there.add(number)
@@ -223,7 +227,10 @@ def test_small_rounds_stay_with_one_lane_and_large_ones_are_spread() -> None:
     many = chunks(2, [(n % 2, None) for n in range(module.ONE_LANE_ROWS)], alone=False)
     rounds.done(part.meta.id)
     parts = rounds.offer(small.end, many.end, [many])
-    assert [(p.lane, p.splits) for p in parts] == [(0, {0}), (1, {1})]
+    assert [(p.lane, p.splits) for p in parts] == [
+        (0, frozenset({0})),
+        (1, frozenset({1})),
+    ]
     assert not rounds.is_idle
 
 
