@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.core.blocks import Block, pack, unpack
 from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
-from penstock.spark.session import local_master
+from penstock.spark.session import lanes, local_master
 
 
 def wire(rows: int) -> pa.RecordBatch:
@@ -125,9 +127,11 @@ def test_groupings_that_agree_are_the_sources_and_others_share_what_they_can() -
     assert options.grouping("b", "t") == (None, None)
 
 
-def test_a_local_master_has_slots_for_every_source() -> None:
-    assert local_master("local[2]", 1) == "local[2]"
-    assert local_master("local[2]", 3) == "local[6]"
-    assert local_master("local", 2) == "local[2]"
-    assert local_master("local[*]", 2) == f"local[{(os.cpu_count() or 1) * 2}]"
-    assert local_master("spark://h:7077", 2) == "spark://h:7077"
+def test_a_local_master_has_slots_for_every_source_and_lanes_for_its_cores() -> None:
+    context = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=5))
+    for master, cores in ("local[2]", 2), ("local", 1), ("local[*]", os.cpu_count()):
+        assert local_master(master) == "local[512]"
+        assert lanes(cast(SparkSession, context), master, 3) == cores
+    assert local_master("spark://h:7077") == "spark://h:7077"
+    for sources, each in (1, 5), (2, 2), (5, 1), (9, 1):
+        assert lanes(cast(SparkSession, context), "spark://h:7077", sources) == each

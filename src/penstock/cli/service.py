@@ -152,9 +152,7 @@ class Service:
         # When the JVM dies, a thread of pyspark's would print a trace without a cause.
         socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]
         try:
-            master = session.local_master(
-                self._config.spark.master, len(self._config.sources) + len(self._relays)
-            )
+            master = session.local_master(self._config.spark.master)
             spark = session.create(master, self._config.spark.conf, step=step)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
             return spark

@@ -225,7 +225,13 @@ class Run:
         else:
             monitor = monitor_for(spark, self._config, self._handle)
         self._start_backfilling(monitor)
-        # The first batch of a query is empty, and connects to its sinks.
+        slots = spark.sparkContext.defaultParallelism
+        if slots < len(self._sources):
+            log.warning(
+                "Spark has fewer slots than there are sources: these take turns, a minute each",
+                slots=slots, needed=len(self._sources),
+            )  # fmt: skip
+        # The first batch of a query connects to its sinks.
         starting = {
             name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])
             for name in self._sources

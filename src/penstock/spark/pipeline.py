@@ -17,6 +17,7 @@ from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
+from penstock.spark.session import lanes
 from penstock.spark.source import load
 from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import COUNT_DDL, FanOut
@@ -117,13 +118,12 @@ class Pipeline:
         return len({sink.source for sink in self._config.sinks.values()})
 
     def _splits(self, sinks: Iterable[Sink]) -> int:
-        """Return how many tasks a batch may have."""
+        """Return how many lanes a batch may have."""
         forms = [sink.form for sink in sinks if isinstance(sink, NatsSinkSettings)]
         if any(form is not None and form.group_by != "none" for form in forms):
             # Rows of an outbox that have an order are in one split, and so are those of a backfill.
             return 1
-        # A sink that is down keeps its tasks waiting; they must not take every slot.
-        return max(1, self._spark.sparkContext.defaultParallelism // self._sources())
+        return lanes(self._spark, self._config.spark.master, self._sources())
 
     def _options(self) -> dict[str, str]:
         source = self._config.sources[self._source]

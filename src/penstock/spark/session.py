@@ -54,6 +54,9 @@ SETTINGS: Final[dict[str, str]] = {
     # With Spark's 64 KiB a small block would wait in three buffers until others fill them. With 64 bytes
     # each Arrow batch passes at once, and large ones are not slower.
     "spark.buffer.size": "64",
+    # A local session has slots for every query that there may be (`local_master`); without this a
+    # thread for each of them.
+    "spark.rpc.netty.dispatcher.numThreads": "4",
     # Workers are forked with Penstock's modules in memory: imported once, and shared.
     "spark.python.daemon.module": "penstock.spark.daemon",
     # Otherwise each worker that Spark drops after an idle minute leaves a trace on standard error.
@@ -62,16 +65,31 @@ SETTINGS: Final[dict[str, str]] = {
 }
 
 
-def local_master(master: str, sources: int) -> str:
-    """Return a `local[n]` master with n slots for each source; any other master as it is.
+_LOCAL_SLOTS: Final = 512
 
-    A sink that is down keeps its source's tasks waiting, and these must leave room for the others.
+
+def local_master(master: str) -> str:
+    """Return a `local[n]` master with slots for all queries; any other master as it is.
+
+    The tasks of a long batch hold their slots, which cost a local session nothing.
     """
+    return master if _local_cores(master) is None else f"local[{_LOCAL_SLOTS}]"
+
+
+def lanes(spark: SparkSession, master: str, sources: int) -> int:
+    """Return how many tasks a long batch of one of so many sources may have, by the configured master.
+
+    On a cluster the sources share its slots; where these are fewer, there is one a source.
+    """
+    cores = _local_cores(master)
+    return max(1, spark.sparkContext.defaultParallelism // sources) if cores is None else cores
+
+
+def _local_cores(master: str) -> int | None:
     match = re.fullmatch(r"local(?:\[(\*|\d+)\])?", master)
-    if match is None or sources <= 1:
-        return master
-    cores = (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
-    return f"local[{cores * sources}]"
+    if match is None:
+        return None
+    return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
 
 
 def create(
