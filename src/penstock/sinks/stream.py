@@ -1,4 +1,4 @@
-"""The stream sink: a part of a micro-batch into the segments of all streams of its source.
+"""The stream sink: a part of a round into the segments of all streams of its source.
 
 A part is written in one transaction, which notes with the messages that the part is there. So a part
 is there as a whole or not at all. What comes again after a crash is left out: all up to the head,
@@ -76,7 +76,7 @@ class _Segment(NamedTuple):
 
 
 class StreamWriter:
-    """Writes parts of a source's micro-batches, one after the other, over one connection.
+    """Writes parts of a source's rounds, one after the other, over one connection.
 
     A part is `begin`, any number of `write`, and `commit` or `rollback`. All of them raise
     `SinkError`, after which nothing of the part is there, and the caller may begin it anew: what

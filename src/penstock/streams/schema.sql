@@ -165,7 +165,7 @@ DO $penstock$ BEGIN
 END $penstock$
 
 -- name: source_table
--- One row for each part of each micro-batch whose messages are written, in the same transaction as
+-- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are
 -- too, as a source's batches run one after the other.
 CREATE TABLE penstock.{table} (

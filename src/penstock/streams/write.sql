@@ -1,4 +1,4 @@
--- The stream sink's statements in the transaction of a part of a micro-batch.
+-- The stream sink's statements in the transaction of a part of a round.
 
 -- name: begin
 BEGIN

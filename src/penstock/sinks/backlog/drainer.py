@@ -122,7 +122,7 @@ class Drainer:
         self._wake.set()
 
     def done(self, position: Position) -> None:
-        """Note that all tasks of all micro-batches up to `position`, of the stream, have ended."""
+        """Note that all parts of all rounds up to `position`, of the stream, have ended."""
         self._done = position
         if not self._state.is_attached:
             self._wake.set()

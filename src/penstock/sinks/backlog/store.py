@@ -1,6 +1,6 @@
 """Backlogs: the messages that sinks did not take in time, kept in the store in blocks.
 
-A task of a micro-batch adds blocks in its transaction, under the writers' shared lock; the drainer
+A task adds blocks in its transaction, under the writers' shared lock; the drainer
 alone takes them away. Positions are the streams' (the source's `base` is added). Blocks of several
 tasks overlap, and a replay after a crash brings messages again, so they are put in order, and taken
 once each, when they are read.
