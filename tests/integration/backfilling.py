@@ -69,12 +69,23 @@ class Backfilling:
         return self.backfiller.start(self.spec, cursor)
 
     def new_events(self) -> list[Event]:
-        """Return the events that have come since the last call."""
+        """Return the events that have come since the last call.
+
+        As in a run, a chunk counts only when its ranges were read: that it was confirmed is not enough.
+        """
         new = []
         while not self._queue.empty():
             new.append(self._queue.get())
         self.events += new
+        taken = {(reads.attempt, reads.chunk) for reads in self.chunks}
+        for event in new:
+            if isinstance(event, Delivered) and event.ranges:
+                assert (event.attempt, event.chunk) in taken, f"no task was to read it: {event}"
         return new
+
+    def is_done(self, new: Sequence[Event]) -> bool:
+        """Return whether the backfill is done by one of these events, and nothing is to be read anew."""
+        return any(isinstance(e, Done) and self._counts(e.attempt, e.chunks) for e in new)
 
     def await_event(self, kind: type[Event]) -> Event:
         """Wait for the next event of a kind, without a batch meanwhile."""
@@ -161,8 +172,7 @@ class Backfilling:
             new, seen = self.events[seen:], len(self.events)
             failed = [event for event in new if isinstance(event, Failed)]
             assert not failed, failed
-            done = any(isinstance(e, Done) and self._counts(e.attempt, e.chunks) for e in new)
-            if until() if until else done:
+            if until() if until else self.is_done(new):
                 return self.received
         raise AssertionError("the backfill does not end")
 

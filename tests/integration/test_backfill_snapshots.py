@@ -234,6 +234,29 @@ def test_a_watermark_of_another_run_leaves_nothing(database: Database) -> None:
         assert len(again.reads()) in (10, 10 - reads)
 
 
+def test_the_first_chunk_of_another_run_is_read_where_nothing_else_was_written(
+    database: Database,
+) -> None:
+    """It begins at the position of the checkpoint: before the batch that the run before had planned."""
+    prepare(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT n, 'old' FROM generate_series(1, 9) n",
+    )
+    with Backfilling(database.url) as driver:
+        driver.start()
+        before = driver.reader.position
+        after = driver.reader.capture.available(before, 100, 20)
+        assert driver.take(before, after)
+        assert driver.chunks
+    with Backfilling(database.url, before) as again:
+        assert again.take(before, after) == []
+        again.reader.position = after
+        again.start()
+        again.run()
+        assert folded(again) == {(n,): "old" for n in range(1, 10)}
+
+
 def test_a_batch_that_is_cut_has_no_half_of_a_chunk(database: Database) -> None:
     prepare(
         database,

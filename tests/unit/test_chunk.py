@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder, partition
+from penstock.postgres.reads import BackfillSpec, Range, Reads, SourceTable
 from penstock.postgres.table import WireRow
 
 START = Position(5, -1)
@@ -112,6 +113,22 @@ def test_until_and_after(
         assert left.rows + right.rows == chunk.rows
         assert left.bytes + right.bytes <= chunk.bytes
         assert left.links == right.links == chunk.links
+
+
+def test_reads_are_whole_where_none_of_them_is_cut_off() -> None:
+    """After a restart a chunk may begin before the position that its batch begins at."""
+    spec = BackfillSpec(1, "sink", "public", "t")
+    source = cast("SourceTable", None)
+    whole = (Range(None, None),)
+    reads = Reads(spec, 1, 0, None, whole, "snapshot", source, "postgres://", lsn=20)
+    chunk = ChunkBuilder(START, 1).reads(START, reads, 9)
+    for start in START, Position(12, 3), Position(20, -1):
+        part = chunk.after(start)
+        assert (part.start, part.end, part.reads, part.rows) == (start, chunk.end, reads, 9)
+    assert chunk.until(Position(21, -1)).reads is reads
+    inside = Position(20, 0)
+    for part in chunk.after(inside), chunk.until(inside), chunk.until(Position(19, 0)):
+        assert (part.reads, part.rows, part.barrier) == (None, 0, True)
 
 
 @given(changes(), st.integers(1, 3), cuts)

@@ -85,8 +85,11 @@ class Chunk:
         return Chunk(self.start, self.end, 0, 0, (), frozenset(), self.barrier)
 
     def _where(self, start: Position, end: Position) -> Chunk:
-        if self.reads is not None:  # only its tasks know the rows: all of them, or none
-            return replace(self.emptied(), start=start, end=end)
+        if self.reads is not None:
+            # Only its tasks know the rows: all of them, or none. After a restart the chunk may begin
+            # long before its watermark: at the position in Spark's checkpoint.
+            whole = start < Position(self.reads.lsn, 0) and end >= self.reads.end
+            return replace(self if whole else self.emptied(), start=start, end=end)
 
         def within(piece: Piece) -> Piece | None:
             messages = piece.messages
