@@ -19,7 +19,7 @@ from psycopg import sql
 from benchmarks.rig import say
 from penstock.core import queries
 from penstock.core.connect import connect
-from penstock.core.message import RoundPart, Position
+from penstock.core.message import Position, RoundPart
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.maintenance import run_once

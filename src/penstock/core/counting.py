@@ -2,9 +2,9 @@
 
 Rounds may be delivered twice: by a task that died before it reported, or by another query that does
 the work anew, in other rounds. So what is reported of (start, end] counts when all parts of one plan of
-it have reported: a run's captures report whole runs of rounds, as one part. No message up to where a sink
-has been counted counts again: a query's workers request where that is, with `begin`, before their first
-part, and leave out what lies before. From then on reports of earlier queries are ignored.
+it have reported: a run's captures report whole runs of rounds, as one part. No message up to where a
+sink has been counted counts again: a query's workers request where that is, with `begin`, before their
+first part, and leave out what lies before. From then on reports of earlier queries are ignored.
 """
 
 from __future__ import annotations
