@@ -18,6 +18,6 @@ class Client:
     def watch(self, hang_up: Callable[[], None] | None) -> None:
         """Have `hang_up` called when the client hangs up before its answer; None ends that."""
 
-    def answer(self, response: Response) -> bool:
+    def answer(self, response: Response) -> bool:  # noqa: ARG002 - of one that is connected
         """Write the whole answer at once; return False where it has to be sent through ASGI."""
         return False

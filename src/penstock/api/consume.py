@@ -195,7 +195,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         consumer = await consumer_of(request)
         body = await read_object(request)
         tokens = _tokens(body, tokens_field)
-        return _answer(await consumer.ack(tokens), form, "acked")
+        return _answer(await consumer.ack(tokens, followed=True), form, "acked")
 
     async def nack(request: Request) -> Response:
         consumer = await consumer_of(request)

@@ -34,7 +34,7 @@ class Shortcut:
         for route in routes:
             if isinstance(route, APIRoute):
                 _, _, collection, parameter, action = route.path.split("/")
-                for method in route.methods:
+                for method in route.methods or ():
                     found = parameter.strip("{}"), route.get_route_handler()
                     self._endpoints[method, collection, action] = found
 
