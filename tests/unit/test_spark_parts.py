@@ -15,7 +15,7 @@ from penstock.core.blocks import pack, unpack
 from penstock.core.message import WIRE_SCHEMA, BatchPart, Position
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
-from penstock.spark.session import local_master
+from penstock.spark.settings import local_master
 
 
 def wire(rows: int) -> pa.RecordBatch:

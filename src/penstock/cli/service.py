@@ -35,7 +35,8 @@ from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run, jvm_failure
-from penstock.spark import session
+from penstock.spark import aot, session
+from penstock.spark.settings import master_of
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
@@ -122,6 +123,11 @@ class Service:
                         spark.stop()
         if not self._healthy:
             return 1
+        if session.make_cache():
+            log.info(
+                "making a cache in the background; the next start is faster",
+                folder=str(aot.folder()),
+            )
         self._log_stopped()
         return 0
 
@@ -152,10 +158,7 @@ class Service:
         # When the JVM dies, a thread of pyspark's would print a trace without a cause.
         socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]
         try:
-            master = session.local_master(
-                self._config.spark.master, len(self._config.sources) + len(self._relays)
-            )
-            spark = session.create(master, self._config.spark.conf, step=step)
+            spark = session.create(master_of(self._config), self._config.spark.conf, step=step)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
             return spark
         except SparkError as error:
