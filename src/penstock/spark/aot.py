@@ -44,6 +44,11 @@ def key(java: Java, jars: list[Path], options: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]
 
 
+def log_path(wanted: str) -> Path:
+    """Return where the process writes that makes the cache of this key in the background."""
+    return folder() / f"{wanted}.log"
+
+
 def find(wanted: str) -> Path | None:
     """Return the cache of this key, if there is a whole one that this user or root has made."""
     with contextlib.suppress(OSError):
@@ -97,7 +102,7 @@ def make_in_background(wanted: str) -> bool:
     It outlives this one by half a minute, at the lowest priority. None is started where the last
     attempt has just failed.
     """
-    log = folder() / f"{wanted}.log"
+    log = log_path(wanted)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and time.time() - log.stat().st_mtime < _AGAIN_SECONDS:

@@ -76,6 +76,7 @@ class Jvm:
         self._record = record
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-jvm-"))
         self._cache: Path | None = None
+        self._suspect: Path | None = None  # the cache with which a start has failed
         self.process: subprocess.Popen[bytes] | None = None
         self.cache_key: str | None = None
         """What an AOT cache has to fit, None where this Java or its class path allows none."""
@@ -106,10 +107,12 @@ class Jvm:
             self.stderr.close()
 
     def _cache_options(self, java: Java) -> list[str]:
+        self._cache = None
         if self._record is not None:
             return aot.record(self._record)
         self.cache_key = cache_key(java)
-        self._cache = None if self.cache_key is None else aot.find(self.cache_key)
+        if self.cache_key is not None and self._suspect is None:
+            self._cache = aot.find(self.cache_key)
         return [] if self._cache is None else aot.use(self._cache)
 
     @property
@@ -124,7 +127,7 @@ class Jvm:
         while (found := self._address()) is None:
             if self._failure is None and self.process is not None and self.process.poll():
                 if self._cache is not None:  # a start must not fail because of it
-                    aot.discard(self._cache)
+                    self._suspect = self._cache
                     self._start()
                     continue
                 self._failure = _without_java(self.stderr.last(_LAST_WORDS_SECONDS))
@@ -135,6 +138,8 @@ class Jvm:
         with _environ(PYSPARK_GATEWAY_PORT=str(found[0]), PYSPARK_GATEWAY_SECRET=found[1]):
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
         gateway.proc = self.process
+        if self._suspect is not None:
+            aot.discard(self._suspect)
         shutil.rmtree(self._folder, ignore_errors=True)
         return gateway
 
