@@ -37,6 +37,7 @@ from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run, jvm_failure
 from penstock.spark import aot, session
 from penstock.spark.settings import master_of
+from penstock.spark.warm import start_workers
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
@@ -160,6 +161,7 @@ class Service:
         try:
             spark = session.create(master_of(self._config), self._config.spark.conf, step=step)
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
+            start_workers(spark)
             return spark
         except SparkError as error:
             # A service manager's SIGTERM may have met the JVM at its start.

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.core import lazy
 
 if TYPE_CHECKING:
     from penstock.spark.sink import JetStream
@@ -14,15 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["JetStream", "PostgresChanges"]
 
-
-def __getattr__(name: str) -> Any:
-    # Imported where they are asked for: what starts the JVM must not wait for pyspark.
-    if name == "JetStream":
-        from penstock.spark.sink import JetStream  # noqa: PLC0415
-
-        return JetStream
-    if name == "PostgresChanges":
-        from penstock.spark.source import PostgresChanges  # noqa: PLC0415
-
-        return PostgresChanges
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy.names(__name__, {"JetStream": "sink", "PostgresChanges": "source"})

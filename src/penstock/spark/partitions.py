@@ -12,7 +12,6 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.backfill.read.task import ReadRange
 from penstock.core.blocks import pack, with_fields
 from penstock.core.message import BatchPart
 from penstock.expressions.fields import extractor
@@ -83,13 +82,15 @@ class PartitionReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's messages, or blocks of them."""
         batches: Iterator[pa.RecordBatch]
-        if isinstance(partition, ReadRange):
-            batches = (pack(batch, partition.part) for batch in partition.batches())
-        elif isinstance(partition, Inline):
+        if isinstance(partition, Inline):
             batches = iter(pa.ipc.open_stream(partition.data))
-        else:
-            assert isinstance(partition, Remote)  # noqa: S101
+        elif isinstance(partition, Remote):
             batches = fetch(partition.location, partition.ticket)
+        else:
+            from penstock.backfill.read.task import ReadRange  # noqa: PLC0415 - of a backfill alone
+
+            assert isinstance(partition, ReadRange)  # noqa: S101
+            batches = (pack(batch, partition.part) for batch in partition.batches())
         if not self.blocks:
             return map(to_messages, batches)
         if not self.fields:
