@@ -107,6 +107,9 @@ def demo(
 ) -> None:
     """Run a small shop through an embedded Postgres, the real pipeline and NATS."""
     from penstock import demo as demos
+    from penstock.spark.jvm import make_cache
 
     with errors():
-        raise typer.Exit(demos.run(duration, rate, as_json))
+        code = demos.run(duration, rate, as_json)
+        make_cache()  # the pipeline itself leaves nothing that runs
+        raise typer.Exit(code)

@@ -36,6 +36,7 @@ from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run, jvm_failure
 from penstock.spark import aot, session
+from penstock.spark.jvm import make_cache
 from penstock.spark.settings import master_of
 from penstock.spark.warm import start_workers
 from penstock.streams.consumers.registry import Consumers
@@ -124,7 +125,7 @@ class Service:
                         spark.stop()
         if not self._healthy:
             return 1
-        if session.make_cache():
+        if make_cache():
             log.info(
                 "making a cache in the background; the next start is faster",
                 folder=str(aot.folder()),

@@ -11,12 +11,18 @@ from penstock.cli.common import errors
 
 def warm(
     background: Annotated[
-        bool, typer.Option("--background", help="Run at the lowest priority.")
+        bool,
+        typer.Option(
+            "--background",
+            help="At the lowest priority, and only if no other process does.",
+            hidden=True,
+        ),
     ] = False,
 ) -> None:
     """Make the cache by which Spark starts faster; for images, as the first run makes it too."""
     with errors():
         from penstock.spark import aot_training
 
-        path = aot_training.make(lowest_priority=background)
-    typer.echo(f"{path}: {path.stat().st_size >> 20} MiB")
+        path = aot_training.make(background=background)
+    if path is not None and not background:  # what that prints is why it has failed
+        typer.echo(f"{path}: {path.stat().st_size >> 20} MiB")

@@ -26,7 +26,7 @@ _AGAIN_SECONDS: Final = 3_600.0  # after a cache could not be made
 _KEPT_SECONDS: Final = 30 * 86_400.0
 _CHUNK: Final = 1 << 22
 # A JVM that can't use the cache prints nothing: it only starts slower.
-_QUIET: Final = ("-Xlog:disable", "-Xlog:all=error:stderr", "-Xlog:aot*=off", "-Xlog:cds*=off")
+_QUIET: Final = ("-Xlog:disable", "-Xlog:all=error,aot*=off,cds*=off:stderr")
 
 
 def folder() -> Path:
@@ -59,6 +59,11 @@ def find(wanted: str) -> Path | None:
                 return path
             discard(path)
     return None
+
+
+def is_there(wanted: str) -> bool:
+    """Return whether there is a cache of this key; it is not read."""
+    return any(folder().glob(f"{wanted}-*.aot"))
 
 
 def use(path: Path) -> list[str]:
@@ -99,14 +104,15 @@ def tidy() -> None:
 def make_in_background(wanted: str) -> bool:
     """Start a process that makes the cache of this key; return whether it does.
 
-    It outlives this one by half a minute, at the lowest priority. None is started where the last
-    attempt has just failed.
+    It outlives this one by half a minute, at the lowest priority. None is started within an hour of
+    an attempt that has failed.
     """
     log = log_path(wanted)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and time.time() - log.stat().st_mtime < _AGAIN_SECONDS:
-            return False
+        last = log.stat() if log.exists() else None
+        if last is not None and last.st_size and time.time() - last.st_mtime < _AGAIN_SECONDS:
+            return False  # what is in it is why the last attempt has failed
         with log.open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-m", "penstock", "warm", "--background"],

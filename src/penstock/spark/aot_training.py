@@ -23,8 +23,12 @@ _SECONDS: Final = 180.0  # for the JVM to write the cache, on a busy machine
 _NO_CACHE: Final = "Nothing else depends on the cache; starts take as long as they did."
 
 
-def make(*, lowest_priority: bool = False) -> Path:
-    """Return the cache for this Java and this Spark, made if it is missing; raises `SparkError`."""
+def make(*, background: bool = False) -> Path | None:
+    """Return the cache for this Java and this Spark, made if it is missing; raises `SparkError`.
+
+    In the background it is made at the lowest priority, and not where another process makes it: then
+    None is returned.
+    """
     java = find_java()
     key = None if java is None else cache_key(java)
     if key is None:
@@ -35,8 +39,12 @@ def make(*, lowest_priority: bool = False) -> Path:
         )  # fmt: skip
     try:
         aot.folder().mkdir(parents=True, exist_ok=True)
-        with _alone():
-            return aot.find(key) or _train(key, lowest_priority)
+        with _alone(wait=not background):
+            if background:
+                os.nice(19)
+            return aot.find(key) or _train(key)
+    except BlockingIOError:
+        return None
     except OSError as error:
         raise SparkError(
             "no_cache", f"No cache can be made in {aot.folder()}: {error.strerror or error}.",
@@ -45,22 +53,20 @@ def make(*, lowest_priority: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Wait until no other process makes a cache in this folder."""
+def _alone(*, wait: bool) -> Iterator[None]:
+    """Let no other process make a cache in this folder; raises `BlockingIOError` or waits for one."""
     with (aot.folder() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-def _train(key: str, lowest_priority: bool) -> Path:
+def _train(key: str) -> Path:
     from pyspark import SparkContext  # noqa: PLC0415 - half a second, which `find` does not need
 
     from penstock.spark.session import create  # noqa: PLC0415 - as above
     from penstock.spark.warm import warm  # noqa: PLC0415 - as above
 
     aot.tidy()
-    if lowest_priority:
-        os.nice(19)
     unfinished = aot.folder() / f"unfinished-{os.getpid()}.aot"
     # Its folders are this process's own, and go with it.
     with tempfile.TemporaryDirectory(prefix="penstock-warm-", ignore_cleanup_errors=True) as folder:

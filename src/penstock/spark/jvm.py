@@ -78,8 +78,6 @@ class Jvm:
         self._cache: Path | None = None
         self._suspect: Path | None = None  # the cache with which a start has failed
         self.process: subprocess.Popen[bytes] | None = None
-        self.cache_key: str | None = None
-        """What an AOT cache has to fit, None where this Java or its class path allows none."""
         atexit.register(self._leave)
         self._start()
 
@@ -110,15 +108,9 @@ class Jvm:
         self._cache = None
         if self._record is not None:
             return aot.record(self._record)
-        self.cache_key = cache_key(java)
-        if self.cache_key is not None and self._suspect is None:
-            self._cache = aot.find(self.cache_key)
+        if self._suspect is None and (key := cache_key(java)) is not None:
+            self._cache = aot.find(key)
         return [] if self._cache is None else aot.use(self._cache)
-
-    @property
-    def lacks_cache(self) -> bool:
-        """Whether the next start would be faster with an AOT cache."""
-        return self.cache_key is not None and self._cache is None
 
     def connect(self) -> Any:
         """Return pyspark's gateway to it, once it answers; raises `SparkError`."""
@@ -169,6 +161,16 @@ def cache_key(java: Java) -> str | None:
     if java.major < aot.OLDEST_JAVA:
         return None
     return aot.key(java, jars(), (SETTINGS[_OPTIONS[1]], SETTINGS["spark.driver.memory"], *MODULES))
+
+
+def make_cache() -> bool:
+    """Have the AOT cache made in the background where it is missing; return whether it is now.
+
+    For the end of what has run: it takes the machine's cores.
+    """
+    java = find_java()
+    key = None if java is None else cache_key(java)
+    return key is not None and not aot.is_there(key) and aot.make_in_background(key)
 
 
 def _package() -> Path:
@@ -226,7 +228,10 @@ def environment(master: str, settings: Mapping[str, str], address: Path) -> dict
         if home() == _package():
             environ.pop("SPARK_HOME", None)
     else:
+        # What starts executors by a command line of Spark's own needs both.
         environ["SPARK_HOME"] = str(home())
+        scala = next((home() / "jars").glob("spark-core_*.jar")).name.removeprefix("spark-core_")
+        environ.setdefault("SPARK_SCALA_VERSION", scala.partition("-")[0])
     if extra := settings.get("spark.driver.extraLibraryPath"):
         name = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
         environ[name] = os.pathsep.join([extra, *filter(None, [environ.get(name)])])

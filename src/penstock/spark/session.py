@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import SparkError
-from penstock.spark import aot, launch
+from penstock.spark import launch
 from penstock.spark.jvm import Jvm
 from penstock.spark.reasons import start_failure
 from penstock.spark.settings import settings_of
@@ -55,15 +55,6 @@ def create(
         failure = start_failure(error, last_errors())
         raise SparkError(failure.code, failure.cause, remedy=failure.remedy) from error
     return made
-
-
-def make_cache() -> bool:
-    """Have the next start's AOT cache made in the background where it is missing.
-
-    Return whether a process does that now. For the end of a run: it takes the machine's cores.
-    """
-    keys = [jvm.cache_key for jvm in _jvms[-1:] if jvm.lacks_cache]
-    return any(aot.make_in_background(key) for key in keys if key is not None)
 
 
 def last_errors() -> list[str]:
