@@ -119,10 +119,11 @@ def test_the_command_line_is_sparks_own() -> None:
     java = find_java()
     assert java is not None
     settings = {**settings_of("local[1]"), "spark.nats.password": "hunter6"}
+    environment = {**os.environ, "SPARK_HOME": str(jvm.home()), "SPARK_SCALA_VERSION": "2.13"}
     launcher = subprocess.run(
         [java.program, "-cp", f"{jvm.home()}/jars/*", "org.apache.spark.launcher.Main", jvm.MAIN,
          "--conf", f"spark.driver.memory={settings['spark.driver.memory']}", "pyspark-shell"],
-        env={**os.environ, "SPARK_HOME": str(jvm.home()), "SPARK_SCALA_VERSION": "2.13"}, capture_output=True, text=True, check=True,
+        env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     sparks = launcher.stdout.strip("\n\0").split("\0")
     ours = jvm.command(java, settings)
