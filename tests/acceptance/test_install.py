@@ -24,7 +24,13 @@ def test_the_wheel_in_an_empty_environment() -> None:
         (wheel,) = folder.glob("*.whl")
         venv.create(folder / "env", with_pip=True)
         place = folder / "env" / "bin"
-        install = [place / "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)]
+        install = [
+            str(place / "pip"),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            str(wheel),
+        ]
         subprocess.run(install, cwd=folder, check=True, timeout=400)
 
         tools = folder / "tools"
@@ -35,7 +41,7 @@ def test_the_wheel_in_an_empty_environment() -> None:
         hidden = ("JAVA_HOME", "PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON")
         environment = {key: value for key, value in os.environ.items() if key not in hidden}
         done = subprocess.run(
-            [place / "penstock", "demo", "--duration", "2", "--rate", "100", "--json"],
+            [str(place / "penstock"), "demo", "--duration", "2", "--rate", "100", "--json"],
             cwd=folder, env={**environment, "PATH": f"{place}:{tools}"},
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
