@@ -28,12 +28,12 @@ settings.load_profile("penstock")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let JVMs map Spark's classes from one archive, which a parallel run writes if it is missing."""
+    """Let JVMs map Spark's classes from one cache, which a parallel run makes if it is missing."""
     if hasattr(config, "workerinput") or config.cache is None:
         return  # a worker of pytest-xdist has its controller's environment
-    archive = share(config.cache.mkdir("spark"))
-    if archive is not None and not archive.exists() and config.getoption("numprocesses", None):
-        config.add_cleanup(start_writing(archive))
+    missing = share(config.cache.mkdir("spark"))
+    if missing and config.getoption("numprocesses", None):
+        config.add_cleanup(start_writing())
 
 
 @pytest.fixture(scope="session")

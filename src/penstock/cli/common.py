@@ -18,6 +18,8 @@ from penstock.core.text import nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock.config.settings import Config
+
 CONFIG: Final = Path("penstock.yaml")
 LISTEN: Final = "127.0.0.1:7380"
 _WHOLE: Final = 10_000
@@ -40,12 +42,17 @@ def errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """Log the context, a process's imports, as the first step of its start."""
+def starting(config: Config) -> Iterator[None]:
+    """Log the context, a process's imports, as the first step of its start.
+
+    Spark's JVM starts at the same time: each takes seconds.
+    """
     from penstock.core import log, startup
+    from penstock.spark import launch
 
     log.configure()
     with startup.step("program", version=__version__):
+        launch.begin(config)
         yield
 
 

@@ -17,6 +17,7 @@ from penstock.cli import relay as cli_relay
 from penstock.cli import status as cli_status
 from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
+from penstock.cli import warm as cli_warm
 from penstock.cli.common import CONFIG, LISTEN, ConfigFile, errors, starting
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(cli_recover.recover)
 app.command()(cli_init.init)
 app.command()(cli_check.check)
 app.command()(cli_status.status)
+app.command()(cli_warm.warm)
 
 
 def _version(given: bool) -> None:
@@ -66,7 +68,7 @@ def run(
 
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
-        with starting():
+        with starting(loaded):
             from penstock.cli import service
 
         raise typer.Exit(service.run(loaded, once=once, listen=listen))
@@ -105,6 +107,9 @@ def demo(
 ) -> None:
     """Run a small shop through an embedded Postgres, the real pipeline and NATS."""
     from penstock import demo as demos
+    from penstock.spark.jvm import make_cache
 
     with errors():
-        raise typer.Exit(demos.run(duration, rate, as_json))
+        code = demos.run(duration, rate, as_json)
+        make_cache()  # the pipeline itself leaves nothing that runs
+        raise typer.Exit(code)

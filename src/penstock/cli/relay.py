@@ -32,7 +32,7 @@ def relay(
     """Relay the outboxes of a database in the foreground, until SIGTERM or Ctrl-C."""
     with errors():
         config = configuration(url, group, store)
-        with starting():
+        with starting(config):
             from penstock.cli import service
 
         raise typer.Exit(service.run(config, once=False, listen=listen))

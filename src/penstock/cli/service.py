@@ -35,7 +35,10 @@ from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.process_state import ProcessState
 from penstock.runtime.run import Run, jvm_failure
-from penstock.spark import session
+from penstock.spark import aot, session
+from penstock.spark.jvm import make_cache
+from penstock.spark.settings import local_master
+from penstock.spark.warm import start_workers
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
@@ -122,6 +125,11 @@ class Service:
                         spark.stop()
         if not self._healthy:
             return 1
+        if make_cache():
+            log.info(
+                "making a cache in the background; the next start is faster",
+                folder=str(aot.folder()),
+            )
         self._log_stopped()
         return 0
 
@@ -152,9 +160,11 @@ class Service:
         # When the JVM dies, a thread of pyspark's would print a trace without a cause.
         socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]
         try:
-            master = session.local_master(self._config.spark.master)
-            spark = session.create(master, self._config.spark.conf, step=step)
+            spark = session.create(
+                local_master(self._config.spark.master), self._config.spark.conf, step=step
+            )
             self._take_signals()  # pyspark has taken SIGINT, to cancel the jobs under way
+            start_workers(spark)
             return spark
         except SparkError as error:
             # A service manager's SIGTERM may have met the JVM at its start.

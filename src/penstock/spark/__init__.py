@@ -4,7 +4,16 @@
 `spark.dataSource.register`.
 """
 
-from penstock.spark.sink import JetStream
-from penstock.spark.source import PostgresChanges
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core import lazy
+
+if TYPE_CHECKING:
+    from penstock.spark.sink import JetStream
+    from penstock.spark.source import PostgresChanges
 
 __all__ = ["JetStream", "PostgresChanges"]
+
+__getattr__ = lazy.names(__name__, {"JetStream": "sink", "PostgresChanges": "source"})

@@ -10,12 +10,11 @@ import pickle
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.backfill.read.task import ReadRange
 from penstock.core.blocks import (
     BLOCK_SCHEMA,
     PADDING,
@@ -32,6 +31,9 @@ from penstock.spark import lanes
 from penstock.spark.flight import BatchServer, fetch
 from penstock.spark.lanes import MORE, TASK, Lane
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages
+
+if TYPE_CHECKING:
+    from penstock.backfill.read.task import ReadRange
 
 _INLINE_BYTES: Final = 256 << 10
 _EMPTY: Final = pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)

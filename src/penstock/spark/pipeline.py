@@ -17,7 +17,7 @@ from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
-from penstock.spark.session import lanes
+from penstock.spark.settings import lanes
 from penstock.spark.source import load
 from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import COUNT_DDL, FanOut

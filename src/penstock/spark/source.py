@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -26,10 +27,12 @@ from pyspark.sql.types import StructType
 
 from penstock.core.blocks import BLOCK_DDL
 from penstock.expressions import fields
-from penstock.spark.capture_process import CaptureProcess, Offset
 from penstock.spark.message_schema import MESSAGE_DDL
 from penstock.spark.options import SourceOptions
 from penstock.spark.partitions import PartitionReader
+
+if TYPE_CHECKING:
+    from penstock.spark.capture_process import CaptureProcess, Offset
 
 _loading: Final = threading.Lock()
 
@@ -78,7 +81,6 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._process = CaptureProcess(options)
         self._executor = PartitionReader(options.blocks, options.fields)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,6 +88,13 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"_executor": self._executor}
 
     # -- beside the driver
+
+    @cached_property
+    def _process(self) -> CaptureProcess:
+        # Where Spark plans the read it is not needed, and takes half a second to import.
+        from penstock.spark.capture_process import CaptureProcess  # noqa: PLC0415
+
+        return CaptureProcess(self._options)
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return where the slot stands; makes publication and slot if they are missing."""

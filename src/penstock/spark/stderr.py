@@ -17,6 +17,7 @@ from typing import Final
 
 _BANNER: Final = (
     "WARNING: Using incubator modules",
+    "WARNING: package ",  # a module option that this Java has no use for
     "Setting default log level",
     "To adjust logging level",
     "Using Spark's default log4j",

@@ -5,7 +5,9 @@ It takes seconds, which a standby spends while it has nothing else to do.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -69,14 +71,10 @@ class WarmUpReader(DataSourceStreamReader):
         """Do nothing."""
 
 
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
-
-
 def warm(spark: SparkSession) -> None:
     """Run the query until its batch is done; raises what Spark raises."""
     spark.dataSource.register(WarmUp)
-    frame = map_in_arrow(spark.readStream.format(WarmUp.name()).load(), _same, _DDL)
+    frame = map_in_arrow(spark.readStream.format(WarmUp.name()).load(), iter, _DDL)
     with tempfile.TemporaryDirectory(prefix="penstock-warm-", ignore_cleanup_errors=True) as folder:
         query = (
             frame.writeStream.format("noop")
@@ -94,3 +92,17 @@ def warm(spark: SparkSession) -> None:
                 waited += 0.2
         finally:
             query.stop()
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Start the daemon that the workers of tasks are forked from, in a thread.
+
+    Spark would start it at the first task of the first query, and plans that meanwhile.
+    """
+    threading.Thread(target=_run_task, args=(spark,), name="spark-workers", daemon=True).start()
+
+
+def _run_task(spark: SparkSession) -> None:
+    with contextlib.suppress(Exception):  # a query that needs workers reports why there are none
+        tiny = map_in_arrow(spark.range(1, numPartitions=1), iter, _DDL)
+        tiny.write.format("noop").mode("append").save()

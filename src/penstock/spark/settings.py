@@ -1,0 +1,91 @@
+"""The tuned session: the one place where Penstock sets Spark, each setting with its reason.
+
+The figures were measured on two cores with pyspark 4.3.0; see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS: Final[dict[str, str]] = {
+    # A Python task costs 40 ms less over Unix sockets than over TCP (delayed ACK).
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Without Hadoop's native library the default manager forks chmod and readlink for each file.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing"
+        ".FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # A batch with no data would be run to update watermarks; there are none.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Its plan never changes, and re-planning costs milliseconds in every batch.
+    "spark.sql.adaptive.enabled": "false",
+    # Progress is kept for `/metrics`, not for a user interface.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "1",
+    "spark.ui.retainedStages": "1",
+    "spark.ui.retainedTasks": "10",
+    # The C2 compiler takes a small machine's cores from the work: 10 % more throughput, p50 a
+    # quarter lower. The heap holds plans and one batch at a time.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.memory": "512m",
+    # With Spark's 64 KiB a small block would wait in three buffers until others fill them. With 64 bytes
+    # each Arrow batch passes at once, and large ones are not slower.
+    "spark.buffer.size": "64",
+    # A local session has slots for every query that there may be (`local_master`); without this a
+    # thread for each of them.
+    "spark.rpc.netty.dispatcher.numThreads": "4",
+    # Workers are forked with Penstock's modules in memory: imported once, and shared.
+    "spark.python.daemon.module": "penstock.spark.daemon",
+    # Otherwise each worker that Spark drops after an idle minute leaves a trace on standard error.
+    "spark.python.daemon.killWorkerOnFlushFailure": "false",
+    "spark.sql.execution.pyspark.udf.daemonKillWorkerOnFlushFailure": "false",
+}
+
+
+_LOCAL_SLOTS: Final = 512
+
+
+def local_master(master: str) -> str:
+    """Return a `local[n]` master with slots for all queries; any other master as it is.
+
+    The tasks of a long batch hold their slots, which cost a local session nothing.
+    """
+    return master if _local_cores(master) is None else f"local[{_LOCAL_SLOTS}]"
+
+
+def lanes(spark: SparkSession, master: str, sources: int) -> int:
+    """Return how many tasks a long batch of one of so many sources may have, by the configured master.
+
+    On a cluster the sources share its slots; where these are fewer, there is one a source.
+    """
+    cores = _local_cores(master)
+    return max(1, spark.sparkContext.defaultParallelism // sources) if cores is None else cores
+
+
+def _local_cores(master: str) -> int | None:
+    match = re.fullmatch(r"local(?:\[(\*|\d+)\])?", master)
+    if match is None:
+        return None
+    return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+
+
+def settings_of(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return all settings of a session for `master`: `SETTINGS`, and `conf` over them."""
+    merged = {**SETTINGS, **(conf or {})}
+    if master.startswith("local"):
+        # A host name that resolves elsewhere must not keep a local session from starting.
+        merged.setdefault("spark.driver.host", "127.0.0.1")
+    quiet = Path(__file__).with_name("log4j2.properties").as_uri()
+    merged["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={quiet}"
+    return merged

@@ -1,0 +1,51 @@
+"""Penstock's wheel, installed by pip alone where there is no Java, runs its demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("bash", "sh", "setsid", "chmod", "ls", "env", "ps", "locale", "getconf")
+
+
+def test_the_wheel_in_an_empty_environment() -> None:
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # under root the servers in it run as another user
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+        (wheel,) = folder.glob("*.whl")
+        venv.create(folder / "env", with_pip=True)
+        place = folder / "env" / "bin"
+        install = [
+            str(place / "pip"),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            str(wheel),
+        ]
+        subprocess.run(install, cwd=folder, check=True, timeout=400)
+
+        tools = folder / "tools"
+        tools.mkdir()
+        for tool in TOOLS:
+            if (found := shutil.which(tool)) is not None:
+                (tools / tool).symlink_to(found)
+        hidden = ("JAVA_HOME", "PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON")
+        environment = {key: value for key, value in os.environ.items() if key not in hidden}
+        done = subprocess.run(
+            [str(place / "penstock"), "demo", "--duration", "2", "--rate", "100", "--json"],
+            cwd=folder, env={**environment, "PATH": f"{place}:{tools}"},
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["delivered"] == result["committed"] > 0
+    assert (result["lost"], result["out_of_order"], result["unexpected"]) == (0, 0, 0)
