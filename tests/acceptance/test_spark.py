@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.integration.nats_servers import await_true
 
 from penstock.core.group_hash import group_hash
 from penstock.embedded.handles import Database, JetStream, Msg
@@ -98,6 +102,74 @@ def test_a_frame_of_changes_in_a_job_of_ones_own(database: Database, tmp_path: P
     assert json.loads(result) == [12000, 12000, True, "[1]"]
     # A stream's groups are the same after a restart, whatever the environment.
     assert int(group) == group_hash(b'["public","things",[1]]') == 1541503167444655338
+
+
+REAL_TIME = """
+import sys
+from penstock.spark import JetStream, PostgresChanges
+from penstock.spark.session import create
+spark = create("local[2]")
+spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+spark.dataSource.register(PostgresChanges)
+spark.dataSource.register(JetStream)
+frame = spark.readStream.format("postgres-changes").options(
+    url=sys.argv[1], tables="public.things", slot=sys.argv[2], latency="realtime", splits="1",
+    batchSeconds=sys.argv[5],
+).load()
+frame.writeStream.format("jetstream").options(url=sys.argv[3], subject="things.{action}").option(
+    "checkpointLocation", sys.argv[4]).start().awaitTermination()
+"""
+
+
+def test_a_job_of_ones_own_in_real_time(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """Messages come while their batch lasts; after a kill in its middle all of it comes, once."""
+    nats.add_stream("THINGS", ["things.>"])
+    database.execute("CREATE TABLE things (id int PRIMARY KEY)")
+    command = [sys.executable, "-c", REAL_TIME, database.url, f"slot_{database.name}",
+               nats_server.url, str(tmp_path / "checkpoint")]  # fmt: skip
+    slot = (
+        "SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()"
+    )
+
+    def has(count: int) -> bool:
+        return len(there()) >= count
+
+    def job(seconds: str) -> GuardedProcess:
+        return GuardedProcess([*command, seconds], log=tmp_path / "job.log", env=ENVIRONMENT)
+
+    def fetched(query: str, values: Sequence[Any] = ()) -> Any:
+        with database.connect() as connection:
+            row = connection.execute(query.encode(), values).fetchone()
+            assert row is not None
+            return row[0]
+
+    def there() -> list[int]:
+        return [json.loads(m.data)["record"]["id"] for m in nats.messages("THINGS")]
+
+    try:
+        process = job("600")
+        try:
+            await_true(lambda: fetched(slot) == 1, 120)
+            for number in range(10):
+                database.execute(f"INSERT INTO things VALUES ({number})")
+                # A row comes when the next one is there, or the one after that.
+                await_true(partial(has, number - 1), 60)
+        finally:
+            process.stop(signal.SIGKILL)
+        database.execute("INSERT INTO things VALUES (10)")
+        end = fetched("SELECT pg_current_wal_lsn()")
+        process = job("2")
+        try:
+            await_true(lambda: len(there()) == 11, 120)
+            assert there() == list(range(11))
+            behind = "SELECT count(*) FROM pg_replication_slots WHERE confirmed_flush_lsn < %s"
+            await_true(lambda: fetched(behind, [end]) == 0, 60)
+        finally:
+            process.stop()
+    finally:
+        nats.delete_stream("THINGS")
 
 
 @pytest.fixture

@@ -65,8 +65,7 @@ class LongBatches:
     def latest_offset(self, start: Offset, max_rows: int) -> Offset:  # noqa: ARG002 - rounds have a limit
         """Return the end of the next batch, `start` where there is none; all before is done."""
         loop = self._loop
-        if not self._options.blocks:
-            loop.confirm_sent()
+        self.confirm(start)
         if loop.failure is not None:
             raise loop.failure
         if self._draining or loop.finished:
@@ -91,10 +90,10 @@ class LongBatches:
         self._loop.open(batch)
         return [Lane(self._loop.address, batch, number) for number in range(self._options.splits)]
 
-    def confirm(self, end: Offset) -> None:  # noqa: ARG002
+    def confirm(self, end: Offset) -> None:
         """Confirm a batch."""
         if not self._options.blocks:
-            self._loop.confirm_sent()
+            self._loop.confirm(int(end.get("batch", 0)))
 
     def drain(self) -> None:
         """Hand nothing more out; the batch ends when all that was handed out is done."""

@@ -98,6 +98,7 @@ class RoundLoop:
         self._sent: list[Part] = []
         self._opened: tuple[int, float] | None = None  # the batch, and since when
         self._rows = 0  # of this batch
+        self._ends: dict[int, Position] = {}  # of the last batches
         self._ending = False
         self._armed = False
         self._closed = False
@@ -137,9 +138,10 @@ class RoundLoop:
         self.draining = True
         self._server.wake()
 
-    def confirm_sent(self) -> None:
-        """Note that Spark is done with the batch that has ended, where tasks report nothing."""
-        self._capture.confirm(self._rounds.confirmed)
+    def confirm(self, batch: int) -> None:
+        """Note that Spark is done with a batch that has ended, where tasks report nothing."""
+        if (end := self._ends.get(batch)) is not None:
+            self._capture.confirm(end)
 
     def close(self) -> None:
         """End the thread, and hang up on the lanes."""
@@ -307,6 +309,7 @@ class RoundLoop:
         if self._opened is None or not self._ending or not self._rounds.is_idle:
             return
         self._settle(now=True)
+        self._ends = {**dict(list(self._ends.items())[-1:]), self._opened[0]: self._rounds.confirmed}
         self._opened = None
         self._rounds.close()
         self._server.end()
