@@ -223,6 +223,10 @@ def test_lua_that_misbehaves_for_some_messages(
             wait(pipeline, nats, f"{stream}_TO", count)
             assert {m.subject.count(".") for m in nats.messages(f"{stream}_TO")} == {2}
             wait(pipeline, nats, stream, len(good) + len(routes))
+            # Counts are reported ten times a second.
+            pipeline.wait_for(
+                lambda: pipeline.status()["sinks"]["whole"]["delivered"] >= count, 10, "no counts"
+            )
             status = pipeline.status()
             assert {n: sink["dead_lettered"] for n, sink in status["sinks"].items()} == {
                 "hostile": len(names), "liked": 0, "whole": 0,

@@ -73,8 +73,8 @@ def read(
     found: list[pa.RecordBatch] = []
 
     def emit(chunk: Chunk) -> None:
-        for split in chunk.splits:
-            if split is not None and (selected := select(split)).num_rows:
+        for piece in chunk.pieces:
+            if (selected := select(piece.messages)).num_rows:
                 found.append(selected)
 
     with contextlib.ExitStack() as stack:
