@@ -161,18 +161,18 @@ class Session:
         chance = self._random.random
         self.driver.start()
         for _ in range(20_000):
-            self.driver.batch(0.05)
-            if self.driver.is_done(self.driver.new_events()):
-                return
             due = not self.kills and self.driver.reads()
             if due or (chance() < 0.06 and self.kills < 6):
                 self._kill()
             elif chance() < 0.06:
                 self._pause()
+            self.driver.batch(0.05)
+            if self.driver.is_done(self.driver.new_events()):
+                return
         raise AssertionError("the backfill does not end")
 
     def _kill(self) -> None:
-        """End everything, with the last batch delivered, planned in the checkpoint, not confirmed."""
+        """End everything, with the next batch delivered, planned in the checkpoint, not confirmed."""
         self.kills += 1
         driver, before = self.driver, self.driver.reader.position
         after = driver.reader.capture.available(before, 10_000, 0.05)
