@@ -309,7 +309,10 @@ class RoundLoop:
         if self._opened is None or not self._ending or not self._rounds.is_idle:
             return
         self._settle(now=True)
-        self._ends = {**dict(list(self._ends.items())[-1:]), self._opened[0]: self._rounds.confirmed}
+        self._ends = {
+            **dict(list(self._ends.items())[-1:]),
+            self._opened[0]: self._rounds.confirmed,
+        }
         self._opened = None
         self._rounds.close()
         self._server.end()
