@@ -15,7 +15,8 @@ from penstock.config.nats import Format, OutboxForm
 from penstock.core.message import WIRE_SCHEMA
 from penstock.core.subject import SubjectTemplate
 from penstock.outbox.settings import OutboxSinkSettings, read
-from penstock.sinks.nats.frames import MAX_HEADER, Encoder
+from penstock.sinks.nats.few_frames import MAX_HEADER
+from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.outbox_formats import OutboxFormatter, groups_of
 
 from ..forms_help import FORMATS, check, headers_given, keys, payloads

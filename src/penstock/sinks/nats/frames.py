@@ -6,8 +6,10 @@ Nothing here is done row by row: a joined column's buffer is what goes to the so
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import orjson
@@ -18,6 +20,7 @@ from penstock.config.nats import NatsSinkConfig
 from penstock.core.json_members import Members, text_of
 from penstock.core.message import SUBJECT_FIELD
 from penstock.core.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
+from penstock.sinks.nats.few_frames import FEW, MAX_HEADER, FewEncoder, FewFrames
 from penstock.sinks.nats.outbox_formats import OutboxFormatter, owner_header
 
 BLOCK_ROWS: Final = 4096
@@ -64,8 +67,6 @@ _VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
 _BLANK_LINE: Final = _constant(b"\r\n\r\n")
 _LINE_END: Final = _constant(b"\r\n")
-MAX_HEADER: Final = 65_535
-"""The bytes of a message's headers, its id among them, that JetStream takes."""
 _ONE: Final = pa.scalar(1, pa.int64())
 
 
@@ -98,6 +99,7 @@ class Encoder:
         self._header = _constant(header)
         self._after_metadata = _constant(after_metadata)
         self._reply = _constant(b" " + inbox)
+        self._few = FewEncoder(b" " + inbox, header, after_metadata, self._has_changes)
         # The header begins with the line end of HPUB's own line and ends with an empty line.
         self._header_size = pa.scalar(len(header) - 2 + len(owner) + 4, pa.int32())
         before = b'{"record":,"metadata":'
@@ -112,6 +114,10 @@ class Encoder:
             part = part.slice(0, part.num_rows // 2)
         rows = part.num_rows
         subject = self._subject(part)
+        if rows <= FEW and self._form is None and SUBJECT_FIELD.name not in part.schema.names:
+            few = self._few(part, subject, base + first)
+            if few is not None:
+                return _block(first, few)
         made = self._texts(part)
         key, extra = made.key, made.extra
         header = self._header_sizes(key, extra)
@@ -204,6 +210,19 @@ class Encoder:
         if "database" not in self._template.variables:
             return None
         return text_of(_METADATA_OF(batch.column("metadata")[0].as_py())["database"])
+
+
+def _block(first: int, few: FewFrames) -> Block:
+    return Block(
+        first=first,
+        rows=len(few.frames),
+        data=memoryview(b"".join(few.frames)),
+        offsets=memoryview(array("i", accumulate(map(len, few.frames), initial=0))),
+        payload=few.payload,
+        largest=max(few.payload, default=0),
+        refused={},
+        body_bytes=few.body_bytes,
+    )
 
 
 def as_batch(frames: Sequence[memoryview]) -> bytes:
