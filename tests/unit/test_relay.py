@@ -172,7 +172,11 @@ def test_ordered_rows_are_read_by_one_task(orders: list[str | None], expected: i
     ]
     (desired,) = planner().plan(rows, {}).values()
     target = StoreTarget(URL, 1, 0)
-    query = PipelineOfSpark(spark, desired.config, desired.source, [], target, "")
+    config = desired.config
+    config = config.model_copy(
+        update={"spark": config.spark.model_copy(update={"master": "spark://h:7077"})}
+    )
+    query = PipelineOfSpark(spark, config, desired.source, [], target, "")
     assert query._splits(desired.sinks.values()) == expected
 
 
