@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +53,8 @@ def starting(config: Config) -> Iterator[None]:
     from penstock.spark import launch
 
     log.configure()
+    # Until the service takes signals there is nothing to end; the JVM ends with its input.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with startup.step("program", version=__version__):
         launch.begin(config)
         yield

@@ -76,7 +76,10 @@ class CaptureProcess:
 
     def latest_offset(self, start: Offset, max_rows: int) -> Offset:
         """Return the end of the next batch, waiting up to a second for there to be one."""
-        return self._running(start).latest_offset(start, max_rows)
+        batches = self._running(start)
+        if self._capture is not None:  # what is done may be what a backlog waits for
+            self._report(self._capture.stats)
+        return batches.latest_offset(start, max_rows)
 
     def end_when_read(self) -> None:
         """Note that the query ends when all that is committed when it starts is delivered."""
