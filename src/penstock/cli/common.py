@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ def errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def starting(config: Config) -> Iterator[None]:
+def starting(config: Config, *, once: bool = False) -> Iterator[None]:
     """Log the context, a process's imports, as the first step of its start.
 
     Spark's JVM starts at the same time: each takes seconds.
@@ -53,8 +53,8 @@ def starting(config: Config) -> Iterator[None]:
     from penstock.spark import launch
 
     log.configure()
-    # Until the service takes signals there is nothing to end; the JVM ends with its input.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if not once:  # what has delivered nothing of what it was to deliver has not ended well
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the service takes signals
     with startup.step("program", version=__version__):
         launch.begin(config)
         yield

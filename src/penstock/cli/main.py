@@ -68,7 +68,7 @@ def run(
 
     with errors():
         loaded = load(config)  # before Spark is imported: a typing error should show at once
-        with starting(loaded):
+        with starting(loaded, once=once):
             from penstock.cli import service
 
         raise typer.Exit(service.run(loaded, once=once, listen=listen))

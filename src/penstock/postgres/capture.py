@@ -65,7 +65,7 @@ class Capture:
         """Called from the capture's thread when it has read something."""
         self._loop = CaptureLoop(
             options, self._decoder, self._queue, self._confirmations, self._lock, self.stats,
-            on_change, self._read,
+            on_change, self._notify_read,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._loop.run, name="capture", daemon=True)
         self._thread.start()
@@ -143,7 +143,7 @@ class Capture:
             found = self._decoder.altered
             return found if found is not None and self._queue.handed_out >= found[0] else None
 
-    def _read(self) -> None:
+    def _notify_read(self) -> None:
         self.on_read()
 
     def _raise_if_ended(self) -> None:

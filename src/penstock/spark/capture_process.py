@@ -1,8 +1,8 @@
 """The process beside the driver that captures a source: it answers what Spark asks about batches.
 
 A micro-batch's offset is a position, `{"lsn": "0/16B3748", "idx": 3}`: `MicroBatches`. A long batch's
-is its number, `{"batch": 3}`, as nobody knows where it will end: `LongBatches`. Either way the slot is
-the truth: it is confirmed up to where all is in the sinks.
+is its number, `{"batch": 3}`, as it is not known where it will end: `LongBatches`. Either way the slot
+is the truth: it is confirmed up to where all is in the sinks.
 """
 
 from __future__ import annotations
@@ -101,12 +101,10 @@ class CaptureProcess:
         if self._backfills is not None:
             self._backfills.close()
         if self._batches is not None:
-            self._batches.stop()
+            self._batches.close()
         if self._capture is not None:
             self._capture.close()
             self._report(self._capture.stats)
-        if self._batches is not None:
-            self._batches.close()
 
     # -- the capture
 

@@ -117,7 +117,11 @@ class Jvm:
         from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - it starts meanwhile
 
         while (found := self._address()) is None:
-            if self._failure is None and self.process is not None and self.process.poll():
+            if (
+                self._failure is None
+                and self.process is not None
+                and self.process.poll() is not None
+            ):
                 if self._cache is not None:  # a start must not fail because of it
                     self._suspect = self._cache
                     self._start()

@@ -30,8 +30,8 @@ Offset = dict[str, Any]
 class LongBatches:
     """Plans long batches, until all is delivered that was written before `until_lsn`, if that is given.
 
-    Those of a run report what they have delivered, round by round. In a user's own query nobody does: a
-    batch is confirmed when Spark has done it, and has a bounded number of messages.
+    The tasks of a run report what they have delivered, round by round. Those of a user's own query do
+    not: there a batch is confirmed when Spark has done it, and has a bounded number of messages.
     """
 
     def __init__(
@@ -100,13 +100,10 @@ class LongBatches:
         self._draining = True
         self._loop.drain()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the hand-out."""
         self._stopped.set()
         self._loop.close()
-
-    def close(self) -> None:
-        """Do nothing more."""
 
     # -- from the loop's thread
 

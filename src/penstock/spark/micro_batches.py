@@ -74,9 +74,6 @@ class MicroBatches:
         """Confirm a batch."""
         self._capture.confirm(_position(end, self._capture))
 
-    def stop(self) -> None:
-        """Hand nothing more out."""
-
     def close(self) -> None:
         """Stop serving batches."""
         self._partitions.close()

@@ -71,7 +71,7 @@ class PartWriter:
         if sink is not None:
             done = {sink.name: sink.deliver(self._blocks(), self._floors.get(sink.name))}
         else:
-            done = self._with_store()
+            done = self._in_threads()
         for name, dead in self._dead.items():
             keep_dead_letters(worker.reporter, name, Written(dead=dead))
         left = {}
@@ -91,12 +91,18 @@ class PartWriter:
     def _alone(self) -> SinkWriter | None:
         """Return the sink that all of the part is for, where the store need not be asked for it."""
         worker = self._worker
-        if worker.streams or self._part.look or worker.sees_behind or len(worker.sink_writers) != 1:
+        if self._looks or len(worker.sink_writers) != 1:
             return None
         (sink,) = worker.sink_writers.values()
         return sink if self._is_for(sink.name) else None
 
-    def _with_store(self) -> dict[str, Delivery]:
+    @property
+    def _looks(self) -> bool:
+        """Whether a stream is written, or a sink may be behind: then the store is asked."""
+        worker = self._worker
+        return bool(worker.streams) or self._part.look or worker.sees_behind
+
+    def _in_threads(self) -> dict[str, Delivery]:
         try:
             self._outcome.total = self._worker.store.patiently(self._attempt)
         finally:
@@ -109,8 +115,10 @@ class PartWriter:
     def _attempt(self) -> int:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
         worker, store = self._worker, self._worker.store
-        behind = store.streams.begin()
-        worker.sees_behind = self._outcome.behind = bool(behind)
+        looks, behind = self._looks, dict[str, Backlog]()
+        if looks:
+            behind.update(store.streams.begin())
+            worker.sees_behind = self._outcome.behind = bool(behind)
         streams = [
             (index, steps, Written())
             for index, steps in enumerate(worker.streams)
@@ -134,7 +142,8 @@ class PartWriter:
                 store.spill(name, prepared.messages, first=name in self._first)
                 total += prepared.messages.num_rows
         if not worker.streams and not spilled:
-            store.streams.rollback()
+            if looks:
+                store.streams.rollback()
             return 0
         store.streams.commit(self._part if worker.streams else None)
         for _, steps, written in streams:

@@ -3,8 +3,7 @@
 A batch's tasks take rounds until it ends: after a set time, when the run drains, when a table of the
 sinks' expressions was altered, when all is read that was to be read, or when the capture has failed.
 
-What a round of one message costs here, of the 1.1 ms of all processes together: 0.15 ms, most of it to
-make its Arrow batch and block. See docs/performance.md.
+docs/performance.md has what a round of one message costs, process by process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from penstock.core.errors import CaptureError
 from penstock.core.message import Position, RoundPart
 from penstock.postgres.capture import Capture
 from penstock.postgres.reads import Reads
-from penstock.spark.lanes import LAST, MORE, TASK, Event, Joined, LaneServer, Lost
+from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
+from penstock.spark.lanes import LAST, MORE, TASK
 from penstock.spark.rounds import Part, Rounds
 
 _INTERVAL: Final = 0.003
@@ -185,8 +185,10 @@ class RoundLoop:
         self._server.open(batch)
 
     def _pause(self) -> float:
+        if self._sent and not self._server.unsent:
+            return 0.0
         now, until = time.monotonic(), _IDLE_SECONDS
-        if self._rounds.confirmed > self._settled:
+        if self._reported and self._rounds.confirmed > self._settled:
             until = min(until, self._settle_at - now)
         if self._not_before > now and self._may_hand_out():
             until = min(until, self._not_before - now)
@@ -285,7 +287,9 @@ class RoundLoop:
     def _settle(self, *, now: bool = False) -> None:
         """Report and confirm what is done, not more often than need be."""
         done = self._rounds.confirmed
-        if done <= self._settled or not self._reported:
+        if not self._reported:
+            return
+        if done <= self._settled:
             self._settle_at = time.monotonic() + _SETTLE_SECONDS
             return
         if not (now or self._rounds.was_alone or time.monotonic() >= self._settle_at):

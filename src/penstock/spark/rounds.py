@@ -18,7 +18,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -37,19 +37,21 @@ Data: TypeAlias = pa.RecordBatch | tuple[Reads, int]
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a round: its messages (`WIRE_SCHEMA`), or which range of a backfill's reads it is."""
+    """A part of a round: its messages (`WIRE_SCHEMA`), or the number of a range of a backfill's reads.
+
+    Attributes:
+        lane: The lane that has it.
+        splits: The splits of its messages, and those that share a group with them.
+        meta: What its blocks say of it.
+        data: The messages, or the reads.
+        falls: How many reports had said that a sink is behind, when it was handed out.
+    """
 
     lane: int
     splits: frozenset[int]
     meta: RoundPart
     data: Data
     falls: int
-    """How many reports had said that a sink is behind, when it was handed out."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    parts: deque[Part] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class Rounds:
         """Set when a round is done that stood alone."""
         self._in_step = in_step
         self._falls = 0  # reports that a sink is behind
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, deque[Part]] = {}  # what each has not reported
         self._orphans: deque[Part] = deque()
         self._parts: dict[int, tuple[_Round, Part]] = {}
         self._rounds: deque[_Round] = deque()
@@ -93,7 +95,7 @@ class Rounds:
             and not self._orphans
             and bool(self._lanes)
             and not (self._rounds and self._rounds[-1].alone)
-            and min(len(lane.parts) for lane in self._lanes.values()) < _AHEAD
+            and min(map(len, self._lanes.values())) < _AHEAD
         )
 
     def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[Part]:
@@ -105,7 +107,7 @@ class Rounds:
 
     def join(self, lane: int) -> list[Part]:
         """Note that a lane takes parts; return those to hand to it now."""
-        self._lanes[lane] = _Lane()
+        self._lanes[lane] = deque()
         moved = self._move(self._orphans, lane)
         self._orphans.clear()
         return moved + self._begin()
@@ -116,9 +118,9 @@ class Rounds:
         if gone is None:
             return []
         if not self._lanes:
-            self._orphans.extend(gone.parts)
+            self._orphans.extend(gone)
             return []
-        return self._move(gone.parts, self._least(self._lanes))
+        return self._move(gone, self._least(self._lanes))
 
     def close(self) -> None:
         """Note that all lanes end; there is nothing that they have not reported."""
@@ -131,7 +133,7 @@ class Rounds:
             part.meta = part.meta._replace(done=self.confirmed, look=True)
             part.falls = self._falls
             self._home.update(dict.fromkeys(part.splits, lane))
-        self._lanes[lane].parts.extend(moved)
+        self._lanes[lane].extend(moved)
         return moved
 
     # -- parts
@@ -155,8 +157,7 @@ class Rounds:
         of, part = found
         if behind is False and part.falls == self._falls:
             self.look = False
-        lane = self._lanes.get(part.lane)
-        (self._orphans if lane is None else lane.parts).remove(part)
+        self._lanes.get(part.lane, self._orphans).remove(part)
         for split in part.splits:
             self._busy[split] -= 1
         of.left -= 1
@@ -196,7 +197,7 @@ class Rounds:
             )  # fmt: skip
             part = Part(lane, splits, meta, data, self._falls)
             self._parts[self._ids] = round_, part
-            self._lanes[lane].parts.append(part)
+            self._lanes[lane].append(part)
             for split in splits:
                 self._home[split] = lane
                 self._busy[split] = self._busy.get(split, 0) + 1
@@ -250,7 +251,7 @@ class Rounds:
     def _made(
         self, chunks: Sequence[Chunk], lanes: dict[int, set[int]]
     ) -> list[tuple[int, frozenset[int], Data]] | None:
-        if any(len(self._lanes[lane].parts) >= _AHEAD for lane in lanes):
+        if any(len(self._lanes[lane]) >= _AHEAD for lane in lanes):
             return None
         return [
             (lane, frozenset(splits), joined(chunks, splits))
@@ -260,4 +261,4 @@ class Rounds:
 
     def _least(self, lanes: Iterable[int]) -> int:
         """Return the lane that has the least to do."""
-        return min(lanes, key=lambda lane: (len(self._lanes[lane].parts), lane))
+        return min(lanes, key=lambda lane: (len(self._lanes[lane]), lane))
