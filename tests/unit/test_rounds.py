@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             return
         lane = sorted(self.lanes)[nth % len(self.lanes)]
         parts = self.lanes.pop(lane)
-        if not reports:  # what it has delivered is there, and nobody knows
+        if not reports:  # what it has delivered is there, and that is not known
             self.finished = [f for f in self.finished if f[1] != lane]
         else:
             self.finished = [(p, -1 - lane if n == lane else n) for p, n in self.finished]
@@ -244,7 +244,7 @@ def test_a_sink_that_falls_behind_is_looked_up_until_a_newer_look_finds_none() -
         return part
 
     first = offered(0)
-    assert first.meta.look, "nobody has looked yet"
+    assert first.meta.look, "no task has looked yet"
     rounds.done(first.meta.id, False)
     second, third = offered(1), offered(2)
     assert not second.meta.look
