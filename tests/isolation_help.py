@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import orjson
@@ -183,6 +183,7 @@ class Source:
                 start, last = position(first - 1), position(end - 1)
                 part = RoundPart(start, last, number, len(parts), plan)
                 futures.append(self._pool.submit(self._write, self.workers[number], rows, part))
+        wait(futures)  # a worker writes one part at a time, also where another has failed
         for future in futures:
             self._note(future.result())
         if only is None:

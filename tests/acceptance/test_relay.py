@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 
 from penstock.embedded.handles import Database, JetStream
 
+from ..integration.nats_servers import await_true
 from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish, relay, set_outbox, slots, status
 
@@ -199,6 +200,7 @@ def test_a_standby_takes_over(app: Database, streams: JetStream, tmp_path: Path)
         two.wait_for(lambda: status(app, "notify")["state"] == "running", PATIENCE, "running")
         assert relays(app) == {("running", True)}
         two.kill_tree()
+        await_true(lambda: app.execute("select tide._lock_pid('nats-group')") == [(None,)])
         publish(app, last + 3)
         ten_seconds_pass(app)
         found = status(app, "notify")
