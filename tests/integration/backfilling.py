@@ -1,4 +1,4 @@
-"""A backfill under test: a capture, a backfiller beside it, and what Spark's tasks would do."""
+"""A backfill under test: a capture, a backfiller beside it, and what a run would do."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from tests.integration.capturing import PATIENCE, Message, Reader, eventually, m
 
 from penstock.backfill.chunks.attempt import Attempt
 from penstock.backfill.chunks.backfiller import Backfiller
-from penstock.backfill.chunks.next_chunk import PlannedChunk
+from penstock.backfill.chunks.next_chunk import ReadChunk
 from penstock.backfill.events import Delivered, Done, Event, Failed
-from penstock.backfill.read.rows import read_range
-from penstock.core.errors import BackfillError
+from penstock.backfill.read.chunk import with_messages
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.postgres.chunk import Chunk, partition
 from penstock.postgres.reads import BackfillSpec, Reads, SavedCursor
-from penstock.postgres.watermarks import NONE
 
 Key = tuple[Any, ...]
 
@@ -46,17 +44,14 @@ TEXTS = [
 
 
 class Backfilling:
-    """Drives a capture with a backfiller, as Spark would, and remembers what came."""
+    """Drives a capture with a backfiller, as a run would, and remembers what came."""
 
     def __init__(self, url: str, start: Position | None = None, **options: Any) -> None:
         self.reader = Reader(url, start, **options)
         self.events: list[Event] = []
         self.received: list[Message] = []
         self.chunks: list[Reads] = []
-        self.spec: BackfillSpec | None = None
         self._begun: SavedCursor = None
-        self._failed: list[tuple[int, int]] = []
-        self._void: list[tuple[tuple[int, int], int]] = []
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.backfiller = Backfiller(self.reader.capture, self._queue.put)
 
@@ -64,28 +59,19 @@ class Backfilling:
         """Start a backfill of a table, number 1, for the sink `sink`."""
         schema, _, name = table.partition(".")
         self._begun = cursor
-        self._failed.clear()
-        self.spec = BackfillSpec(1, "sink", schema, name, **spec)
-        return self.backfiller.start(self.spec, cursor)
+        return self.backfiller.start(BackfillSpec(1, "sink", schema, name, **spec), cursor)
 
     def new_events(self) -> list[Event]:
-        """Return the events that have come since the last call.
-
-        As in a run, a chunk counts only when its ranges were read: that it was confirmed is not enough.
-        """
+        """Return the events that have come since the last call."""
         new = []
         while not self._queue.empty():
             new.append(self._queue.get())
         self.events += new
         taken = {(reads.attempt, reads.chunk) for reads in self.chunks}
         for event in new:
-            if isinstance(event, Delivered) and event.ranges:
-                assert (event.attempt, event.chunk) in taken, f"no task was to read it: {event}"
+            if isinstance(event, Delivered) and event.rows:
+                assert (event.attempt, event.chunk) in taken, f"its rows were not taken: {event}"
         return new
-
-    def is_done(self, new: Sequence[Event]) -> bool:
-        """Return whether the backfill is done by one of these events, and nothing is to be read anew."""
-        return any(isinstance(e, Done) and self._counts(e.attempt, e.chunks) for e in new)
 
     def await_event(self, kind: type[Event]) -> Event:
         """Wait for the next event of a kind, without a batch meanwhile."""
@@ -103,10 +89,10 @@ class Backfilling:
         return [] if end == reader.position else self._deliver(end)
 
     def pause(self) -> None:
-        """Pause, and deliver and confirm all chunks that are planned."""
+        """Pause, and deliver and confirm all chunks that are read."""
         self.backfiller.pause()
         self._await_step()
-        while (attempt := self.backfiller._attempt) is not None and attempt._under_way:
+        while (attempt := self.backfiller._attempt) is not None and attempt.in_flight:
             self.batch(0.05)
         self._await_step()
         self.new_events()
@@ -131,14 +117,6 @@ class Backfilling:
         found = self.take(reader.position, end)
         reader.position = end
         reader.capture.confirm(end)
-        failed = [at for at in self._failed if self._counts(*at)]
-        self._failed.clear()
-        if not failed or self.spec is None:
-            return found
-        # A backfill that has ended for good has let go of its snapshots: that is no other failure.
-        if not any(isinstance(event, Failed) for event in self.new_events()):
-            self._void.append((min(failed), NONE))
-            self._void[-1] = min(failed), self.backfiller.start(self.spec, self.cursor)
         return found
 
     def take(self, start: Position, end: Position) -> list[Message]:
@@ -151,17 +129,10 @@ class Backfilling:
         return found
 
     def _batches(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        """Yield a chunk's messages, read by its tasks where it is one of a backfill."""
-        if chunk.reads is None:
-            yield from partition([chunk], 1)
-            return
-        for index in range(len(chunk.reads.ranges)):
-            try:
-                yield from read_range(chunk.reads, index)
-            except BackfillError as error:
-                if not error.transient:
-                    raise
-                self._failed.append((chunk.reads.attempt, chunk.reads.chunk))
+        """Yield a chunk's messages."""
+        if chunk.reads is not None:
+            chunk = with_messages(chunk, self.reader.capture.options.splits)
+        yield from partition([chunk], 1)
 
     def run(self, until: Callable[[], bool] | None = None) -> list[Message]:
         """Deliver batches until the backfill is done (or `until` holds); return all messages."""
@@ -172,7 +143,7 @@ class Backfilling:
             new, seen = self.events[seen:], len(self.events)
             failed = [event for event in new if isinstance(event, Failed)]
             assert not failed, failed
-            if until() if until else self.is_done(new):
+            if until() if until else any(isinstance(event, Done) for event in new):
                 return self.received
         raise AssertionError("the backfill does not end")
 
@@ -183,23 +154,10 @@ class Backfilling:
         return event
 
     @property
-    def restarts(self) -> int:
-        """How often a range could not be read, so that the backfill was started again."""
-        return len(self._void)
-
-    @property
     def cursor(self) -> Any:
         """Where the backfill was when it last reported; else where it was begun."""
-        delivered = [
-            event
-            for event in self.events
-            if isinstance(event, Delivered) and self._counts(event.attempt, event.chunk)
-        ]
+        delivered = [event for event in self.events if isinstance(event, Delivered)]
         return delivered[-1].cursor if delivered else self._begun
-
-    def _counts(self, attempt: int, chunk: int) -> bool:
-        """Return whether nothing before the chunk failed: all behind a failure is read anew."""
-        return not any(first <= (attempt, chunk) and attempt < anew for first, anew in self._void)
 
     def reads(self) -> list[Message]:
         """Return the reads that came."""
@@ -225,11 +183,11 @@ def backfilling(database: Database, *statements: str, **options: Any) -> Iterato
         yield driver
 
 
-def before_watermarks(monkeypatch: pytest.MonkeyPatch, act: Callable[[PlannedChunk], None]) -> None:
+def before_watermarks(monkeypatch: pytest.MonkeyPatch, act: Callable[[ReadChunk], None]) -> None:
     """Call `act` with each chunk after its snapshot is taken, before its watermark is written."""
     write = Attempt.write_watermark
 
-    def act_first(attempt: Attempt, chunk: PlannedChunk) -> None:
+    def act_first(attempt: Attempt, chunk: ReadChunk) -> None:
         act(chunk)
         write(attempt, chunk)
 

@@ -11,7 +11,7 @@ from tests.integration.backfilling import Backfilling, backfilling, before_water
 from tests.integration.test_backfill_attempts import TABLE, changing, expected
 
 from penstock.backfill.chunks import sizing
-from penstock.backfill.chunks.next_chunk import PlannedChunk
+from penstock.backfill.chunks.next_chunk import ReadChunk
 from penstock.backfill.events import Delayed, Failed
 from penstock.core.message import parse_lsn
 from penstock.embedded.handles import Database
@@ -88,7 +88,7 @@ def test_no_deleted_row_comes_back_when_rows_are_known_by_something_else(
         database.execute(change)
         todo = ["DELETE FROM t"]
 
-        def delete_first(_: PlannedChunk) -> None:
+        def delete_first(_: ReadChunk) -> None:
             if todo:
                 database.execute(todo.pop())
 
@@ -110,7 +110,7 @@ def test_columns_that_are_published_no_more_are_read_no_more(
     with Backfilling(database.url) as driver:
         at = [0]
 
-        def alter_first(chunk: PlannedChunk) -> None:
+        def alter_first(chunk: ReadChunk) -> None:
             if chunk.number == 2 and not at[0]:
                 database.execute("ALTER PUBLICATION p SET TABLE t (id, v)")
                 ((lsn,),) = database.execute("SELECT pg_current_wal_lsn()::text")

@@ -19,6 +19,7 @@ from tests.integration.backfilling import TEXTS, Backfilling, fold
 from tests.integration.capturing import Message, prepare
 
 from penstock.backfill.chunks import sizing
+from penstock.backfill.events import Done
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 
@@ -167,7 +168,7 @@ class Session:
             elif chance() < 0.06:
                 self._pause()
             self.driver.batch(0.05)
-            if self.driver.is_done(self.driver.new_events()):
+            if any(isinstance(event, Done) for event in self.driver.new_events()):
                 return
         raise AssertionError("the backfill does not end")
 

@@ -16,8 +16,8 @@ from tests.integration.backfilling import Backfilling, before_watermarks, fold
 from tests.integration.capturing import eventually, prepare
 
 from penstock.backfill.chunks import next_chunk, sizing
-from penstock.backfill.chunks.next_chunk import PlannedChunk
-from penstock.backfill.events import Delayed, Delivered, Planned, Started
+from penstock.backfill.chunks.next_chunk import ReadChunk
+from penstock.backfill.events import Delayed, Delivered, Started
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -107,7 +107,8 @@ def test_a_transaction_decoded_before_the_window_is_waited_for(standing: Standin
         driver.start()
         driver.await_event(Started)
         assert driver.batch(0.5) == []
-        assert not any(isinstance(event, Planned) for event in driver.new_events())
+        assert driver.backfiller._attempt is not None
+        assert not driver.backfiller._attempt.in_flight
         standing.release()
         driver.run()
         assert folded(driver) == AFTER
@@ -172,7 +173,7 @@ def commit_before_the_watermark(
     """Have changes committed, waiting or not, after the first snapshot was taken."""
     todo = [changes or CHANGES]
 
-    def commit_first(_: PlannedChunk) -> None:
+    def commit_first(_: ReadChunk) -> None:
         if todo:
             standing.commit(*todo.pop())
 
@@ -191,7 +192,7 @@ def test_a_truncate_between_has_the_chunk_read_again(
     with Backfilling(database.url) as driver:
         threads: list[threading.Thread] = []
 
-        def truncate_first(_: PlannedChunk) -> None:
+        def truncate_first(_: ReadChunk) -> None:
             if not threads:
                 empty = "TRUNCATE t; INSERT INTO t VALUES (5, 'new')"
                 with database.connect(autocommit=True) as connection:
@@ -286,7 +287,7 @@ def test_a_chunk_that_is_not_confirmed_holds_the_slot_back(database: Database) -
     )
     with Backfilling(database.url) as driver:
         driver.start()
-        driver.await_event(Planned)
+        driver.await_event(Started)
         capture = driver.reader.capture
         end = capture.available(driver.reader.position, 100, 20)
         while capture.take(driver.reader.position, end)[-1].reads is None:

@@ -33,6 +33,9 @@ def backfills(database: Database) -> Iterator[Backfills]:
         yield Backfills(store)
 
 
+MISSING = "A report of the reader's about a chunk is missing."
+
+
 class Reader:
     """The capture's end, that a test plays: what it is commanded, and what it reports."""
 
@@ -85,17 +88,9 @@ class Reader:
             }
         )
 
-    def delivers(self, token: int, chunk: int, *, error: str = "", transient: bool = True) -> None:
-        """Report a chunk of two ranges; with `error` that its second one failed."""
-        assert self.run is not None
-        for number in range(2):
-            report: dict[str, Any] = {
-                "attempt": token, "chunk": chunk, "range": number, "token": token, "rows": 10
-            }  # fmt: skip
-            if error and number:
-                report |= {"error": error, "code": "x", "transient": transient}
-            self.run.handle({"backfill_range": report})
-        self.report(token, "delivered", chunk=chunk, ranges=2, cursor=[str(chunk)])
+    def delivers(self, token: int, chunk: int) -> None:
+        """Report a chunk of 20 rows."""
+        self.report(token, "delivered", chunk=chunk, rows=20, cursor=[str(chunk)])
 
 
 def config(database: Database, **sinks: Any) -> Config:
@@ -169,25 +164,26 @@ def test_one_after_the_other(backfills: Backfills, database: Database) -> None:
             becomes(backfills, number, "done")
 
 
-def test_a_range_that_failed_is_read_again(backfills: Backfills, database: Database) -> None:
+def test_a_chunk_that_is_not_reported_is_read_again(
+    backfills: Backfills, database: Database
+) -> None:
     (number,) = backfills.create([ORDERS])
     with running(database) as reader, capture_logs() as logs:
         first = reader.started()["token"]
         reader.delivers(first, 0)
-        reader.delivers(first, 1, error="The snapshot is gone.")
         reader.delivers(first, 2)
         assert reader.next() is None, "it stops"
         again = reader.started()
         assert again["cursor"] == ("0",)
         assert again["token"] != first
-        assert state(backfills, number).error == "The snapshot is gone."
+        assert state(backfills, number).error == MISSING
         reader.delivers(first, 3)  # late
         reader.report(first, "done", chunks=4)
         reader.delivers(again["token"], 0)
         await_true(lambda: state(backfills, number).error is None)
         assert state(backfills, number).rows_done == 40
     logged = [entry for entry in logs if entry["event"] == "backfill interrupted"]
-    assert [entry["error"] for entry in logged] == ["The snapshot is gone."]
+    assert [entry["error"] for entry in logged] == [MISSING]
 
 
 def test_what_cannot_be_mended_fails(backfills: Backfills, database: Database) -> None:
@@ -195,10 +191,10 @@ def test_what_cannot_be_mended_fails(backfills: Backfills, database: Database) -
     with running(database) as reader:
         token = reader.started()["token"]
         reader.delivers(token, 0)
-        reader.delivers(token, 1, error="invalid input syntax", transient=False)
+        reader.report(token, "failed", code="x", message="Invalid input syntax.", remedy="Mend it.")
         failed = becomes(backfills, number, "failed")
         assert (failed.error, failed.cursor, failed.rows_done) == (
-            "invalid input syntax",
+            "Invalid input syntax. Mend it.",
             ["0"],
             20,
         )

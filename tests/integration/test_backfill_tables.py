@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.backfilling import TEXTS, Backfilling, backfilling
-from tests.integration.capturing import Message, prepare
+from tests.integration.capturing import PATIENCE, Message, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
 from penstock.backfill.chunks import planner, sizing
-from penstock.backfill.events import Delivered
-from penstock.backfill.read import rows as reading
+from penstock.backfill.events import Delivered, Started
+from penstock.backfill.read.chunk import with_messages
 from penstock.embedded.handles import Database
 from penstock.postgres.reads import RANGE_BITS, BackfillSpec, cursor_from_json
 
@@ -345,6 +345,41 @@ def test_few_rows_of_many_that_are_looked_through(
                 assert [m.record["id"] for m in driver.reads()[before:]] == list(chosen), where
 
 
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize(
+    "columns", [(None, None), (["a"], None), (["a", "b"], ["a"]), (None, ["b"]), ([], [])]
+)
+def test_a_row_is_read_into_the_split_of_its_changes(
+    database: Database, identity: str, columns: tuple[list[str] | None, list[str] | None]
+) -> None:
+    """So that the lane that has them keeps their order."""
+    prepare(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b numeric)",
+        f"ALTER TABLE t REPLICA IDENTITY {identity}",
+        "INSERT INTO t SELECT n, 'x' || n % 5, n % 7 FROM generate_series(1, 50) n",
+    )
+    with Backfilling(database.url, splits=5, grouping=lambda *_: columns) as driver:
+        reader = driver.reader
+        driver.start()
+        driver.await_event(Started)
+        read, changed = dict[int, int](), dict[int, int]()
+        while len(read) < 50 or len(changed) < 50:
+            end = reader.capture.available(reader.position, 10_000, PATIENCE)
+            for chunk in reader.capture.take(reader.position, end):
+                whole = chunk if chunk.reads is None else with_messages(chunk, 5)
+                for piece in whole.pieces:
+                    records = piece.messages.column("record").to_pylist()
+                    each = piece.each or [min(piece.splits)] * len(records)
+                    to = changed if chunk.reads is None else read
+                    to |= {orjson.loads(r)["id"]: s for r, s in zip(records, each, strict=True)}
+            reader.position = end
+            reader.capture.confirm(end)
+            if len(read) == 50 and not changed:
+                database.execute("UPDATE t SET id = id")
+        assert read == changed
+
+
 def weights(driver: Backfilling) -> list[int]:
     """Return the bytes of the records of each range that was read."""
     found: dict[tuple[int, int], int] = {}
@@ -375,7 +410,6 @@ def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     monkeypatch.setattr(sizing, "MOST", 1000)
     monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
     monkeypatch.setattr(sizing, "TOO_HEAVY", 300_000)
-    monkeypatch.setattr(reading, "_BYTES", 50_000)
     with backfilling(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, doc text)",
@@ -545,6 +579,7 @@ def test_the_url_is_shown_nowhere(database: Database) -> None:
         driver.run()
         assert database.url not in repr(driver.chunks)
         assert pickle.loads(pickle.dumps(driver.chunks)) == driver.chunks
-        assert BackfillSpec.from_json(orjson.loads(orjson.dumps(driver.spec))) == driver.spec
+        (spec,) = {chunk.spec for chunk in driver.chunks}
+        assert BackfillSpec.from_json(orjson.loads(orjson.dumps(spec))) == spec
         assert orjson.dumps(driver.events)
         assert [cursor_from_json(orjson.loads(orjson.dumps(driver.cursor)))] == [driver.cursor]

@@ -10,7 +10,6 @@ import pytest
 from penstock.backfill.chunks import retries
 from penstock.backfill.chunks.commands import Commands, Interrupted, Start
 from penstock.backfill.chunks.retries import Retries
-from penstock.backfill.chunks.sizing import LivePriority
 from penstock.backfill.events import Delayed, Event
 from penstock.core.errors import BackfillError
 from penstock.postgres.reads import BackfillSpec
@@ -90,20 +89,3 @@ def test_the_newest_start_counts() -> None:
     assert not commands.closing
     commands.cancel(close=True)
     assert commands.closing
-
-
-def test_chunks_rest_while_live_changes_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    priority = LivePriority(5)
-    assert priority.may_write(in_flight=False)
-    assert not priority.may_write(in_flight=True)
-    assert priority.delivered(6, 0.4)
-    assert not priority.may_write(in_flight=False)
-    now += 0.81
-    assert priority.may_write(in_flight=False)
-    assert not priority.delivered(6, 0.4), "no live change came since"
-    assert priority.may_write(in_flight=True)
-    assert priority.delivered(7, 60.0)
-    now += 2.01
-    assert priority.may_write(in_flight=False)

@@ -9,7 +9,7 @@ from tests.unit.test_decoder import Fed, T, inserts, row, transaction
 
 from penstock.core.message import Position
 from penstock.postgres.pgoutput import UNCHANGED, Begin, Commit, Delete, Message, Truncate, Update
-from penstock.postgres.reads import BackfillSpec, OrderColumn, Range, Reads, SourceTable
+from penstock.postgres.reads import BackfillSpec, OrderColumn, Reads, SourceTable
 from penstock.postgres.table import Shape, Table
 from penstock.postgres.types import Types
 from penstock.postgres.watermarks import Snapshot, Watch, Watermark, Window
@@ -27,9 +27,9 @@ class Watched(Fed):
 
     def __init__(self, schema: str = "public") -> None:
         super().__init__()
-        ranges = (Range(None, ("5",)), Range(("5",), None))
+        ranges = (b"1\n", b"9\n")
         spec = BackfillSpec(1, "sink", schema, "t")
-        reads = Reads(spec, 1, 0, ("9",), ranges, "snapshot", SOURCE, "url")
+        reads = Reads(spec, 1, 0, ("9",), ranges, SOURCE)
         self.passed: list[Watermark] = []
         self.window = Window()
         self.watch = Watch(schema, "t", False, [self.window])
@@ -139,10 +139,9 @@ def test_another_attempt_reads_what_was_to_be_read_again() -> None:
     watch = Watched().watch
     assert watch is not None
     watch.incomplete[("1",)] = 7
-    watch.mark_read([("2",)])
     watch.delivered = 8
     watch.restart([("3",)])
-    assert watch.incomplete == {("1",): -1, ("2",): -1, ("3",): -1}
+    assert watch.incomplete == {("1",): -1, ("3",): -1}
     assert (watch.windows, watch.watermarks, watch.delivered) == ([], {}, -1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder, partition
-from penstock.postgres.reads import BackfillSpec, Range, Reads, SourceTable
+from penstock.postgres.reads import BackfillSpec, Reads, SourceTable
 from penstock.postgres.table import WireRow
 
 START = Position(5, -1)
@@ -119,8 +119,7 @@ def test_reads_are_whole_where_none_of_them_is_cut_off() -> None:
     """After a restart a chunk may begin before the position that its batch begins at."""
     spec = BackfillSpec(1, "sink", "public", "t")
     source = cast("SourceTable", None)
-    whole = (Range(None, None),)
-    reads = Reads(spec, 1, 0, None, whole, "snapshot", source, "postgres://", lsn=20)
+    reads = Reads(spec, 1, 0, None, (b"1\n",), source, lsn=20)
     chunk = ChunkBuilder(START, 1).reads(START, reads, 9)
     for start in START, Position(12, 3), Position(20, -1):
         part = chunk.after(start)

@@ -7,9 +7,9 @@ it has reported, and go on for a while, as a task does that only lost its connec
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder
+from penstock.postgres.reads import BackfillSpec, Reads
 from penstock.spark import rounds as module
 from penstock.spark.rounds import Part, Rounds
 
@@ -76,8 +77,7 @@ class Machine(RuleBasedStateMachine):
             self.lanes[part.lane].append(part)
 
     def numbers(self, part: Part) -> list[int]:
-        assert isinstance(part.data, pa.RecordBatch)
-        return [int(text) for text in part.data.column("record").to_pylist()]
+        return [int(text) for text in part.messages.column("record").to_pylist()]
 
     def deliver(self, part: Part) -> None:
         if self.in_step:
@@ -254,3 +254,20 @@ def test_a_sink_that_falls_behind_is_looked_up_until_a_newer_look_finds_none() -
     assert fourth.meta.look, "the third was handed out before the second fell behind"
     rounds.done(fourth.meta.id, False)
     assert not offered(4).meta.look
+
+
+def test_a_backfills_rows_go_with_the_others_and_to_its_sink_alone() -> None:
+    rounds = Rounds(START, in_step=False)
+    rounds.join(0)
+    live = chunks(0, [(0, None)], alone=False)
+    (part,) = rounds.offer(START, live.end, [live])
+    assert part.meta.sink is None
+    reads = Reads(BackfillSpec(1, "events", "public", "t"), 1, 0, None, (b"",), cast("Any", None))
+    chunk = replace(chunks(1, [(0, None)], alone=False), reads=reads)
+    assert rounds.has_room
+    (other,) = rounds.offer(live.end, chunk.end, [chunk])
+    assert other.meta.sink == "events"
+    rounds.done(part.meta.id)
+    assert not rounds.was_awaited
+    rounds.done(other.meta.id)
+    assert rounds.was_awaited, "the next chunk waits for it"

@@ -165,12 +165,8 @@ BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 LOCK TABLE {table} IN ACCESS SHARE MODE
 
 -- name: snapshot
--- The snapshot under the name that other sessions import it by, and what it sees.
-SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text
-
--- name: import
--- Makes another session's snapshot this transaction's.
-SET TRANSACTION SNAPSHOT {snapshot}
+-- What the transaction's snapshot sees.
+SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text
 
 -- name: waiting
 -- Transactions whose commit record was written, and that a standby has not confirmed yet: their ids,
@@ -186,14 +182,6 @@ WHERE pg_catalog.current_setting('synchronous_standby_names') <> ''
 -- name: end
 -- Where the WAL ends that can be decoded.
 SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_catalog.pg_lsn)::pg_catalog.int8
-
--- name: blocking
--- Whether a session waits for a lock on a table that one of ours holds. %(pids)s: ours. No row: none.
-SELECT 1
-FROM pg_catalog.pg_locks AS l
-WHERE NOT l.granted AND l.locktype = 'relation'
-  AND pg_catalog.pg_blocking_pids(l.pid) && %(pids)s::pg_catalog.int4[]
-LIMIT 1
 
 -- name: newest
 -- The newest transaction id that was given out.
@@ -213,9 +201,9 @@ SELECT pg_catalog.avg({bytes})::pg_catalog.float8
 FROM (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order} LIMIT 16) AS next
 
 -- name: scan
--- Of the next `scanned` rows, the key of every `step`th that the filter holds for, at most `rows` of
--- them, and of the last one looked at. Before the key: for how many it held up to there, and whether
--- there may be more rows behind.
+-- Of the next `scanned` rows, the key of the one that the filter holds for as the `rows`th, and of the last
+-- one looked at. Before the key: for how many it held up to there, and whether there may be more rows
+-- behind.
 SELECT s.matched, s.places >= {scanned}, {names}
 FROM (
     SELECT {names}, passed,
@@ -225,7 +213,7 @@ FROM (
     FROM (SELECT {named}, ({filter}) IS TRUE AS passed FROM {table} WHERE {condition}
           ORDER BY {order} LIMIT {scanned}) AS looked
     WINDOW w AS (ORDER BY {names} ROWS UNBOUNDED PRECEDING)) AS s
-WHERE (s.passed AND s.matched % {step} = 0 AND s.matched <= {rows}) OR s.place = s.places
+WHERE (s.passed AND s.matched = {rows}) OR s.place = s.places
 ORDER BY s.place
 
 -- name: copy

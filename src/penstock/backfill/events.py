@@ -1,18 +1,16 @@
-"""What a `Backfiller` reports, and what its tasks report: plain data with a JSON form.
+"""What a `Backfiller` reports: plain data with a JSON form.
 
-In order: `Started`, then `Planned` and `Delivered` for each chunk (the next may be planned before the
-last is delivered), then `Done`; or `Failed`. `Delayed` may come at any time. All carry the number
-of the backfill and of the attempt (`Backfiller.start` returns it): a late event of an older attempt is
-to be ignored. A task reports `RangeRead`.
+In order: `Started`, then `Delivered` for each chunk, then `Done`; or `Failed`. `Delayed` may come at
+any time. All carry the number of the backfill and of the attempt (`Backfiller.start` returns it): a late
+event of an older attempt is to be ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
-from penstock.core.health import Failure
 from penstock.postgres.reads import SavedCursor, cursor_from_json
 
 
@@ -47,29 +45,13 @@ class Started(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned(Event):
-    """A chunk is on its way into a batch: that many tasks will report each of its ranges."""
-
-    name: ClassVar[str] = "planned"
-
-    chunk: int
-    ranges: int
-    rows: int
-    """About as many; the rest of a table counts as a whole chunk."""
-
-
-@dataclass(frozen=True, slots=True)
 class Delivered(Event):
-    """The batch of a chunk is confirmed, or a chunk of no ranges had no row and needed none.
-
-    Whether its ranges were read, their tasks report. If all were, the backfill is at `cursor`; if one
-    failed, call `Backfiller.start` with the cursor before.
-    """
+    """A chunk of so many rows is confirmed, if it has any: the backfill is at `cursor`."""
 
     name: ClassVar[str] = "delivered"
 
     chunk: int
-    ranges: int
+    rows: int
     cursor: SavedCursor
 
 
@@ -104,40 +86,5 @@ class Failed(Event):
 
 
 _EVENTS: Final[dict[str, type[Event]]] = {
-    kind.name: kind for kind in (Started, Planned, Delivered, Done, Delayed, Failed)
+    kind.name: kind for kind in (Started, Delivered, Done, Delayed, Failed)
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RangeRead:
-    """A task has read a range of a chunk, `rows` rows of it, or has failed to.
-
-    `transient`: after this failure, the chunk can be read again.
-    """
-
-    attempt: int
-    chunk: int
-    range: int
-    rows: int
-    failure: Failure | None = None
-    transient: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report's fields."""
-        report: dict[str, Any] = {
-            "attempt": self.attempt, "chunk": self.chunk, "range": self.range, "rows": self.rows,
-        }  # fmt: skip
-        if self.failure is not None:
-            report |= {
-                "error": self.failure.text, "code": self.failure.code, "transient": self.transient,
-            }  # fmt: skip
-        return report
-
-    @classmethod
-    def from_json(cls, report: Mapping[str, Any]) -> Self:
-        """Read `to_json`'s form back; raises `KeyError`."""
-        failure = Failure(report["code"], report["error"]) if "error" in report else None
-        return cls(
-            report["attempt"], report["chunk"], report["range"], report["rows"], failure,
-            bool(report.get("transient")),
-        )  # fmt: skip

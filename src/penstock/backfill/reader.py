@@ -62,10 +62,9 @@ class ReaderBackfills:
         """Plan nothing more; what is planned is delivered."""
         self._backfiller.pause()
 
-    def token(self, reads: Reads) -> int:
-        """Return the token of the start that a chunk is of, 0 if it is of an earlier one."""
-        with self._lock:
-            return self._token_of(reads.attempt) or 0
+    def failed(self, reads: Reads, error: Exception) -> None:
+        """Note that no messages could be made of a chunk."""
+        self._backfiller.failed(reads, error)
 
     def _token_of(self, attempt: int) -> int | None:
         # Where the backfiller goes back by itself, its attempts have higher numbers.

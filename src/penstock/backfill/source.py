@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 
 from penstock.backfill.current import CurrentBackfill, unfit
-from penstock.backfill.events import Event, RangeRead
+from penstock.backfill.events import Event
 from penstock.backfill.request import Backfill, Backfills
 from penstock.config.settings import Config
 from penstock.core.health import Failure
@@ -65,16 +65,13 @@ class SourceBackfills:
             self._reader = reader
 
     def take_report(self, report: Report) -> bool:
-        """Take a report of a reader or of a task; return False if it is not of the current start."""
+        """Take a report of a reader; return False if it is not of the current start."""
         with self._lock:
             current = self.current
-            found = report.get("backfill") or report["backfill_range"]
+            found = report["backfill"]
             if current is None or current.token != found["token"]:
                 return False
-            if "backfill" in report:
-                current.progress.take_event(Event.from_json(found), time.monotonic())
-            else:
-                current.progress.take_range(RangeRead.from_json(found))
+            current.progress.take_event(Event.from_json(found))
             return True
 
     # -- how far the current one is
@@ -87,7 +84,6 @@ class SourceBackfills:
         backfill = current.backfill
         with self._lock:
             progress = current.progress
-            progress.check(time.monotonic(), _RANGE_PATIENCE)
             state = progress.cursor, progress.rows
             finished, failure, delayed = progress.finished, progress.failure, progress.delayed
             transient = progress.transient

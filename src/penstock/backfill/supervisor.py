@@ -110,10 +110,10 @@ class BackfillSupervisor:
     # -- what the processes of the run report, in their threads
 
     def handle(self, report: Report) -> None:
-        """Take a report of a reader or of a task; others are ignored."""
+        """Take a report of a reader; others are ignored."""
         if "sink" in report and ("state" in report or "behind" in report):
             self._wake.set()
-        found = report.get("backfill") or report.get("backfill_range")
+        found = report.get("backfill")
         if found is None:
             return
         if found.get("event") == "ready":

@@ -1,7 +1,4 @@
-"""The data of a backfill: what is read, how far it is, and the chunk that one batch delivers.
-
-All of it is plain data: it is pickled into Spark's tasks and, but for the URL, sent as JSON.
-"""
+"""The data of a backfill: what is read, how far it is, and the rows of a chunk."""
 
 from __future__ import annotations
 
@@ -115,22 +112,20 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """A chunk of a backfill, to be read in one snapshot, one task a range (`read_range`).
+    """A chunk of a backfill: rows that were read in one snapshot.
 
-    Picklable, and small unless much of the table changed meanwhile. `attempt` is another number each
-    time that the backfill starts or goes back to a cursor, and `chunk` counts from 0 within one:
-    a report of an older attempt is ignored. `cursor` is where the backfill is
-    when all ranges are delivered. All messages have the commit LSN `lsn`.
+    `attempt` is another number each time that the backfill starts or goes back to a cursor, and `chunk`
+    counts from 0 within one: a report of an older attempt is ignored. `cursor` is where the backfill is
+    when all rows are delivered. All messages have the commit LSN `lsn`.
     """
 
     spec: BackfillSpec
     attempt: int
     chunk: int
     cursor: Cursor
-    ranges: tuple[Range, ...]
-    snapshot: str
+    ranges: tuple[bytes, ...] = field(repr=False)
+    """The rows of each range, as COPY prints them in CSV; those that are read again are the last."""
     source: SourceTable
-    url: str = field(repr=False)
     lsn: int = 0
     microseconds: int = 0
     """When the watermark was committed, since 2000-01-01 UTC."""

@@ -171,8 +171,7 @@ class Watch:
     to be read again, whatever the cursor: an update left out large values that it had not changed, and
     the row's read was left out, or the row moved, perhaps to where the backfill was already. Each
     has the number of the chunk that is not whole without it. For a row that moved it is the newest
-    chunk that is `delivered` (-1: none in this attempt), so that the cursor waits for it. `read` are the
-    keys that delivered chunks had a range for, though a task may have failed to read it.
+    chunk that is `delivered` (-1: none in this attempt), so that the cursor waits for it.
     """
 
     schema: str
@@ -182,7 +181,6 @@ class Watch:
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     incomplete: dict[tuple[str, ...], int] = field(default_factory=dict)
     delivered: int = -1
-    read: dict[tuple[str, ...], None] = field(default_factory=dict)
     overflowed: bool = False
     expected: Table | None = None
     """The table as the reads see it: where the capture sees another, hashes can't be compared."""
@@ -240,23 +238,15 @@ class Watch:
             )  # fmt: skip
         return found
 
-    def mark_read(self, keys: Iterable[tuple[str, ...]]) -> None:
-        """Keep keys of rows that a delivered chunk had a range for."""
-        self.read.update(dict.fromkeys(keys))
-        while len(self.read) > INCOMPLETE:
-            del self.read[next(iter(self.read))]
-
     def restart(self, under_way: Iterable[tuple[str, ...]]) -> None:
         """Begin another attempt: rows that were to be read again still are.
 
-        So are those that the attempt before, in its chunks `under_way`, has read or was to read: that
-        may have failed.
+        So are those of the chunks of the attempt before that are `under_way`: these are given up.
         """
         self._known = None
         self.windows.clear()
         self.watermarks.clear()
-        again, self.delivered = [*self.read, *under_way, *self.incomplete], -1
-        self.read.clear()
+        again, self.delivered = [*under_way, *self.incomplete], -1
         self.incomplete.clear()
         for key in again:
             self._read_again(key, -1)

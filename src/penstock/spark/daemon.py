@@ -26,7 +26,6 @@ if __name__ == "__main__":
         import pyarrow.flight  # noqa: F401
         import pyspark.worker
 
-        import penstock.backfill.read.task
         import penstock.spark.source
         import penstock.spark.writer  # noqa: F401
     # A worker collects garbage after every task: all that is imported would be walked each time.

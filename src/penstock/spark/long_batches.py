@@ -52,7 +52,7 @@ class LongBatches:
         self._loop = RoundLoop(
             capture, capture.start, host=options.host, max_rows=options.maxrowsperbatch,
             in_step=options.in_step, seconds=options.batchseconds, on_settled=self._on_settled,
-            reads=self._reads, until_lsn=until_lsn, reported=options.blocks,
+            on_failed_reads=self._on_failed_reads, until_lsn=until_lsn, reported=options.blocks,
             batch_rows=0 if options.blocks else options.maxrowsperbatch,
         )  # fmt: skip
         self._loop.start()
@@ -111,6 +111,6 @@ class LongBatches:
         source, query = self._options.name, self._options.query
         self._reports.send({"source": source, "query": query, **fields_of(settled)})
 
-    def _reads(self, reads: Reads) -> tuple[int, str | None]:
-        token = 0 if self._backfills is None else self._backfills.token(reads)
-        return token, self._options.monitor
+    def _on_failed_reads(self, reads: Reads, error: Exception) -> None:
+        if self._backfills is not None:
+            self._backfills.failed(reads, error)

@@ -6,7 +6,6 @@ otherwise names where to fetch them.
 
 from __future__ import annotations
 
-import pickle
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,21 +18,19 @@ from penstock.core.blocks import (
     BLOCK_SCHEMA,
     PADDING,
     Opening,
-    blocks,
     messages_of,
     opening,
     with_fields,
 )
-from penstock.core.message import NO_MESSAGES
 from penstock.expressions.fields import extractor
 from penstock.expressions.types import Field
 from penstock.spark import lanes
 from penstock.spark.flight import BatchServer, fetch
-from penstock.spark.lanes import MORE, TASK, Lane
+from penstock.spark.lanes import MORE, Lane
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages
 
 if TYPE_CHECKING:
-    from penstock.backfill.read.task import ReadRange
+    pass
 
 _INLINE_BYTES: Final = 256 << 10
 _EMPTY: Final = pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
@@ -104,14 +101,7 @@ class PartitionReader:
         yield self._rows([opening(Opening(lane.address, lane.batch, lane.number, session))])
         yield from self._padding()
         for kind, data in lanes.read(lane, session):
-            if kind != TASK:
-                yield self._rows([data])
-            else:
-                task: ReadRange = pickle.loads(data)  # noqa: S301 - as Spark's own partitions
-                for batch in task.batches():
-                    for value in blocks(batch, task.part, last=False):
-                        yield self._rows([value])
-                yield self._rows(list(blocks(NO_MESSAGES, task.part)))
+            yield self._rows([data])
             if kind != MORE:
                 yield from self._padding()
 

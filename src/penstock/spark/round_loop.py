@@ -8,7 +8,6 @@ docs/performance.md has what a round of one message costs, process by process.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +15,16 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from penstock.backfill.read.task import ReadRange
+from penstock.backfill.read.chunk import with_messages
 from penstock.core.blocks import blocks
 from penstock.core.counting import Counts
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position, RoundPart
 from penstock.postgres.capture import Capture
+from penstock.postgres.chunk import Chunk
 from penstock.postgres.reads import Reads
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
-from penstock.spark.lanes import LAST, MORE, TASK
+from penstock.spark.lanes import LAST, MORE
 from penstock.spark.rounds import Part, Rounds
 
 _INTERVAL: Final = 0.003
@@ -57,7 +57,7 @@ class RoundLoop:
         in_step: See `Rounds`.
         seconds: How long a batch lasts, about.
         on_settled: Called from the thread before what is done is confirmed to the server.
-        reads: Returns the token and the monitor's address for a backfill's reads.
+        on_failed_reads: Called from the thread where no messages could be made of a backfill's reads.
         until_lsn: The end of what is to be read, if there is one.
         reported: Whether the tasks report what they have delivered; otherwise a batch is done when Spark
             says so, and has at most `batch_rows` messages.
@@ -74,7 +74,7 @@ class RoundLoop:
         in_step: bool,
         seconds: float,
         on_settled: Callable[[Settled], None],
-        reads: Callable[[Reads], tuple[int, str | None]],
+        on_failed_reads: Callable[[Reads, Exception], None],
         until_lsn: int | None = None,
         reported: bool = True,
         batch_rows: int = 0,
@@ -85,7 +85,7 @@ class RoundLoop:
         self._max_rows = max_rows
         self._seconds = seconds
         self._on_settled = on_settled
-        self._reads = reads
+        self._on_failed_reads = on_failed_reads
         self._until_lsn = until_lsn
         self._reported = reported
         self._batch_rows = batch_rows
@@ -242,12 +242,25 @@ class RoundLoop:
             if not chunks:
                 self._ending = self._has_all()
                 return
+            chunks = [self._whole(chunk) for chunk in chunks]
             start, self._position = self._position, end
             rows = sum(chunk.rows for chunk in chunks)
             self._rows += rows
             if rows < _FULL_ROWS:
                 self._not_before = time.monotonic() + _INTERVAL
             self._send(self._rounds.offer(start, end, chunks))
+
+    def _whole(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with its messages; one of a backfill has them from here on."""
+        reads = chunk.reads
+        if reads is None:
+            return chunk
+        try:
+            return with_messages(chunk, self._capture.options.splits)
+        except Exception as error:  # whatever it is, the live messages go on
+            log.exception("no messages could be made of a backfill's rows")
+            self._on_failed_reads(reads, error)
+            return chunk.emptied()
 
     def _is_over(self) -> bool:
         assert self._opened is not None  # noqa: S101 - a batch is open
@@ -264,13 +277,7 @@ class RoundLoop:
 
     def _send(self, parts: Sequence[Part]) -> None:
         for part in parts:
-            if isinstance(part.data, tuple):
-                reads, index = part.data
-                token, monitor = self._reads(reads)
-                task = ReadRange(reads, index, part.meta, token, monitor)
-                self._server.send(part.lane, TASK, pickle.dumps(task))
-                continue
-            values = list(blocks(part.data, part.meta))
+            values = list(blocks(part.messages, part.meta))
             for value in values[:-1]:
                 self._server.send(part.lane, MORE, value)
             self._server.send(part.lane, LAST, values[-1])
@@ -292,10 +299,10 @@ class RoundLoop:
         if done <= self._settled:
             self._settle_at = time.monotonic() + _SETTLE_SECONDS
             return
-        if not (now or self._rounds.was_alone or time.monotonic() >= self._settle_at):
+        if not (now or self._rounds.was_awaited or time.monotonic() >= self._settle_at):
             return
         self._settle_at = time.monotonic() + _SETTLE_SECONDS
-        self._rounds.was_alone = False
+        self._rounds.was_awaited = False
         counts: dict[str, Counts] = {}
         for end in [end for end in self._counts if end <= done]:
             for sink, of in self._counts.pop(end).items():

@@ -7,8 +7,7 @@ handed it, and reports each part when it is durable. No I/O here, and no lock: c
   group is in order, however the lanes overtake each other.
 * Rounds are confirmed in order: `confirmed` is the end of the last one before which all are done.
 * A lane that is lost has its parts handed to another one, in their order, or to the next that joins.
-* What must stand alone (a truncate, a backfill's chunk) waits until all before it is done, and all
-  behind waits for it.
+* What must stand alone (a truncate) waits until all before it is done, and all behind waits for it.
 * `in_step`, a round that goes to several lanes waits for those before it, and those behind it wait for
   it: the store's streams have each round whole before a newer one begins.
 """
@@ -19,38 +18,35 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 
 from penstock.core.message import Position, RoundPart
 from penstock.postgres.chunk import Chunk, joined, tied
-from penstock.postgres.reads import Reads
 
 ONE_LANE_ROWS: Final = 2_000
 """A round of fewer messages goes to one lane where it may: a second part costs more than it saves."""
 _AHEAD: Final = 3
 """Parts that a lane has at a time: one to deliver, and others on their way."""
 
-Data: TypeAlias = pa.RecordBatch | tuple[Reads, int]
-
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a round: its messages (`WIRE_SCHEMA`), or the number of a range of a backfill's reads.
+    """A part of a round.
 
     Attributes:
         lane: The lane that has it.
         splits: The splits of its messages, and those that share a group with them.
         meta: What its blocks say of it.
-        data: The messages, or the reads.
+        messages: Its messages (`WIRE_SCHEMA`).
         falls: How many reports had said that a sink is behind, when it was handed out.
     """
 
     lane: int
     splits: frozenset[int]
     meta: RoundPart
-    data: Data
+    messages: pa.RecordBatch
     falls: int
 
 
@@ -59,6 +55,7 @@ class _Round:
     end: Position
     left: int
     alone: bool
+    awaited: bool
 
 
 class Rounds:
@@ -69,8 +66,8 @@ class Rounds:
         """All messages up to here are durable in every sink."""
         self.look = True
         """Whether a sink may be behind, so that tasks look in the store."""
-        self.was_alone = False
-        """Set when a round is done that stood alone."""
+        self.was_awaited = False
+        """Set when a round is done that stood alone, or is of a backfill, which waits for it."""
         self._in_step = in_step
         self._falls = 0  # reports that a sink is behind
         self._lanes: dict[int, deque[Part]] = {}  # what each has not reported
@@ -172,30 +169,31 @@ class Rounds:
         alone = chunks[0].barrier
         if self._rounds and (alone or self._rounds[-1].alone):
             return []
-        reads = chunks[0].reads
-        placed = self._reads(reads) if reads is not None else self._place(chunks)
+        placed = self._place(chunks)
         if placed is None:
             return []
         self._next = None
+        reads = chunks[0].reads
         sink = None if reads is None else reads.spec.sink
-        return self._hand_out(_Round(end, 0, alone), start, placed, sink)
+        awaited = alone or reads is not None
+        return self._hand_out(_Round(end, 0, alone, awaited), start, placed, sink)
 
     def _hand_out(
         self,
         round_: _Round,
         start: Position,
-        placed: Sequence[tuple[int, frozenset[int], Data]],
+        placed: Sequence[tuple[int, frozenset[int], pa.RecordBatch]],
         sink: str | None,
     ) -> list[Part]:
         plan = secrets.randbits(63)
         made = []
-        for number, (lane, splits, data) in enumerate(placed):
+        for number, (lane, splits, messages) in enumerate(placed):
             self._ids += 1
             meta = RoundPart(
                 start, round_.end, number, len(placed), plan, sink, self._ids, self.confirmed,
                 self.look,
             )  # fmt: skip
-            part = Part(lane, splits, meta, data, self._falls)
+            part = Part(lane, splits, meta, messages, self._falls)
             self._parts[self._ids] = round_, part
             self._lanes[lane].append(part)
             for split in splits:
@@ -211,17 +209,13 @@ class Rounds:
         while self._rounds and not self._rounds[0].left:
             done = self._rounds.popleft()
             self.confirmed = done.end
-            self.was_alone = self.was_alone or done.alone
+            self.was_awaited = self.was_awaited or done.awaited
 
     # -- placement
 
-    def _reads(self, reads: Reads) -> list[tuple[int, frozenset[int], Data]]:
-        lanes = sorted(self._lanes)
-        return [
-            (lanes[at % len(lanes)], frozenset(), (reads, at)) for at in range(len(reads.ranges))
-        ]
-
-    def _place(self, chunks: Sequence[Chunk]) -> list[tuple[int, frozenset[int], Data]] | None:
+    def _place(
+        self, chunks: Sequence[Chunk]
+    ) -> list[tuple[int, frozenset[int], pa.RecordBatch]] | None:
         """Return the lane of each split that has messages, None where some must wait."""
         big = sum(chunk.rows for chunk in chunks) >= ONE_LANE_ROWS
         if self._in_step and self._rounds:
@@ -250,7 +244,7 @@ class Rounds:
 
     def _made(
         self, chunks: Sequence[Chunk], lanes: dict[int, set[int]]
-    ) -> list[tuple[int, frozenset[int], Data]] | None:
+    ) -> list[tuple[int, frozenset[int], pa.RecordBatch]] | None:
         if any(len(self._lanes[lane]) >= _AHEAD for lane in lanes):
             return None
         return [

@@ -26,7 +26,7 @@ from penstock.backfill.events import Event, Failed, Started
 from penstock.backfill.session import backfill_error, internal_error, known
 from penstock.core.errors import BackfillError, CaptureError
 from penstock.postgres.capture import Capture
-from penstock.postgres.reads import BackfillSpec, SavedCursor
+from penstock.postgres.reads import BackfillSpec, Reads, SavedCursor
 
 _CONNECTED_SECONDS: Final = 0.05
 _IDLE_SECONDS: Final = 60.0
@@ -37,12 +37,11 @@ log = structlog.get_logger("penstock.backfill")
 class Backfiller:
     """Runs backfills, one at a time, through `capture`, in a thread of its own.
 
-    `Capture.take` returns a chunk as the only one of its batch, with `Chunk.reads`; the batch
-    has one task for each of `reads.ranges`, which calls `read_range`. When the batch is confirmed,
-    the chunk counts as delivered.
+    `Capture.take` and `hand_out` return a chunk alone, with `Chunk.reads`: `with_messages` makes
+    messages of these. When they are confirmed, the chunk counts as delivered.
 
     Args:
-        capture: The source's capture; it gives the URL, the publication and the number of splits.
+        capture: The source's capture; it gives the URL and the publication.
         on_event: Called from the backfiller's thread with each event, in order; must not block for
             long and must not raise.
     """
@@ -74,7 +73,7 @@ class Backfiller:
         return self._commands.start(spec, cursor)
 
     def pause(self) -> None:
-        """Plan no more chunks; those that are planned are delivered, and reported."""
+        """Read no more chunks; those that are read are delivered, and reported."""
         self._commands.pause()
 
     def resume(self) -> None:
@@ -82,8 +81,13 @@ class Backfiller:
         self._commands.resume()
 
     def cancel(self) -> None:
-        """Give up what is under way, without an event; its tasks will find no snapshot."""
+        """Give up what is under way, without an event."""
         self._commands.cancel()
+
+    def failed(self, reads: Reads, error: Exception) -> None:
+        """Note that no messages could be made of a chunk: the backfill goes back, or ends."""
+        known_error = error if isinstance(error, BackfillError) else internal_error(error)
+        self._commands.failed(reads, known_error)
 
     def close(self) -> None:
         """Cancel, and end the thread."""
@@ -172,7 +176,7 @@ class Backfiller:
         source = source_table.inspect(holder.connection, options, spec, database, tag)
         self._commands.raise_if_changed()
         cursor = cursors.from_saved(start.cursor, source, spec)
-        planner = ChunkPlanner(source, spec, cursor, options.splits)
+        planner = ChunkPlanner(source, spec, cursor)
         target = Target(start, source, fingerprint, self._watches.begin(start, source))
         self._waiting = None
         chunks = NextChunk(self._context, target, planner)

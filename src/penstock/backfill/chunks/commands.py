@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.core.errors import BackfillError
 from penstock.postgres.capture import ReadsEvent
 from penstock.postgres.reads import BackfillSpec, Reads, SavedCursor
 from penstock.postgres.watermarks import Watermark
@@ -38,11 +39,12 @@ class Replan:
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """The capture handed a chunk out, or it was confirmed."""
+    """The capture handed a chunk out, or it was confirmed; or no messages could be made of it."""
 
     event: ReadsEvent
     attempt: int
     chunk: int
+    error: BackfillError | None = None
 
 
 Item = Start | Replan | ChunkReport
@@ -103,6 +105,10 @@ class Commands:
     def report(self, event: ReadsEvent, reads: Reads) -> None:
         """Report that a chunk was handed out or confirmed."""
         self._queue.put(ChunkReport(event, reads.attempt, reads.chunk))
+
+    def failed(self, reads: Reads, error: BackfillError) -> None:
+        """Report that no messages could be made of a chunk's rows; from any thread."""
+        self._queue.put(ChunkReport("taken", reads.attempt, reads.chunk, error))
 
     def passed(self, mark: Watermark) -> None:
         """Report that the decoder passed a watermark."""

@@ -1,4 +1,4 @@
-"""Plans the next chunk of an attempt: takes its snapshot, chooses its size, finds its ranges."""
+"""Reads the next chunk of an attempt: takes its snapshot, chooses its size, finds its ranges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.backfill.chunks.pool import SessionPool
 from penstock.backfill.chunks.retries import Retries
 from penstock.backfill.chunks.sizing import Sizing
 from penstock.backfill.chunks.snapshots import SnapshotHolder, Visible, is_near
+from penstock.backfill.read.rows import read_rows
 from penstock.backfill.session import Connection
 from penstock.core.errors import BackfillError
 from penstock.postgres.capture import Capture
@@ -52,19 +53,18 @@ class Target:
 
 
 @dataclass
-class PlannedChunk:
-    """A chunk between its plan and its delivery. Times are `time.monotonic`'s."""
+class ReadChunk:
+    """A chunk of so many rows, between its snapshot and its delivery."""
 
     reads: Reads
     rows: int
     window: Window
-    holder: SnapshotHolder | None
     completes: int
     """The oldest chunk that is whole only with this one."""
     reread: tuple[tuple[str, ...], ...]
     """Keys of the rows that it reads again."""
-    planned_at: float
     taken_at: float = 0.0
+    """When it was handed out, by `time.monotonic`."""
 
     @property
     def number(self) -> int:
@@ -73,7 +73,10 @@ class PlannedChunk:
 
 
 class NextChunk:
-    """Plans one attempt's chunks, one after the other."""
+    """Reads one attempt's chunks, one after the other.
+
+    Between `read` and `release`, the snapshot's transaction keeps the table as it is.
+    """
 
     def __init__(self, context: Context, target: Target, planner: ChunkPlanner) -> None:
         self._context = context
@@ -83,60 +86,56 @@ class NextChunk:
         self._waits_since: float | None = None
         self.sizing = Sizing()
         self.reread: tuple[tuple[str, ...], ...] = ()
-        """Keys that the chunk that is being planned will read."""
+        """Keys that the chunk that is being read has."""
         self.retry_at = 0.0
-        """When `plan` can do something."""
+        """When `read` can do something."""
 
     @property
     def ended(self) -> bool:
         """Whether no row is behind the last chunk; rows may still have to be read again."""
         return self._planner.ended
 
-    def plan(self, number: int) -> PlannedChunk | None:
+    def read(self, number: int) -> ReadChunk | None:
         """Return the next chunk, or None where there is no snapshot before `retry_at`.
 
-        The chunk has no ranges and no snapshot where no row was found: at the table's end, or within a
-        second. Raises `BackfillError`, `psycopg.Error`, and `Interrupted` where a command came.
+        The chunk has no ranges, and its snapshot is released, where no row was found: at the table's
+        end, or within a second. Raises `BackfillError`, `psycopg.Error`, and `Interrupted` where a
+        command came.
         """
         context, target = self._context, self._target
         holder = self._take_snapshot()
         if holder is None:
             return None
-        target.raise_if_altered(holder.connection, context.capture)
-        weight = self._planner.weight(holder.connection)
-        self.sizing.weighed(weight, context.capture.options.splits)
+        connection = holder.connection
+        target.raise_if_altered(connection, context.capture)
+        self.sizing.weighed(self._planner.weight(connection))
         with context.capture.decoder():
             completes = self._take_incomplete(min(KEYS, self.sizing.rows))
         until = time.monotonic() + _PLAN_SECONDS
         commands = context.commands
         plan = self._planner.next(
-            holder.connection, self.sizing.rows, self.reread,
+            connection, self.sizing.rows, self.reread,
             lambda: commands.changed or commands.paused or time.monotonic() > until,
         )  # fmt: skip
         commands.raise_if_changed()
-        self._holder = None
+        spec, source = target.start.spec, target.source
+        found = [read_rows(connection, ranges.copy(source, spec, each)) for each in plan.ranges]
         reread, self.reread = self.reread, ()
         context.retries.planned(target.start)
-        spec, attempt = target.start.spec, target.start.attempt
-        reads = Reads(
-            spec, attempt, number, plan.cursor, plan.ranges, holder.snapshot, target.source,
-            context.capture.options.url,
-        )  # fmt: skip
-        chunk = PlannedChunk(
-            reads, plan.rows, holder.window, holder, min(completes, number), reread,
-            time.monotonic(),
-        )  # fmt: skip
-        if not plan.ranges:
+        rows = sum(each.rows for each in found)
+        texts = tuple(each.text for each in found) if rows or reread else ()
+        reads = Reads(spec, target.start.attempt, number, plan.cursor, texts, source)
+        if not texts:
             with context.capture.decoder():
                 target.watch.windows.remove(holder.window)
-            context.pool.free(holder)
-            chunk.holder = None
-        return chunk
+            self.release()
+        return ReadChunk(reads, rows, holder.window, min(completes, number), reread)
 
-    def close(self) -> None:
-        """Let go of the snapshot."""
+    def release(self) -> None:
+        """End the snapshot's transaction."""
         if self._holder is not None:
             self._context.pool.free(self._holder)
+            self._holder = None
 
     def _take_snapshot(self) -> SnapshotHolder | None:
         """Return a holder with a snapshot; None where live changes or transactions go first."""

@@ -1,4 +1,4 @@
-"""Finds the ranges of a chunk: where each begins and ends, in one snapshot."""
+"""Finds the range of a chunk: where it begins and ends, in one snapshot."""
 
 from __future__ import annotations
 
@@ -19,25 +19,18 @@ _SCANS: Final = (20_000, 300_000)
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """What a chunk reads, about how many rows; `cursor` is where the backfill is behind it."""
+    """The ranges that a chunk has; `cursor` is where the backfill is behind it."""
 
     ranges: tuple[Range, ...]
-    rows: int
     cursor: Cursor
 
 
 class ChunkPlanner:
-    """Finds the ranges of one attempt's chunks, one after the other.
+    """Finds the ranges of one attempt's chunks; the first one begins behind `cursor`."""
 
-    The first begins behind `cursor`; each has up to `splits` ranges.
-    """
-
-    def __init__(
-        self, source: SourceTable, spec: BackfillSpec, cursor: Cursor, splits: int
-    ) -> None:
+    def __init__(self, source: SourceTable, spec: BackfillSpec, cursor: Cursor) -> None:
         self._source = source
         self._spec = spec
-        self._splits = splits
         self._cursor = self._after = cursor
         sorts = source.sort is not None
         self._nulls = sorts and cursor is not None and cursor[0] is None
@@ -71,31 +64,30 @@ class ChunkPlanner:
         It may be empty: at the table's end, and where `stop` returns true before a row was found. Raises
         `psycopg.Error`.
         """
-        found: list[Range] = []
-        count = 0
-        while not self.ended and not found:
-            found, count = self._ahead(connection, rows)
+        found: Range | None = None
+        while not self.ended and found is None:
+            found = self._ahead(connection, rows)
             if stop():
                 break
+        ahead = () if found is None else (found,)
         again = (Range(None, None, keys=keys),) if keys else ()
-        return ChunkPlan((*found, *again), count + len(keys), self._cursor)
+        return ChunkPlan((*ahead, *again), self._cursor)
 
-    def _ahead(self, connection: Connection, rows: int) -> tuple[list[Range], int]:
-        """Return ranges behind the cursor and go on behind them; none where the filters pass no row."""
-        step = max(-(-rows // self._splits), 1)
+    def _ahead(self, connection: Connection, rows: int) -> Range | None:
+        """Return the range behind the cursor and go on behind it; None where the filters pass no row."""
         filters = ranges.filters(self._source, self._spec)
+        passes = True
         if filters is None:
-            bounds, more, count = self._bounds(connection, step)
+            bound = self._bound(connection, rows)
+            more = bound is not None
         else:
-            bounds, more, count = self._scanned(connection, filters, step * self._splits, step)
-        found = []
-        for bound in bounds:
-            found.append(Range(self._after, bound, self._nulls))
-            if bound is not None:
-                self._after = self._cursor = bound
+            bound, more, passes = self._scanned(connection, filters, rows)
+        found = Range(self._after, bound, self._nulls)
+        if bound is not None:
+            self._after = self._cursor = bound
         if not more:
             self._next_phase()
-        return (found if count else []), count
+        return found if passes else None
 
     def _next_phase(self) -> None:
         """Go on from the last row that has a value to sort by to those that have none, or end."""
@@ -105,33 +97,22 @@ class ChunkPlanner:
         else:
             self.ended = True
 
-    def _bounds(self, connection: Connection, step: int) -> tuple[list[Cursor], bool, int]:
-        bounds: list[Cursor] = []
-        after = self._after
-        for _ in range(self._splits):
-            after = self._bound(connection, after, step)
-            if after is None:
-                break
-            bounds.append(after)
-        else:
-            return bounds, True, step * len(bounds)
-        if self._bound(connection, bounds[-1] if bounds else self._after, 1) is not None:
-            bounds.append(None)  # their number is not known
-        return bounds, False, step * len(bounds)
-
-    def _bound(self, connection: Connection, after: Cursor, step: int) -> Cursor:
-        """Return the key of the row `step` rows further on, None if there are not as many."""
-        offset = sql.Literal(step - 1)
-        query = sql.SQL(SQL["bound"]).format(offset=offset, **self._parts(after))
+    def _bound(self, connection: Connection, rows: int) -> Cursor:
+        """Return the key of the row `rows` rows further on, None if there are not as many."""
+        query = sql.SQL(SQL["bound"]).format(
+            offset=sql.Literal(rows - 1), **self._parts(self._after)
+        )
         result = connection.execute(query).pgresult
         assert result is not None  # noqa: S101 - it was executed
         return self._key(result, 0, 0) if result.ntuples else None
 
     def _scanned(
-        self, connection: Connection, filters: sql.Composable, rows: int, step: int
-    ) -> tuple[list[Cursor], bool, int]:
-        """Scan some rows for those that the filters pass, which may be few."""
-        scanned = max(self._scan, rows)
+        self, connection: Connection, filters: sql.Composable, rows: int
+    ) -> tuple[Cursor, bool, bool]:
+        """Scan some rows for those that the filters pass, which may be few.
+
+        Returns the key to go on behind, whether there may be more rows, and whether one has passed.
+        """
         order = ranges.ordering(self._source, nulls=self._nulls)
         names = [sql.Identifier(f"k{i}") for i in range(len(order))]
         query = sql.SQL(SQL["scan"]).format(
@@ -140,25 +121,19 @@ class ChunkPlanner:
                 sql.SQL("{} AS {}").format(sql.Identifier(c.name), name)
                 for c, name in zip(order, names, strict=True)
             ),
-            filter=filters, scanned=sql.Literal(scanned), step=sql.Literal(step),
-            rows=sql.Literal(rows), **self._parts(self._after),
+            filter=filters, scanned=sql.Literal(max(self._scan, rows)), rows=sql.Literal(rows),
+            **self._parts(self._after),
         )  # fmt: skip
         result = connection.execute(query).pgresult
         assert result is not None  # noqa: S101 - it was executed
         if not result.ntuples:
-            return [], False, 0
-        bounds = [self._key(result, i, 2) for i in range(result.ntuples)]
-        last = result.ntuples - 1
-        matched = int(result.get_value(last, 0) or 0)
-        more = result.get_value(last, 1) == b"t"
-        if matched >= rows:
-            # The rows that pass end before the last one that was scanned.
-            if last and int(result.get_value(last - 1, 0) or 0) >= rows:
-                bounds, more = bounds[:-1], True
-            self._scan = max(self._scan // 2, _SCANS[0])
-            return bounds, more, min(matched, rows)
-        self._scan = min(self._scan * 2, _SCANS[1])
-        return bounds, more, matched
+            return None, False, False
+        # The first row is the last one that fits, or the last one that was scanned.
+        matched = int(result.get_value(0, 0) or 0)
+        more = result.ntuples > 1 or result.get_value(0, 1) == b"t"
+        full = matched >= rows
+        self._scan = max(self._scan // 2, _SCANS[0]) if full else min(self._scan * 2, _SCANS[1])
+        return self._key(result, 0, 2), more, matched > 0
 
     def _parts(self, after: Cursor) -> dict[str, sql.Composable]:
         source = self._source

@@ -11,9 +11,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from penstock.backfill.chunks.snapshots import SnapshotHolder
-from penstock.backfill.session import SQL, Connection, open_session
-from penstock.core.errors import BackfillError
-from penstock.postgres.reads import BackfillSpec
+from penstock.backfill.session import Connection, open_session
 
 _CANCEL_SECONDS: Final = 5.0
 
@@ -49,16 +47,6 @@ class SessionPool:
             self._writer = open_session(self._url, statement="30s")
             self._opened(self._writer)
         return self._writer
-
-    def raise_if_blocking(self, holders: Sequence[SnapshotHolder], spec: BackfillSpec) -> None:
-        """Raise `BackfillError` where a session waits for a lock that one of these holds."""
-        pids = [holder.connection.info.backend_pid for holder in holders]
-        if pids and self.writer().execute(SQL["blocking"], {"pids": pids}).fetchone():
-            raise BackfillError(
-                "locked",
-                f"A session waits for a lock on {spec.schema}.{spec.table}, and goes first.",
-                transient=True,
-            )
 
     def close(self) -> None:
         """Close the sessions that are free."""

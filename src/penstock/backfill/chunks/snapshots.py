@@ -39,14 +39,13 @@ class Visible:
 
 
 class SnapshotHolder:
-    """A transaction that keeps a snapshot, on a connection that is used again and again.
+    """A transaction with a snapshot, on a connection that is used again and again.
 
     `window` has what changed in the table since before the snapshot.
     """
 
     def __init__(self, url: str) -> None:
         self.connection = open_session(url, statement="120s")
-        self.snapshot = ""
         self.window = Window()
         self._missing: set[int] = set()
         self._count = self._floor = self._tries = 0
@@ -78,7 +77,7 @@ class SnapshotHolder:
         Returns 0, or after how many seconds to try again: what was decoded may wait for a standby, or
         for a core, before it becomes visible. Raises `psycopg.Error`.
         """
-        self.snapshot, snapshot = self._begin(table)
+        snapshot = self._begin(table)
         missing = self._missing = unseen(snapshot, self._missing)
         if missing or snapshot.xmin < self._floor:
             self.connection.execute("ROLLBACK")
@@ -100,13 +99,13 @@ class SnapshotHolder:
         (newest,) = self.connection.execute(SQL["newest"]).fetchone() or (0,)
         return xids, newest
 
-    def _begin(self, table: sql.Composable) -> tuple[str, Snapshot]:
+    def _begin(self, table: sql.Composable) -> Snapshot:
         connection = self.connection
         connection.execute(SQL["begin"])
         connection.execute(sql.SQL(SQL["lock"]).format(table=table))
         row = connection.execute(SQL["snapshot"]).fetchone()
         assert row is not None  # noqa: S101 - a SELECT without FROM
-        return row[0], Snapshot.parse(row[1])
+        return Snapshot.parse(row[0])
 
     def end(self) -> None:
         """End the transaction; a connection that is lost is closed."""

@@ -22,10 +22,20 @@ from penstock.postgres.types import Types
 _XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())
 
 
-class RangeEncoder:
-    """Turns the rows of `reads.ranges[index]`, as COPY prints them, into batches of `WIRE_SCHEMA`."""
+def messages_of(reads: Reads) -> tuple[pa.RecordBatch, list[int]]:
+    """Return a chunk's messages (`WIRE_SCHEMA`), and of each the hash that its split is found by.
 
-    def __init__(self, reads: Reads, index: int) -> None:
+    Rows whose key has changed since they were read are left out. The same reads give the same messages,
+    with the same keys. Budget: 3 µs a row of 8 columns.
+    """
+    encoder = _Encoder(reads)
+    made = [encoder.range(text, index) for index, text in enumerate(reads.ranges)]
+    batches, splits = zip(*made, strict=True)
+    return pa.concat_batches(batches), [split for some in splits for split in some.to_pylist()]
+
+
+class _Encoder:
+    def __init__(self, reads: Reads) -> None:
         source = reads.source
         types = Types(source.types)
         self._table = table = table_of(source, dict(reads.moved))
@@ -48,16 +58,14 @@ class RangeEncoder:
             pa.int64(), len(reads.touched) // 8, [None, pa.py_buffer(reads.touched)]
         )
         self._lsn = reads.lsn
-        self._next = index << RANGE_BITS
-        self._end = (index + 1) << RANGE_BITS
 
-    def batch(self, rows: Sequence[memoryview]) -> pa.RecordBatch:
-        """Return the messages of the next rows, without those whose key has changed since."""
-        columns = self._parsed(rows)
+    def range(self, text: bytes, index: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
+        """Return the messages of a range, and the hashes of their splits."""
+        columns = self._parsed(text)
         count = len(columns[0])
-        first, self._next = self._next, self._next + count
-        if self._next > self._end:
-            raise BackfillError("range", f"A range has more than {self._end - first} rows.")
+        first = index << RANGE_BITS
+        if count >> RANGE_BITS:
+            raise BackfillError("range", f"A range has {count} rows, more than {1 << RANGE_BITS}.")
         numbers = pa.array(range(first, first + count), pa.int64())
         idx = numbers.cast(pa.string()).cast(pa.binary())
         values = [convert(column) for convert, column in zip(self._kernels, columns, strict=True)]
@@ -98,9 +106,12 @@ class RangeEncoder:
             [made[f.name] if f.name in made else pa.nulls(count, f.type) for f in WIRE_SCHEMA],
             schema=WIRE_SCHEMA,
         )
+        groups = self._table.groups
+        splits = hashes.group if groups.same_split else groups.split.hashes(values, count)
         if not len(self._touched):
-            return batch
-        return batch.filter(pc.invert(pc.is_in(hashes.own, value_set=self._touched)))
+            return batch, splits
+        kept = pc.invert(pc.is_in(hashes.own, value_set=self._touched))
+        return batch.filter(kept), splits.filter(kept)
 
     def _begin_metadata(
         self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
@@ -120,9 +131,9 @@ class RangeEncoder:
             b',"idempotency_key":"' + self._key_prefix, idx, b'"',
         )  # fmt: skip
 
-    def _parsed(self, rows: Sequence[memoryview]) -> list[pa.BinaryArray]:
+    def _parsed(self, text: bytes) -> list[pa.BinaryArray]:
         # A header first: Arrow would take a byte order mark at the start of the data for its own.
-        data = b"".join((self._header, *rows))
+        data = self._header + text
         read = csv.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = csv.read_csv(
             pa.BufferReader(data), read_options=read, parse_options=self._parse,

@@ -1,109 +1,18 @@
-"""The tasks and the reader of a backfill: what they report to the run, whatever happens to them."""
+"""The reader of a backfill: what it does as the run commands, and what it reports."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
-from queue import SimpleQueue
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from tests.streams_help import Change, wire
 
 from penstock.backfill import reader as readers
 from penstock.backfill.events import Delivered, Done, Event, Failed
-from penstock.backfill.read import task as tasks
-from penstock.backfill.read.task import ReadRange
 from penstock.backfill.reader import ReaderBackfills
-from penstock.core.errors import BackfillError
-from penstock.core.message import READ, Position, RoundPart
-from penstock.core.monitor import Monitor, Report
+from penstock.core.monitor import Report
 from penstock.postgres.reads import BackfillSpec
 
 SPEC = BackfillSpec(3, "events", "public", "orders")
-ROWS = wire([Change({"id": n}, READ) for n in range(4)])
-
-
-class Reads:
-    """As much of the real one as a task reads."""
-
-    chunk = 5
-    attempt = 1
-    sink = "events"
-    ranges = ((), ())
-
-
-class Run:
-    """The run's end: what is reported to it."""
-
-    def __init__(self) -> None:
-        self.reports: SimpleQueue[Report] = SimpleQueue()
-        self.monitor = Monitor(self.reports.put)
-
-    def reported(self) -> Report:
-        found: Report = self.reports.get(timeout=60)["backfill_range"]
-        return found
-
-
-@pytest.fixture
-def run() -> Iterator[Run]:
-    run = Run()
-    yield run
-    run.monitor.close()
-
-
-def task(run: Run) -> ReadRange:
-    part = RoundPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
-    return ReadRange(Reads(), 1, part, 77, run.monitor.address)  # type: ignore[arg-type]
-
-
-def test_a_range_that_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([ROWS, ROWS]))
-    batches = list(task(run).batches())
-    assert sum(batch.num_rows for batch in batches) == 8
-    assert run.reported() == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 8}
-    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([]))
-    assert list(task(run).batches()) == []
-    assert run.reported()["rows"] == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (
-            BackfillError("snapshot_lost", "The snapshot is gone.", transient=True),
-            {"error": "The snapshot is gone.", "code": "snapshot_lost", "transient": True},
-        ),
-        (
-            ZeroDivisionError("of mine"),
-            {"error": "ZeroDivisionError: of mine", "code": "internal", "transient": False},
-        ),
-    ],
-)
-def test_a_range_that_fails_ends_no_query(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: Report
-) -> None:
-    def fails(*_: Any) -> Iterator[pa.RecordBatch]:
-        yield ROWS
-        raise error
-
-    monkeypatch.setattr(tasks, "read_range", fails)
-    assert sum(batch.num_rows for batch in task(run).batches()) == 4
-    found = run.reported()
-    assert found == {"attempt": 1, "chunk": 5, "range": 1, "token": 77, "rows": 4, **expected}
-
-
-def test_a_run_that_is_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "read_range", lambda *_: iter([ROWS]))
-    lost = task(run)
-    lost.monitor = "127.0.0.1:9:secret"
-    assert sum(batch.num_rows for batch in lost.batches()) == 4
-
-
-def test_a_task_shows_no_secret(run: Run) -> None:
-    made = task(run)
-    assert run.monitor.address.rpartition(":")[2] not in repr(made)
 
 
 class Backfiller:
@@ -172,15 +81,13 @@ def test_events_of_an_earlier_start_are_not_reported(
         {
             "backfill": {
                 "event": "delivered", "token": 8, "backfill": 3, "attempt": 1, "chunk": 0,
-                "ranges": 2, "cursor": ("b", None),
+                "rows": 2, "cursor": ("b", None),
             }
         }
     ]  # fmt: skip
-    assert commands.token(Reads()) == 8  # type: ignore[arg-type]
     commands.command(desired(9))
     made.on_event(Done(3, 1, 4))
     assert len(sent) == 1
-    assert commands.token(Reads()) == 0  # type: ignore[arg-type]
     made.on_event(Done(3, 2, 4))
     assert sent[1]["backfill"]["token"] == 9
     made.on_event(Done(3, 5, 4))
@@ -224,9 +131,3 @@ def test_a_reader_reports_that_it_is_ready_until_it_is_commanded(
     commands.command(None)
     commands.report_ready()
     assert len(sent) == 2
-
-
-def test_a_task_travels() -> None:
-    part = RoundPart(Position(1, 0), Position(2, 0), 1, 2, 9, "events")
-    made = ReadRange(None, 1, part, 77, None)  # type: ignore[arg-type]
-    assert pickle.loads(pickle.dumps(made)) == made
