@@ -84,13 +84,11 @@ def opening(value: Opening) -> bytes:
     return _HEAD.pack(_OPENING) + _pack(value)
 
 
-def blocks(
-    batch: pa.RecordBatch, part: RoundPart | None = None, *, last: bool = True
-) -> Iterator[bytes]:
-    """Yield a part's messages as blocks, with `last` all that it has left."""
+def blocks(batch: pa.RecordBatch, part: RoundPart | None = None) -> Iterator[bytes]:
+    """Yield a part's messages as blocks."""
     pieces = list(cut(batch))
     for piece in pieces:
-        head = _pack((part, last and piece is pieces[-1]))
+        head = _pack((part, piece is pieces[-1]))
         yield b"".join((_HEAD.pack(len(head)), head, encode(piece)))
 
 
