@@ -12,12 +12,13 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from penstock.core.blocks import Block, pack, unpack
 from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.spark.message_schema import MESSAGE_SCHEMA, to_messages, to_wire
 from penstock.spark.options import SourceOptions
-from penstock.spark.settings import lanes, local_master
+from penstock.spark.settings import lanes, local_master, warn_of_few_slots
 
 
 def wire(rows: int) -> pa.RecordBatch:
@@ -135,3 +136,12 @@ def test_a_local_master_has_slots_for_every_source_and_lanes_for_its_cores() -> 
     assert local_master("spark://h:7077") == "spark://h:7077"
     for sources, each in (1, 5), (2, 2), (5, 1), (9, 1):
         assert lanes(cast(SparkSession, context), "spark://h:7077", sources) == each
+
+
+def test_a_master_with_fewer_slots_than_sources_is_named() -> None:
+    context = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    with capture_logs() as logs:
+        for sources in 1, 2, 3:
+            warn_of_few_slots(cast(SparkSession, context), sources)
+    (entry,) = logs
+    assert (entry["slots"], entry["needed"], entry["log_level"]) == (2, 3, "warning")

@@ -32,6 +32,7 @@ from penstock.runtime.state import RunState
 from penstock.runtime.store_session import StoreSession
 from penstock.spark import planning
 from penstock.spark.session import jvm_exit_code
+from penstock.spark.settings import warn_of_few_slots
 from penstock.streams.errors import EMBEDDED_DOWN
 
 _DRAIN_SECONDS: Final = 15.0
@@ -225,12 +226,7 @@ class Run:
         else:
             monitor = monitor_for(spark, self._config, self._handle)
         self._start_backfilling(monitor)
-        slots = spark.sparkContext.defaultParallelism
-        if slots < len(self._sources):
-            log.warning(
-                "Spark has fewer slots than there are sources: these take turns, a minute each",
-                slots=slots, needed=len(self._sources),
-            )  # fmt: skip
+        warn_of_few_slots(spark, len(self._sources))
         # The first batch of a query connects to its sinks.
         starting = {
             name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])

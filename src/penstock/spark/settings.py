@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = structlog.get_logger("penstock.spark")
 
 SETTINGS: Final[dict[str, str]] = {
     # A Python task costs 40 ms less over Unix sockets than over TCP (delayed ACK).
@@ -71,6 +75,16 @@ def lanes(spark: SparkSession, master: str, sources: int) -> int:
     """
     cores = _local_cores(master)
     return max(1, spark.sparkContext.defaultParallelism // sources) if cores is None else cores
+
+
+def warn_of_few_slots(spark: SparkSession, sources: int) -> None:
+    """Log where not every source can have a lane at a time."""
+    slots = spark.sparkContext.defaultParallelism
+    if slots < sources:
+        log.warning(
+            "Spark has fewer slots than there are sources: these take turns, a minute each",
+            slots=slots, needed=sources,
+        )  # fmt: skip
 
 
 def _local_cores(master: str) -> int | None:
