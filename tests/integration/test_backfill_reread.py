@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tests.integration.backfilling import backfilling, fold
+from tests.integration.backfilling import backfilling, before_watermarks, fold
 from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import delays, paused
 from tests.integration.test_backfill_attempts import BACKENDS, TABLE, expected, taken
 
 from penstock.backfill.chunks import retries, sizing
+from penstock.backfill.chunks.next_chunk import ReadChunk, Target
 from penstock.backfill.events import Delivered
+from penstock.core.errors import BackfillError
 from penstock.embedded.handles import Database
 
 MOVE = "UPDATE t SET id = -1 WHERE id = 40"  # behind the cursor, without its large value
@@ -76,6 +80,36 @@ def test_the_cursor_waits_for_rows_that_moved(database: Database) -> None:
         event = driver.await_event(Delivered)
         assert isinstance(event, Delivered)
         assert (event.chunk, event.cursor) == (0, None)
+
+
+def test_a_chunk_whose_watermark_is_not_written_forgets_none(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a type is altered between the chunk's snapshot and its watermark."""
+    monkeypatch.setattr(retries, "_BACKOFF_SECONDS", (0.01, 0.01))
+    compare = Target.raise_if_altered
+    failed: list[tuple[tuple[str, ...], ...]] = []
+    writing: list[ReadChunk] = []
+
+    def fails_once(target: Target, *arguments: Any) -> None:
+        if writing and writing[-1].reread and not failed:
+            failed.append(writing[-1].reread)
+            raise BackfillError("table_changed", "It was altered.", transient=True)
+        compare(target, *arguments)
+
+    monkeypatch.setattr(Target, "raise_if_altered", fails_once)
+    with backfilling(database, *TABLE) as driver:
+
+        def change_first(chunk: ReadChunk) -> None:
+            if len(writing) == 3:
+                database.execute(MOVE)
+            writing.append(chunk)
+
+        before_watermarks(monkeypatch, change_first)
+        driver.start()
+        driver.run()
+        assert failed == [(("-1",),)]
+        assert fold(driver.received) == expected(database)
 
 
 def test_another_backfill_knows_nothing_of_them(database: Database) -> None:

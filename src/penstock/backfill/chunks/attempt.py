@@ -104,6 +104,7 @@ class Attempt:
     def write_watermark(self, chunk: ReadChunk) -> None:
         """Write the watermark of a chunk: it is in flight from now on."""
         context = self._context
+        self.in_flight.append(chunk)
         connection = context.pool.writer()
         # The snapshot's lock keeps off all but changes of the publication, and of types.
         self._target.raise_if_altered(connection, context.capture)
@@ -112,7 +113,6 @@ class Attempt:
             content, chunk.window, chunk.reads, context.commands.passed, chunk.rows, self.number,
             chunk.completes,
         )  # fmt: skip
-        self.in_flight.append(chunk)
         with context.capture.decoder():
             self.watch.watermarks[content] = mark
         connection.execute(SQL["watermark"], {"content": content})
