@@ -32,7 +32,9 @@ _ROWS: Final = 2_000
 _HEAD: Final = struct.Struct("<H")
 _OPENING: Final = 0xFFFF
 _SCHEMA_BYTES: Final = WIRE_SCHEMA.serialize().size
-_LEAST_BYTES: Final = 128
+BUFFER_BYTES: Final = 1024
+"""Spark's buffers between Python and the JVM (`spark.buffer.size`), for few reads and writes a block."""
+_LEAST_BYTES: Final = BUFFER_BYTES + 8
 ROWS_AT_ONCE: Final = 2
 """Rows in each Arrow batch from the JVM to the worker that writes: a block, and what pushed the last."""
 _pack = msgspec.msgpack.Encoder().encode
@@ -111,8 +113,8 @@ def blocks(
 def _whole(*parts: bytes | pa.Buffer) -> bytes:
     """Return a value that Python's writer passes on to its end.
 
-    It keeps what it gets last where that has less than `spark.buffer.size`. Arrow gives it the values of
-    the last column in one piece, and then what these lack to a multiple of 8 bytes.
+    It keeps what it gets last where that fits into its buffer. Arrow gives it the values of the last
+    column in one piece, and then what these lack to a multiple of 8 bytes.
     """
     value = b"".join(parts)
     return value + bytes(max(_LEAST_BYTES - len(value), -len(value) % 8))

@@ -16,7 +16,7 @@ from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
 from penstock.sinks.nats.order import group_keys
 
-_FEW: Final = 8
+_FEW: Final = 64
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from penstock.core.subject import MAX_SUBJECT_BYTES
 
 MAX_HEADER: Final = 65_535
 """The bytes of a message's headers, its id among them, that JetStream takes."""
-FEW: Final = 8
+FEW: Final = 64
 FEW_BYTES: Final = 1 << 20
 _NAMES: Final = ("record", "changes", "action", "metadata", "idempotency_key")
 
