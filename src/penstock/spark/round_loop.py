@@ -194,9 +194,12 @@ class RoundLoop:
         now, until = time.monotonic(), _IDLE_SECONDS
         if self._reported and self._rounds.confirmed > self._settled:
             until = min(until, self._settle_at - now)
-        # A wake for nothing would cost as much as a report.
+        # A wake for nothing costs as much as a report. So what is read wakes this thread only where it
+        # can be handed out now, and the end of an interval does where there is something.
+        self._armed = self._may_hand_out()
         looks = self._unread or self._more or self._ends_by_itself
-        if looks and self._not_before > now and self._may_hand_out():
+        if looks and self._not_before > now and self._armed:
+            self._armed = False
             until = min(until, self._not_before - now)
         return max(until, 0.0)
 

@@ -41,8 +41,8 @@ SETTINGS: Final[dict[str, str]] = {
     # quarter lower. The heap holds plans and one batch at a time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "512m",
-    # With Spark's 64 KiB a small block would wait in three buffers until others fill them. Each block has
-    # more than these bytes, so that it passes at once, and large ones are not slower.
+    # With Spark's 64 KiB a small block would wait in three buffers until others fill them. Each block
+    # has more than these bytes, so that it passes at once, and large ones are not slower.
     "spark.buffer.size": str(BUFFER_BYTES),
     # A local session has slots for every query that there may be (`local_master`); without this a
     # thread for each of them.
