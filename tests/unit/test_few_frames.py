@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats import frames
-from penstock.sinks.nats.few_frames import FEW, MAX_HEADER
+from penstock.sinks.nats.few_frames import MAX_HEADER
 from penstock.sinks.nats.frames import Block, Encoder
 
 INBOX = b"_INBOX.a."
@@ -45,7 +45,7 @@ def shown(block: Block) -> tuple[Any, ...]:
     "settings", [{}, {"kind": "rows"}, {"stream": "SHOP", "subject": "{source}.{schema}.{table}"}]
 )
 @given(
-    rows=st.lists(ROWS, min_size=1, max_size=FEW + 1),
+    rows=st.lists(ROWS, min_size=1, max_size=12),
     first=st.integers(0, 3),
     base=st.sampled_from([1, 999_999]),
 )

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import Block
-from penstock.core.message import DELETE, READ, UPDATE
+from penstock.core.message import ACTIONS, DELETE, READ, UPDATE, WIRE_SCHEMA
+from penstock.spark import routes
 from penstock.spark.routes import Route, regrouped, size
 from penstock.spark.steps import Steps
 
@@ -39,6 +43,31 @@ def test_tables_and_actions() -> None:
     assert chosen(route(actions=["delete"])).column("action").to_pylist() == ["delete"]
     assert chosen(route(tables=["public.orders"])).num_rows == 1
     assert chosen(route(tables=["public.orders"], actions=["delete"])).num_rows == 0
+
+
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.sampled_from(["public", "shop", ""]),
+            st.sampled_from(["orders", "items", "x"]),
+            st.sampled_from(ACTIONS),
+        )
+    ),
+    actions=st.sets(st.sampled_from(["insert", "update", "delete"]), min_size=1),
+    tables=st.none()
+    | st.sampled_from([["public.orders"], ["public.*"], ["public.items", "shop.*"]]),
+)
+def test_a_few_messages_are_chosen_as_many_are(
+    messages: list[tuple[str, str, str]], actions: set[str], tables: list[str] | None
+) -> None:
+    of = route(actions=sorted(actions), **({} if tables is None else {"tables": tables}))
+    names = ("table_schema", "table_name", "action")
+    rows = [dict(zip(names, message, strict=True)) for message in messages]
+    batch = pa.RecordBatch.from_pylist(rows, schema=WIRE_SCHEMA)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "_FEW", -1)
+        by_kernels = of.mask(batch)
+    assert of.mask(batch) == by_kernels
 
 
 def test_a_nats_sink_of_kind_rows_gets_no_delete_and_so_fails_on_none() -> None:

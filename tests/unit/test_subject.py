@@ -45,6 +45,44 @@ def test_default() -> None:
     ]
 
 
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "all",
+        DEFAULT_SUBJECT,
+        "{database}.{action}",
+        "{table}.{record.a}",
+        "x.{record.a|dots}.{schema}",
+    ],
+)
+@given(
+    values=st.lists(
+        st.fixed_dictionaries(
+            {
+                "table_schema": NAMES,
+                "table_name": st.none() | NAMES,
+                "action": st.sampled_from(["insert", "update", "delete"]),
+                "record": st.dictionaries(st.sampled_from("abc"), st.none() | NAMES).map(
+                    json.dumps
+                ),
+            }
+        ),
+        min_size=1,
+    ),
+    database=st.none() | NAMES,
+)
+def test_subjects_of_a_few_rows_are_the_same(
+    template: str, values: list[dict[str, Any]], database: str | None
+) -> None:
+    few = SubjectTemplate.parse(template).render_few(
+        rows(*values), source="shop", database=database
+    )
+    assert [s.decode() for s in few] == render(template, *values, database=database)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.errors import SetupError
@@ -23,9 +24,12 @@ _SHARED: Final[Mapping[str, Any]] = {
     "tcp_user_timeout": 30_000,  # milliseconds
 }
 """Settings of every session, in seconds, unless its URL or its caller gives others."""
+_LOOK_SECONDS: Final = 30.0
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+_Row = TypeVar("_Row")
+_Result = TypeVar("_Result")
 Values = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -50,11 +54,21 @@ def connect(
     return connection
 
 
+class _AsyncConnection(psycopg.AsyncConnection[_Row]):
+    """An `AsyncConnection` that wakes for what comes alone; psycopg's looks ten times a second."""
+
+    async def wait(
+        self, gen: PQGen[_Result], interval: float = 0.0, timeout: float | None = None
+    ) -> _Result:
+        """Wait as psycopg does, whatever the interval."""
+        return await super().wait(gen, max(interval, _LOOK_SECONDS), timeout)
+
+
 async def connect_async(
     url: str, *, session: LiteralString | None = None, values: Values = None, **settings: Any
 ) -> AsyncConnection:
     """Return the same as `connect`, for an event loop."""
-    connection = await psycopg.AsyncConnection.connect(
+    connection: AsyncConnection = await _AsyncConnection.connect(
         url, autocommit=True, **_settings(url, settings)
     )
     if session is not None:

@@ -182,7 +182,7 @@ class SubjectTemplate:
             return self._render_outbox(batch)
         fixed = {"source": escape(source), "database": escape(database)}
         if self.record_columns:
-            return self._render_rows(batch, fixed)
+            return pa.array(self._subjects(batch, fixed), pa.binary())
         names = [n for n in _PER_ROW if n in self.variables]
         if not names:
             return pa.repeat(pa.scalar(self._fill(fixed).encode(), pa.binary()), batch.num_rows)
@@ -195,14 +195,21 @@ class SubjectTemplate:
         ]
         return pa.array(subjects, pa.binary()).take(keys.indices)
 
-    def _render_rows(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array:
+    def render_few(
+        self, batch: pa.RecordBatch, *, source: str, database: str | None
+    ) -> list[bytes]:
+        """Return what `render` does, of a few rows that are no outbox's."""
+        return self._subjects(batch, {"source": escape(source), "database": escape(database)})
+
+    def _subjects(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> list[bytes]:
         read = members(*self.record_columns)
         of_record = [(v, *_member(v)[1:]) for v in self.variables if v.startswith("record.")]
         per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
         cache: dict[str, str] = {}  # names and actions repeat; values of records need not
+        records = batch.column("record").to_pylist() if of_record else [None] * batch.num_rows
         subjects: list[bytes] = []
-        for row, text in enumerate(batch.column("record").to_pylist()):
-            record = read(text)
+        for row, text in enumerate(records):
+            record = read(text) if of_record else {}
             values = dict(fixed)
             for name, column in per_row:
                 value = column[row] or ""
@@ -210,7 +217,7 @@ class SubjectTemplate:
             for variable, column, escaped in of_record:
                 values[variable] = escaped(text_of(record[column]))
             subjects.append(self._fill(values).encode())
-        return pa.array(subjects, pa.binary())
+        return subjects
 
     def _render_outbox(self, batch: pa.RecordBatch) -> pa.Array:
         records = batch.column("record")

@@ -115,17 +115,18 @@ class Capture:
                     return after
                 self._lock.pause(left)
 
-    def hand_out(self, after: Position, max_rows: int) -> tuple[Position, list[Chunk]]:
+    def hand_out(self, after: Position, max_rows: int) -> tuple[Position, list[Chunk], bool]:
         """Return the chunks behind `after` that fit into one round, and their end; none: `after`.
 
-        Raises the capture's `CaptureError` if it has ended.
+        And whether there may be more of them. Raises the capture's `CaptureError` if it has ended.
         """
         with self._lock.entered():
             self._raise_if_ended()
             self._decoder.seal()
             altered = self._decoder.altered
             end = self._queue.fitting(after, max_rows, None if altered is None else altered[0])
-            return end, self._take(after, end)
+            more = altered is not None or self._decoder.read > end
+            return end, self._take(after, end), more
 
     def has_read(self, until_lsn: int) -> bool:
         """Return whether all is handed out that was committed before an LSN."""

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -159,6 +159,7 @@ class CaptureLoop:
     def _stream(self, stream: ReplicationStream) -> None:
         confirmations = self._confirmations
         confirmations.connected(stream.timeout)
+        read: Any = None
         while True:
             self._lock.give_way()
             with self._lock.held():
@@ -169,7 +170,9 @@ class CaptureLoop:
                 flush = self._progress.flush_lsn
                 self._count()
                 self._lock.notify()
-            self._on_read()
+            if (news := self._news()) != read:
+                self._on_read()
+                read = news
             if self._relation is not None:
                 self._learn(self._relation)
                 continue
@@ -186,6 +189,12 @@ class CaptureLoop:
                     self._lock.wait_for(lambda: self.closing or not self._is_full(), pause)
             elif idle:
                 stream.wait(pause, self._wake_read)
+
+    def _news(self) -> Any:
+        """Return what differs once there is more to hand out, or an end of what is read for one."""
+        decoder = self._decoder
+        end = self._progress.received_lsn if self._confirmations.polls else 0
+        return decoder.read, decoder.altered, end
 
     def _is_full(self) -> bool:
         return self._queue.is_full(self._decoder.unsealed, self._decoder.read)

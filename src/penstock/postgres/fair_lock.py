@@ -49,11 +49,9 @@ class FairLock:
         with self._turn:
             pass
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager[bool]:
         """Hold the lock."""
-        with self._condition:
-            yield
+        return self._condition
 
     # -- both, with the lock held
 

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.core.blocks import (
     BLOCK_SCHEMA,
-    PADDING,
     Opening,
     messages_of,
     opening,
+    padding,
     with_fields,
 )
 from penstock.expressions.fields import extractor
@@ -97,21 +97,24 @@ class PartitionReader:
         return map(to_messages, fetch(partition.location, partition.ticket))
 
     def _values(self, lane: Lane) -> Iterator[pa.RecordBatch]:
-        session = secrets.randbits(63)
-        yield self._rows([opening(Opening(lane.address, lane.batch, lane.number, session))])
-        yield from self._padding()
-        for kind, data in lanes.read(lane, session):
-            yield self._rows([data])
-            if kind != MORE:
-                yield from self._padding()
-
-    def _padding(self) -> Iterator[pa.RecordBatch]:
-        for value in PADDING:
-            yield self._rows([value])
+        rows = 0
+        for value, is_last in _values(lane):
+            rows += 1
+            values = [value, *(padding(rows) if is_last else ())]
+            rows += len(values) - 1
+            yield self._rows(values)
 
     def _rows(self, values: Sequence[bytes]) -> pa.RecordBatch:
         rows = pa.record_batch([pa.array(values, pa.binary())], schema=BLOCK_SCHEMA)
         return with_fields(rows, extractor(self.fields)) if self.fields else rows
+
+
+def _values(lane: Lane) -> Iterator[tuple[bytes, bool]]:
+    """Yield a lane's values, and of each whether it is the last one of those that are there now."""
+    session = secrets.randbits(63)
+    yield opening(Opening(lane.address, lane.batch, lane.number, session)), True
+    for kind, data in lanes.read(lane, session):
+        yield data, kind != MORE
 
 
 def _messages(lane: Lane) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
+from penstock.core.blocks import ROWS_AT_ONCE
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.settings import lanes
@@ -65,7 +66,7 @@ class Pipeline:
         spark = self._spark
         plan = self.planner.plan()
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
         fan_out = FanOut(
             self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {}
         )

@@ -89,6 +89,7 @@ class RoundLoop:
         self._until_lsn = until_lsn
         self._reported = reported
         self._batch_rows = batch_rows
+        self._ends_by_itself = until_lsn is not None or batch_rows > 0
         self._position = start  # the end of what is handed out
         self._settled = start
         self._settle_at = 0.0
@@ -101,6 +102,8 @@ class RoundLoop:
         self._ends: dict[int, Position] = {}  # of the last batches
         self._ending = False
         self._armed = False
+        self._unread = True  # the capture may have read something since the last hand-out
+        self._more = True  # that one may have left something
         self._closed = False
         self.joined = False
         """Whether a lane's task has connected to its sinks."""
@@ -151,6 +154,7 @@ class RoundLoop:
         self._server.close()
 
     def _wake(self) -> None:
+        self._unread = True
         if self._armed:
             self._armed = False
             self._server.wake()
@@ -190,7 +194,12 @@ class RoundLoop:
         now, until = time.monotonic(), _IDLE_SECONDS
         if self._reported and self._rounds.confirmed > self._settled:
             until = min(until, self._settle_at - now)
-        if self._not_before > now and self._may_hand_out():
+        # A wake for nothing costs as much as a report. So what is read wakes this thread only where it
+        # can be handed out now, and the end of an interval does where there is something.
+        self._armed = self._may_hand_out()
+        looks = self._unread or self._more or self._ends_by_itself
+        if looks and self._not_before > now and self._armed:
+            self._armed = False
             until = min(until, self._not_before - now)
         return max(until, 0.0)
 
@@ -235,7 +244,8 @@ class RoundLoop:
                 self._ending = True
                 return
             try:
-                end, chunks = self._capture.hand_out(self._position, self._max_rows)
+                self._unread = False
+                end, chunks, self._more = self._capture.hand_out(self._position, self._max_rows)
             except CaptureError as error:
                 self.failure, self._ending = error, True
                 return

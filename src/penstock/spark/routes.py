@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +15,8 @@ from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import ACTIONS, DELETE, READ
 from penstock.core.tables import TablePattern, matches_any
 from penstock.sinks.nats.order import group_keys
+
+_FEW: Final = 64
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,10 @@ class Route:
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
+        if 0 < batch.num_rows <= _FEW and self._has_all(batch):
+            return None
         keep = None
-        actions = actions_of(self.settings)
+        actions = self._actions
         if actions != set(ACTIONS):
             values = pa.array(sorted(actions), pa.string())
             keep = pc.is_in(batch.column("action"), value_set=values)
@@ -39,6 +45,21 @@ class Route:
             tables = self._tables(batch)
             keep = tables if keep is None else pc.and_(keep, tables)
         return None if keep is None or pc.all(keep).as_py() else keep
+
+    @cached_property
+    def _actions(self) -> set[str]:
+        return actions_of(self.settings)
+
+    def _has_all(self, batch: pa.RecordBatch) -> bool:
+        """Return whether all of a few messages go to the sink: the calls of kernels would cost more."""
+        if not self._actions.issuperset(batch.column("action").to_pylist()):
+            return False
+        patterns = self.settings.patterns
+        if patterns is None:
+            return True
+        schemas, tables = batch.column("table_schema"), batch.column("table_name")
+        names = set(zip(schemas.to_pylist(), tables.to_pylist(), strict=True))
+        return all(matches_any(patterns, *name) for name in names)
 
     def _tables(self, batch: pa.RecordBatch) -> pa.Array:
         patterns: tuple[TablePattern, ...] = self.settings.patterns or ()

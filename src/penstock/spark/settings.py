@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from penstock.core.blocks import BUFFER_BYTES
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -43,9 +45,9 @@ SETTINGS: Final[dict[str, str]] = {
     # quarter lower. The heap holds plans and one batch at a time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "512m",
-    # With Spark's 64 KiB a small block would wait in three buffers until others fill them. With 64 bytes
-    # each Arrow batch passes at once, and large ones are not slower.
-    "spark.buffer.size": "64",
+    # With Spark's 64 KiB a small block would wait in three buffers until others fill them. Each block
+    # has more than these bytes, so that it passes at once, and large ones are not slower.
+    "spark.buffer.size": str(BUFFER_BYTES),
     # A local session has slots for every query that there may be (`local_master`); without this a
     # thread for each of them.
     "spark.rpc.netty.dispatcher.numThreads": "4",

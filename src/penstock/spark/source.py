@@ -69,7 +69,7 @@ class PostgresChanges(DataSource):
             return MESSAGE_DDL
         if not options.fields:
             return BLOCK_DDL
-        return f"{BLOCK_DDL}, fields array<{fields.ddl(options.fields)}>"
+        return f"fields array<{fields.ddl(options.fields)}>, {BLOCK_DDL}"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Return the reader; its `read` runs in the executors."""

@@ -78,15 +78,18 @@ class Connection:
         to = b"%b %b" % (subject, reply) if reply else subject
         self.send(b"PUB %b %d\r\n%b\r\n" % (to, len(payload), payload))
 
-    def step(self, timeout: float) -> tuple[list[bytes], list[Event]]:
+    def step(self, timeout: float, *, last: bool = False) -> tuple[list[bytes], list[Event]]:
         """Send what the socket takes and read what it has; wait only if there is neither.
 
         Reading and writing in one step is what keeps the two sides' buffers from filling up
-        against each other. Raises `SinkError` when the connection is gone.
+        against each other. With `last` there is nothing more to send, and it waits for something to
+        read. Raises `SinkError` when the connection is gone.
         """
         sent = self._flush()
-        data = self._read()
-        if not data and not sent and timeout > 0:
+        # TLS may have data that the socket has no more.
+        awaits = last and not self._out and not isinstance(self._sock, ssl.SSLSocket)
+        data = b"" if awaits and sent and timeout > 0 else self._read()
+        if not data and (awaits or not sent) and timeout > 0:
             self._wait(timeout)
             self._flush()
             data = self._read()

@@ -6,6 +6,7 @@ What `penstock.sinks.nats.frames` makes is the same, byte for byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,8 @@ from penstock.core.subject import MAX_SUBJECT_BYTES
 
 MAX_HEADER: Final = 65_535
 """The bytes of a message's headers, its id among them, that JetStream takes."""
-FEW: Final = 8
+FEW: Final = 64
+FEW_BYTES: Final = 1 << 20
 _NAMES: Final = ("record", "changes", "action", "metadata", "idempotency_key")
 
 
@@ -44,18 +46,21 @@ class FewEncoder:
     after_metadata: bytes
     has_changes: bool
 
-    def __call__(self, part: pa.RecordBatch, subjects: pa.Array, base: int) -> FewFrames | None:
+    def __call__(
+        self, part: pa.RecordBatch, subjects: Sequence[bytes], base: int
+    ) -> FewFrames | None:
         """Return the frames of `part`, the first row of which has the number `base`.
 
-        None where a row may be one to refuse, or has unusual metadata.
+        None where a row may be one to refuse, has unusual metadata, or is large.
         """
         frames, payloads, body_bytes = [], [], 0
         columns = (_values(part, name) for name in _NAMES)
-        rows = zip(subjects.to_pylist(), *columns, strict=True)
+        rows = zip(subjects, *columns, strict=True)
         for number, (subject, record, changes, action, metadata, key) in enumerate(rows, base):
             size = len(self.header) + len(key) + 2
             if (
-                metadata[-1:] != b"}"
+                body_bytes > FEW_BYTES
+                or metadata[-1:] != b"}"
                 or len(metadata) < 3
                 or size > MAX_HEADER
                 or len(subject) > MAX_SUBJECT_BYTES

@@ -110,14 +110,12 @@ class Encoder:
     def block(self, batch: pa.RecordBatch, first: int, base: int) -> Block:
         """Encode as many rows from `first` on as one block takes; `base` numbers the batch."""
         part = batch.slice(first, BLOCK_ROWS)
+        if part.num_rows <= FEW and (few := self._few_frames(part, base + first)) is not None:
+            return _block(first, few)
         while part.nbytes > BLOCK_BYTES and part.num_rows > 1:
             part = part.slice(0, part.num_rows // 2)
         rows = part.num_rows
         subject = self._subject(part)
-        if rows <= FEW and self._form is None and SUBJECT_FIELD.name not in part.schema.names:
-            few = self._few(part, subject, base + first)
-            if few is not None:
-                return _block(first, few)
         made = self._texts(part)
         key, extra = made.key, made.extra
         header = self._header_sizes(key, extra)
@@ -204,6 +202,14 @@ class Encoder:
                 return own
         text = self._template.render(batch, source=self._source, database=self._database(batch))
         return text if own is None else pc.coalesce(own, text)
+
+    def _few_frames(self, part: pa.RecordBatch, base: int) -> FewFrames | None:
+        if self._form is not None or SUBJECT_FIELD.name in part.schema.names:
+            return None
+        subjects = self._template.render_few(
+            part, source=self._source, database=self._database(part)
+        )
+        return self._few(part, subjects, base)
 
     def _database(self, batch: pa.RecordBatch) -> str | None:
         """Return the source's database, which is the same in all its messages."""

@@ -22,6 +22,8 @@ def row_groups(
     batch: pa.RecordBatch, group_by: Sequence[str] | None, form: OutboxForm | None
 ) -> Iterable[tuple[Any, ...]] | None:
     """Return the groups of each row, or None if no two rows share one, as is common."""
+    if batch.num_rows == 1:
+        return None
     if form is not None:
         return groups_of(batch, form)
     if group_by:

@@ -177,7 +177,7 @@ class NatsSink:
             ):
                 connection.send(task.wave(room, connection.max_payload, now))
             try:
-                acks, events = connection.step(self._pause(task, now))
+                acks, events = connection.step(self._pause(task, now), last=not task.ready)
             except SinkError as error:
                 return error
             before, now = now, time.monotonic()
