@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
+import uvloop
 from psycopg import sql
 
 from penstock.embedded.handles import Database
@@ -18,6 +21,8 @@ from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.types import StoreUnavailable
 
 SUM = Statement(sql.SQL("SELECT %(a)s::bigint + %(b)s::bigint, %(a)s::bigint, 7 %% 4"))
+LENGTH = Statement(sql.SQL("SELECT length(%(text)s::text)"))
+SLEEP = Call(Statement(sql.SQL("SELECT pg_sleep(60)")), {})
 PID = Call(Statement(sql.SQL("SELECT pg_backend_pid()")), {})
 
 
@@ -30,11 +35,11 @@ async def sessions(url: str, size: int = 2) -> AsyncIterator[Sessions]:
         await made.close()
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
+def run(work: Callable[[], Awaitable[None]], runs: Callable[..., None] = asyncio.run) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(work(), 60)
 
-    asyncio.run(bounded())
+    runs(bounded())
 
 
 async def one(made: Sessions, call: Call) -> tuple[Any, ...]:
@@ -57,9 +62,8 @@ def test_values_and_nulls(database: Database) -> None:
 def test_a_value_larger_than_the_socket_takes_at_once(database: Database) -> None:
     async def work() -> None:
         async with sessions(database.url) as made:
-            length = Statement(sql.SQL("SELECT length(%(text)s::text)"))
             for _ in range(2):
-                assert await one(made, Call(length, {"text": "ä" * 20_000_000})) == (20_000_000,)
+                assert await one(made, Call(LENGTH, {"text": "ä" * 20_000_000})) == (20_000_000,)
 
     run(work)
 
@@ -100,9 +104,7 @@ def test_one_that_ends_in_the_middle_is_unavailable_and_replaced(database: Datab
     async def work() -> None:
         async with sessions(database.url) as made:
             (pid,) = await one(made, PID)
-            asleep = asyncio.create_task(
-                made.run(Call(Statement(sql.SQL("SELECT pg_sleep(60)")), {}))
-            )
+            asleep = asyncio.create_task(made.run(SLEEP))
             await asyncio.sleep(0.2)
             with psycopg.connect(database.url, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
@@ -113,13 +115,59 @@ def test_one_that_ends_in_the_middle_is_unavailable_and_replaced(database: Datab
     run(work)
 
 
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_a_reset_with_an_answer_before_it(database: Database, runs: Callable[..., None]) -> None:
+    """The event loop sees both at once; libpq reads the answer, then needs the loop once more.
+
+    uvloop, on which the API runs, calls a socket's reader once when the socket has failed, and never
+    again.
+    """
+
+    async def work() -> None:
+        async with sessions(database.url) as made:
+            (pid,) = await one(made, PID)
+            number = made._lines[0].connection.fileno()
+            poll = select.poll()
+            poll.register(number, select.POLLIN)
+            # More than the backend reads at once: what it leaves has the kernel reset the connection.
+            unread = Call(LENGTH, {"text": "x" * 1_000_000})
+            asleep = asyncio.create_task(made.run(SLEEP, unread))
+            await asyncio.sleep(0.2)
+            with psycopg.connect(database.url, autocommit=True) as connection:
+                connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+            while not (events := poll.poll(10_000))[0][1] & select.POLLERR:
+                time.sleep(0.01)  # the event loop must not see the answer before the reset
+            assert events[0][1] & select.POLLIN
+            with pytest.raises(StoreUnavailable):
+                await asyncio.wait_for(asleep, 10)
+            for _ in range(2):
+                assert await one(made, PID) != (pid,)
+            assert made._lines[0].connection.fileno() == number  # the new one's, too
+
+    run(work, runs)
+
+
+def test_one_that_could_not_be_asked_is_closed(database: Database) -> None:
+    """In pipeline mode with nothing to answer, it would have the next statement wait for ever."""
+
+    async def work() -> None:
+        async with sessions(database.url) as made:
+            pid = await one(made, PID)
+            assert await one(made, Call(LENGTH, {"text": "a"})) == (1,)
+            invalid = Call(LENGTH, {"text": "\ud800"})
+            with pytest.raises(UnicodeEncodeError):
+                await made.run(invalid, PID)
+            for _ in range(2):
+                assert await one(made, PID) != pid
+
+    run(work)
+
+
 def test_one_whose_task_was_cancelled_is_closed(database: Database) -> None:
     async def work() -> None:
         async with sessions(database.url) as made:
             pid = await one(made, PID)
-            asleep = asyncio.create_task(
-                made.run(Call(Statement(sql.SQL("SELECT pg_sleep(60)")), {}))
-            )
+            asleep = asyncio.create_task(made.run(SLEEP))
             await asyncio.sleep(0.2)
             asleep.cancel()
             with pytest.raises(asyncio.CancelledError):

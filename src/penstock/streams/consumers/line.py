@@ -1,8 +1,11 @@
 """A connection's short way: prepared statements, sent together, whose results come without a cursor.
 
-What runs for every ack and every receive runs here; it takes a third of the CPU that `execute` does.
-All is libpq's own: the statements go out in one piece, and the event loop watches the socket from
-the first one on, so that between two of them nothing is registered anew.
+What runs for every ack and every receive runs here; it takes about half the CPU that `execute` does.
+
+The event loop watches the socket only while a statement waits for it, and never while libpq runs:
+libpq closes the socket of a connection that has failed, and the next connection gets its number. Each
+wait begins to watch anew, as uvloop reports a socket that has failed once, and from then on nothing,
+though there may be an answer to read before the failure.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.errors import error_from_result
 
-from penstock.core.connect import AsyncConnection, is_lost
+from penstock.core.connect import AsyncConnection
 
 _MOST_PREPARED: Final = 100
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s|%%")
@@ -68,51 +71,24 @@ class Line:
     def __init__(self, connection: AsyncConnection) -> None:
         self.connection = connection
         self._pgconn = connection.pgconn
-        self._socket = connection.pgconn.socket
-        self._loop = asyncio.get_running_loop()
-        self._watched = False
-        self._used = False
-        self._ready: asyncio.Future[None] | None = None
         self._names: dict[bytes, bytes] = {}  # of what is prepared, the oldest first
         self._count = 0
-
-    def is_lost(self) -> bool:
-        """Return whether the server has ended the connection, which is idle."""
-        if lost := is_lost(self.connection):
-            self._unwatch()
-        return lost
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self._unwatch()
-        await self.connection.close()
-
-    def _unwatch(self) -> None:
-        """Watch the socket no more: at once when it is closed, as another one may get its number."""
-        if self._watched:
-            self._loop.remove_reader(self._socket)
-            self._watched = False
 
     async def run(self, *calls: Call) -> list[pq.abc.PGresult]:
         """Run statements in one transaction; return a result of each.
 
-        Raises what the first one that failed raises.
+        Raises what the first one that failed raises. If an answer is missing, the connection is closed.
         """
-        self._used = True
         try:
             results, sent = await self._ask(calls)
         except BaseException:
-            self._unwatch()
+            self._pgconn.finish()
             raise
-        self._used = False
         return self._checked(results, sent)
 
     async def _ask(self, calls: Sequence[Call]) -> tuple[list[pq.abc.PGresult], list[bytes | None]]:
         """Return the results, and of each what it has prepared: None for one that was asked for."""
         pgconn, sent = self._pgconn, list[bytes | None]()
-        if not self._watched:
-            self._loop.add_reader(self._socket, self._readable)
-            self._watched = True
         if together := len(calls) > 1 or calls[0].statement.text not in self._names:
             pgconn.enter_pipeline_mode()
         for call in calls:
@@ -155,16 +131,12 @@ class Line:
     async def _results(self, together: bool) -> list[pq.abc.PGresult]:
         pgconn = self._pgconn
         while pgconn.flush():
-            await self._writable()
+            await self._ready(to_send=True)
             pgconn.consume_input()
         found: list[pq.abc.PGresult] = []
         while True:
             while pgconn.is_busy():
-                self._ready = self._loop.create_future()
-                try:
-                    await self._ready
-                finally:
-                    self._ready = None
+                await self._ready()
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is not None and result.status != pq.ExecStatus.PIPELINE_SYNC:
@@ -174,19 +146,21 @@ class Line:
             elif pgconn.status == pq.ConnStatus.BAD:
                 raise error_from_result(found[-1]) if found else psycopg.OperationalError("lost")
 
-    async def _writable(self) -> None:
-        """Wait until more can be sent, or the server has something to say first."""
-        ready = self._ready = self._loop.create_future()
-        self._loop.add_writer(self._socket, self._readable)
+    async def _ready(self, *, to_send: bool = False) -> None:
+        """Wait until there is something to read, or, with `to_send`, until more can be sent."""
+        loop, socket = asyncio.get_running_loop(), self._pgconn.socket
+        ready = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(socket, wake)
+        if to_send:
+            loop.add_writer(socket, wake)
         try:
             await ready
         finally:
-            self._ready = None
-            self._loop.remove_writer(self._socket)
-
-    def _readable(self) -> None:
-        if self._ready is not None:
-            if not self._ready.done():
-                self._ready.set_result(None)
-        elif not self._used:
-            self._unwatch()  # the connection has ended, as `is_lost` finds, or there is a notice
+            loop.remove_reader(socket)
+            if to_send:
+                loop.remove_writer(socket)

@@ -104,7 +104,7 @@ class Sessions:
         """Lend a connection; errors become `StoreUnavailable`, but for those that callers expect."""
         async with self._free:
             connection = await self._unused(self._idle) or await self._one_more(self._lines)
-            async with self._lent(connection, connection, self._idle):
+            async with self._lent(connection, self._idle):
                 yield connection
 
     async def run(self, *calls: Call) -> list[PGresult]:
@@ -114,11 +114,12 @@ class Sessions:
         """
         async with self._free:
             line = await self._unused(self._lines) or Line(await self._one_more(self._idle))
-            async with self._lent(line, line.connection, self._lines):
+            async with self._lent(line, self._lines):
                 return await line.run(*calls)
 
     @contextlib.asynccontextmanager
-    async def _lent(self, lent: L, connection: Connection, idle: list[L]) -> AsyncIterator[None]:
+    async def _lent(self, lent: L, idle: list[L]) -> AsyncIterator[None]:
+        connection = _connection(lent)
         try:
             yield
         except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
@@ -138,7 +139,7 @@ class Sessions:
         """Return one of those that are idle, None where there is none; what was lost meanwhile goes."""
         while idle:
             found = idle.pop()
-            if not (found.is_lost() if isinstance(found, Line) else is_lost(found)):
+            if not is_lost(_connection(found)):
                 return found
             await self._close(found)
         return None
@@ -156,7 +157,7 @@ class Sessions:
 
     async def _close(self, one: Connection | Line) -> None:
         self._open -= 1
-        await one.close()
+        await _connection(one).close()
 
     async def rows(self, query: Any, params: Params = None) -> list[tuple[Any, ...]]:
         """Run one query and return its rows."""
@@ -191,3 +192,7 @@ class Sessions:
         """Close what is not in use; what is in use closes after it."""
         self._closed = True
         await self._drop_idle()
+
+
+def _connection(one: Connection | Line) -> Connection:
+    return one.connection if isinstance(one, Line) else one
