@@ -260,8 +260,8 @@ class MemoryConsumer(InMemoryConsumer):
         refs = read_tokens(self.info.id, [token for token in tokens if token not in refused])
         return [self._published[ref[:2]] for ref in refs if ref is not None]
 
-    async def ack(self, tokens: Sequence[str]) -> Outcome:
-        outcome = await super().ack(tokens)
+    async def ack(self, tokens: Sequence[str], *, followed: bool = False) -> Outcome:
+        outcome = await super().ack(tokens, followed=followed)
         for message in self._taken(tokens, outcome):
             message.acked = True
         return outcome

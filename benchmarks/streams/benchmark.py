@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.streams import arrival, delivery, held, matrix, report, sizes, webhooks
 from benchmarks.streams import bed as beds
-from benchmarks.streams import delivery, held, matrix, report, sizes, webhooks
 from benchmarks.streams.run import Run
 
-PARTS = ("matrix", "held", "latency", "webhooks", "sizes")
+PARTS = ("matrix", "held", "arrival", "latency", "webhooks", "sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ def measure(run: Run, plan: Plan) -> Iterator[str]:
                     yield report.matrix(run, consumed)
                 elif part == "held":
                     yield report.snapshot(held.measure(run, bed, plan.held_s), plan.held_s)
+                elif part == "arrival":
+                    yield report.arrivals(run, arrival.measure(run, bed))
                 elif part == "latency":
                     yield report.delays(run, delivery.measure(run, bed))
                 elif part == "webhooks":

@@ -11,7 +11,8 @@ import psutil
 
 from benchmarks import source
 from benchmarks.report import MIB, at_least, at_most, java_version, table, verdict_table
-from benchmarks.streams import delivery, held, sizes
+from benchmarks.streams import arrival, delivery, held, sizes
+from benchmarks.streams.arrival import Arrived
 from benchmarks.streams.bed import SETTINGS, Bed, pgmq_version
 from benchmarks.streams.crew import SIDES, Cost
 from benchmarks.streams.delivery import Delivered
@@ -114,6 +115,21 @@ def snapshot(results: Sequence[Held], seconds: float) -> str:
         f"## The same under a snapshot held for {seconds:.0f} s\n\n{held.WORKERS} workers, batches"
         f" of {held.BATCH}; what is consumed is written anew meanwhile, which the µs contain.\n\n"
         f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
+    )
+
+
+def arrivals(run: Run, results: Sequence[Arrived]) -> str:
+    """Return the latency of the stream's own part."""
+    if not results:
+        return ""
+    lines = [
+        [f"{r.achieved:,.0f}", f"{r.p50_ms:.2f}", f"{r.p99_ms:.2f}", f"{r.max_ms:.1f}"]
+        for r in results
+    ]
+    return (
+        f"## From the commit in the store to a worker, rounds of {run.seconds:.0f} s\n\n"
+        f"{arrival.WORKERS} workers with long polls; {arrival.ROUND} messages a commit.\n\n"
+        f"{table(['msgs/s', 'p50, ms', 'p99, ms', 'max, ms'], lines)}\n"
     )
 
 

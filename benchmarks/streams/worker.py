@@ -189,7 +189,7 @@ async def _engine_worker(
                     for d in deliveries
                 ]
             )
-            outcome = await consumer.ack([d.token for d in deliveries])
+            outcome = await consumer.ack([d.token for d in deliveries], followed=True)
             if outcome.refused:
                 raise SystemExit(f"acks were refused: {outcome.refused[:3]}")
             acked += len(deliveries)

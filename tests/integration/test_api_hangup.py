@@ -8,13 +8,13 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from starlette.types import Receive
 from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
 
+from penstock.api.client import Client
 from penstock.api.consume import Receives
 from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database
@@ -79,21 +79,20 @@ def test_an_answer_that_a_closing_connection_would_lose_is_given_back(
     serve = Receives.receive
 
     async def served(
-        self: Receives, consumer: Consumer, limit: int, wait: float, client: Receive,
-        gone: Callable[[], bool],
-    ) -> Received:  # fmt: skip
+        self: Receives, consumer: Consumer, limit: int, wait: float, client: Client
+    ) -> Received:
         receive = consumer.receive
 
         async def received(limit: int, wait: float) -> Received:
             got = await receive(limit, wait)
             monkeypatch.undo()
             ready.set()
-            while not gone():  # seen in the very turn in which the connection is found closed
+            while not client.gone:  # seen in the very turn in which the connection is found closed
                 await asyncio.sleep(0)
             return got
 
         monkeypatch.setattr(consumer, "receive", received)
-        return await serve(self, consumer, limit, wait, client, gone)
+        return await serve(self, consumer, limit, wait, client)
 
     monkeypatch.setattr(Receives, "receive", served)
     leaves = raw(shop.api.address, shop.token, f"{path}/next")

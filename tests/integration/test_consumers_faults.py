@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
+from psycopg.pq.abc import PGresult
 from structlog.testing import capture_logs
 from tests.consumers_help import ids, run, serving, tokens, workers
 from tests.streams_help import (
@@ -30,7 +30,8 @@ from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database
 from penstock.streams import maintenance
 from penstock.streams.consumers.consumer import Consumer
-from penstock.streams.consumers.sessions import Connection, Sessions
+from penstock.streams.consumers.line import Call
+from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
 from penstock.streams.names import consumer_table, segment_table
 from penstock.streams.records import StreamRecord
@@ -350,20 +351,18 @@ def test_what_two_ask_at_once_belongs_together(
             reader = consumer._steps.reader.view
             publish(store, stream, [inserted(1)])
             asked, go_on = asyncio.Event(), asyncio.Event()
-            lend = Sessions.session
+            ask = Sessions.run
 
-            @asynccontextmanager
-            async def slow(sessions: Sessions) -> AsyncIterator[Connection]:
-                async with lend(sessions) as connection:
-                    yield connection
-                    if not asked.is_set():
-                        asked.set()
-                        await go_on.wait()
+            async def slow(sessions: Sessions, *calls: Call) -> list[PGresult]:
+                results = await ask(sessions, *calls)
+                asked.set()
+                await go_on.wait()
+                return results
 
-            monkeypatch.setattr(Sessions, "session", slow)
+            monkeypatch.setattr(Sessions, "run", slow)
             older = asyncio.create_task(reader.refresh((1 << 62, 0)))
             await asked.wait()
-            monkeypatch.setattr(Sessions, "session", lend)
+            monkeypatch.setattr(Sessions, "run", ask)
             await asyncio.to_thread(close_segment, store, stream)
             await asyncio.to_thread(publish, store, stream, [inserted(2)])
             newer = asyncio.create_task(reader.refresh((1 << 62, 0)))

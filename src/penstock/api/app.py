@@ -11,11 +11,13 @@ import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock import __version__
 from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Tokens
 from penstock.api.requests import inline
+from penstock.api.shortcut import Shortcut
 from penstock.streams.consumers.registry import Consumers
 
 log = structlog.get_logger("penstock.api")
@@ -40,11 +42,18 @@ class Api(FastAPI):
         self.tokens = Tokens(url)
         self.receives = consume.Receives()
         self.beside = beside
+        workers = consume.router(self.consumers, self.receives)
         # Their routes themselves: `include_router` looks a path up twice.
-        for router in consume.router(self.consumers, self.receives), manage.router(self.consumers):
+        for router in workers, manage.router(self.consumers):
             self.router.routes.extend(router.routes)
+        self._shortcut = Shortcut(workers.routes, self.tokens)
         self.add_middleware(Gate, tokens=self.tokens)
         problems.handle(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; those of workers take the shortcut."""
+        if scope["type"] != "http" or not await self._shortcut.serve(scope, receive, send):
+            await super().__call__(scope, receive, send)
 
     def end(self) -> None:
         """Answer the receives that wait; call it in the event loop when the server begins to stop."""

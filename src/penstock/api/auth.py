@@ -137,17 +137,22 @@ class Gate:
         if scope["type"] != "http" or not scope["path"].startswith("/v1"):
             await self._app(scope, receive, send)
             return
-        authorization = None
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                authorization = value
         try:
-            scope["grant"] = self._tokens.grant(authorization)
+            scope["grant"] = self._tokens.grant(authorization(scope))
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
         with contextlib.suppress(ClientDisconnect):
             await self._app(scope, receive, send)
+
+
+def authorization(scope: Scope) -> bytes | None:
+    """Return the last Authorization header of a request, None if it has none."""
+    found = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            found = value
+    return found
 
 
 def _unauthorized(detail: str) -> Problem:

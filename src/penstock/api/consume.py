@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
 
 from penstock.api.auth import Grant
+from penstock.api.client import Client
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import (
     SUCCESS,
@@ -55,47 +55,45 @@ class Receives:
             task.cancel()
 
     async def receive(
-        self, consumer: Consumer, limit: int, wait: float, client: Receive, gone: Callable[[], bool]
+        self, consumer: Consumer, limit: int, wait: float, client: Client
     ) -> Received:
-        """Receive for `client`, an ASGI channel whose request has been read.
+        """Receive for `client`, whose request has been read.
 
-        A client that hung up takes nothing: raises `ClientDisconnect`. `gone` is set some turns
-        of the event loop earlier than the channel: what is written from then on is lost. Write what
+        A client that hung up takes nothing: raises `ClientDisconnect`. It is `gone` some turns of the
+        event loop before it is seen to hang up: what is written from then on is lost. Write what
         this returns at once.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
-        hang_up = asyncio.create_task(_hang_up(client))
-        hang_up.add_done_callback(lambda _: task in self._waiting and task.cancel())
+        left = False
+
+        def hang_up() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        client.watch(hang_up)
         self._waiting.add(task)
         try:
             received = await consumer.receive(limit, 0.0 if self._ending else wait)
         except asyncio.CancelledError:
+            client.watch(None)
             self._waiting.discard(task)
-            if hang_up.done():
+            if left:
                 task.uncancel()
                 raise ClientDisconnect from None
             if not self._ending:
-                hang_up.cancel()
                 raise
             task.uncancel()
             received = await consumer.receive(limit, 0.0)
-        except BaseException:
-            hang_up.cancel()
-            raise
         finally:
+            client.watch(None)
             self._waiting.discard(task)
-        hang_up.cancel()
-        if gone():
+        if client.gone:
             if received.deliveries:
                 await consumer.release([delivery.token for delivery in received.deliveries])
             raise ClientDisconnect
         return received
-
-
-async def _hang_up(client: Receive) -> None:
-    while (await client())["type"] != "http.disconnect":
-        pass
 
 
 class _Form(NamedTuple):
@@ -189,8 +187,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             consumer,
             values["batch_size"],
             values["wait_for_ms"] / 1000,
-            request.receive,
-            request.scope["state"]["gone"],
+            request.scope["state"]["client"],
         )
         return Json(form.written(received))
 
@@ -198,7 +195,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         consumer = await consumer_of(request)
         body = await read_object(request)
         tokens = _tokens(body, tokens_field)
-        return _answer(await consumer.ack(tokens), form, "acked")
+        return _answer(await consumer.ack(tokens, followed=True), form, "acked")
 
     async def nack(request: Request) -> Response:
         consumer = await consumer_of(request)

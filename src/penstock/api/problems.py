@@ -132,6 +132,11 @@ def handle(app: FastAPI) -> None:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
+    return response_to(request, error)
+
+
+def response_to(request: Request, error: Exception) -> Response:
+    """Return the answer to a request whose endpoint raised `error`."""
     return _problem(request, error).response()
 
 

@@ -20,9 +20,11 @@ import asyncio
 import math
 import resource
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import httptools
+from fastapi.responses import Response
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -30,12 +32,14 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from penstock.api.client import Client
 from penstock.api.framing import MAX_HEAD, Framing
 from penstock.api.problems import Problem
 
 MAX_CONNECTIONS: Final = 4096
 
 _VERSIONS: Final = ("1.1", "1.0")
+_CLOSE: Final = (b"connection", b"close")
 
 # What a connection is doing: the first three in turn, and from each of them the last.
 _HEAD: Final = 0  # it waits for a request, or for the rest of its head
@@ -45,7 +49,7 @@ _REFUSED: Final = 3  # it has refused one, and drops what else comes until it is
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection; a request finds in `state["gone"]` whether what is written now is lost."""
+    """A connection; a request finds its `Client` in `state["client"]`."""
 
     head_s: ClassVar[float] = 10.0  # for a whole head, and for a new connection's first byte
     body_s: ClassVar[float] = 60.0  # for a whole body
@@ -61,6 +65,8 @@ class Protocol(HttpToolsProtocol):
         self._framing = Framing()
         self._rest, self._at = b"", 0  # what came after the request that is being answered
         self._unsent, self._unsent_since = 0, 0.0
+        self.hang_up: Callable[[], None] | None = None
+        """Called when the client goes before its answer."""
 
     # What the transport calls.
 
@@ -75,6 +81,7 @@ class Protocol(HttpToolsProtocol):
         """End a connection."""
         super().connection_lost(exc)
         self._rest = b""
+        self._lose_client()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; while a request is being answered it waits."""
@@ -173,7 +180,7 @@ class Protocol(HttpToolsProtocol):
         if self._stage != _HEAD:
             raise Problem(400, "A request follows another one that has not ended.")
         super().on_message_begin()
-        self.scope["state"]["gone"] = self._is_gone
+        self.scope["state"]["client"] = _Connected(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not those after a chunked body."""
@@ -240,6 +247,7 @@ class Protocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+        self._lose_client()
         self._stage, self._due = _REFUSED, time.monotonic() + self.linger_s
         self._rest, self._ready = b"", None
         if self.transport.is_closing():
@@ -248,22 +256,43 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
             return
         if not answered:
-            self._write(problem)
+            self._write(problem.response(), close=True)
         # Closed now, with bytes to read, the client's kernel would drop the answer.
         self.transport.write_eof()
         self.flow.resume_reading()
 
-    def _write(self, problem: Problem) -> None:
-        response = problem.response()
+    def answer(self, response: Response) -> bool:
+        """Answer the request that is under way, in one write; return False where ASGI has to."""
+        cycle = self.cycle
+        if self._stage != _ANSWER or cycle.response_started or self.flow.write_paused:
+            return False
+        if not cycle.disconnected:
+            self._write(response, close=not cycle.keep_alive)
+            cycle.response_started = cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                self.transport.close()
+            self.on_response_complete()
+        return True
+
+    def _write(self, response: Response, *, close: bool) -> None:
         headers = [*self.server_state.default_headers, *response.raw_headers]
+        if close:
+            headers.append(_CLOSE)
         head = b"".join([b"%b: %b\r\n" % header for header in headers])
         self.transport.write(
-            b"%b%bconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[problem.status], head, bytes(response.body))
+            b"%b%b\r\n%b" % (STATUS_LINE[response.status_code], head, bytes(response.body))
         )
 
-    def _is_gone(self) -> bool:
+    @property
+    def is_gone(self) -> bool:
+        """Whether what is written now is lost."""
         return self._stage == _REFUSED or self.transport.is_closing()
+
+    def _lose_client(self) -> None:
+        hang_up, self.hang_up = self.hang_up, None
+        if hang_up is not None:
+            hang_up()
 
     def _make_room(self) -> None:
         """End the connections that have waited longest for a request, or this one."""
@@ -291,6 +320,23 @@ class Protocol(HttpToolsProtocol):
     def rank(self) -> tuple[bool, bool, float]:
         """What sorts idle connections: first those that were refused, then those never used."""
         return self._stage == _HEAD, self.cycle is not None, self._due
+
+
+class _Connected(Client):
+    """The client at the other end of a connection, for one request."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+
+    @property
+    def gone(self) -> bool:
+        return self._protocol.is_gone
+
+    def watch(self, hang_up: Callable[[], None] | None) -> None:
+        self._protocol.hang_up = hang_up
+
+    def answer(self, response: Response) -> bool:
+        return self._protocol.answer(response)
 
 
 def _invalid(reason: str) -> Problem:

@@ -29,6 +29,8 @@ from penstock.spark.rounds import Part, Rounds
 
 _INTERVAL: Final = 0.003
 """Between two rounds, in seconds: what comes within it shares what a round costs."""
+_STREAMS_INTERVAL: Final = 0.01
+"""The same where streams are written: a round costs a transaction, and each of its consumers a step."""
 _FULL_ROWS: Final = 500
 """A round of so many messages needs no pause behind it."""
 _SETTLE_SECONDS: Final = 0.1
@@ -82,6 +84,7 @@ class RoundLoop:
         self._capture = capture
         self._server = LaneServer(host, reports=reported)
         self._rounds = Rounds(start, in_step=in_step)
+        self._interval = _STREAMS_INTERVAL if in_step else _INTERVAL
         self._max_rows = max_rows
         self._seconds = seconds
         self._on_settled = on_settled
@@ -257,7 +260,7 @@ class RoundLoop:
             rows = sum(chunk.rows for chunk in chunks)
             self._rows += rows
             if rows < _FULL_ROWS:
-                self._not_before = time.monotonic() + _INTERVAL
+                self._not_before = time.monotonic() + self._interval
             self._send(self._rounds.offer(start, end, chunks))
 
     def _whole(self, chunk: Chunk) -> Chunk:

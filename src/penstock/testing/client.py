@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Grant, Tokens
+from penstock.api.client import Client
 from penstock.streams.consumers.registry import Consumers
 from penstock.testing.consumers import InMemoryConsumers
 
@@ -45,8 +46,7 @@ def make_app(consumers: InMemoryConsumers, tokens: Tokens) -> ASGIApp:
     problems.handle(app)
 
     async def connected(scope: Scope, receive: Receive, send: Send) -> None:
-        # What the server knows of a client's connection: it never hangs up before the answer.
-        scope["state"] = {"gone": lambda: False}
+        scope["state"] = {"client": Client()}
         await app(scope, receive, send)
 
     return connected

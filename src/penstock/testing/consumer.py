@@ -102,7 +102,7 @@ class InMemoryConsumer:
             finally:
                 self._waiting -= 1
 
-    async def ack(self, tokens: Sequence[str]) -> Outcome:
+    async def ack(self, tokens: Sequence[str], *, followed: bool = False) -> Outcome:  # noqa: ARG002 - of `Consumer`
         """Take messages as done, for ever; those that are done already count as taken."""
         refs = read_tokens(self.info.id, tokens)
         return self._outcome(tokens, self._step(lambda step: step.reports.ack(refs)))

@@ -89,9 +89,13 @@ class Consumer:
         """
         return await self._loop.receive(limit, wait)
 
-    async def ack(self, tokens: Sequence[str]) -> Outcome:
-        """Take messages as done, for ever; those that are done already count as taken."""
-        return await self._loop.ask("ack", tokens)
+    async def ack(self, tokens: Sequence[str], *, followed: bool = False) -> Outcome:
+        """Take messages as done, for ever; those that are done already count as taken.
+
+        `followed` is for a worker that may receive next: where receives have followed acks before,
+        this takes what the next one is answered with, at no further cost.
+        """
+        return await self._loop.ask("ack", tokens, followed=followed)
 
     async def nack(
         self,

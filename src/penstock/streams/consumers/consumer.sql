@@ -44,7 +44,7 @@ DELETE FROM penstock.consumers WHERE id = %s
 
 -- name: segments
 SELECT id, after_lsn, after_idx, through_lsn, through_idx FROM penstock.segments
-WHERE stream_id = %s ORDER BY after_lsn, after_idx
+WHERE stream_id = %(stream)s ORDER BY after_lsn, after_idx
 
 -- name: entries
 SELECT seq, entry FROM {log} WHERE seq > %s ORDER BY seq
@@ -54,8 +54,8 @@ INSERT INTO {log} (seq, entry) VALUES (1, %s) ON CONFLICT DO NOTHING
 
 -- name: append
 -- No row if another process has taken this step, or has replaced the log since.
-INSERT INTO {log} (seq, entry) SELECT %(seq)s, %(entry)s
-WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s - 1) ON CONFLICT DO NOTHING
+INSERT INTO {log} (seq, entry) SELECT %(seq)s::bigint, %(entry)s::text
+WHERE EXISTS (SELECT FROM {log} WHERE seq = %(seq)s::bigint - 1) ON CONFLICT DO NOTHING
 
 -- name: replace_log
 -- A whole state takes the place of all entries up to it, unless there is a newer one. In one statement, so

@@ -10,6 +10,7 @@ import structlog
 from psycopg import sql
 
 from penstock.streams.consumers.entry import Entry, StreamPosition
+from penstock.streams.consumers.line import Call, Statement, Value
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import Held, State, is_state, replay
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
@@ -41,6 +42,7 @@ class ConsumerLog:
         """Deliveries of a step that was taken although its requests were answered with a failure."""
         log = consumer_table(consumer)
         self._append = composed("append", log=log)
+        self._append_alone = Statement(self._append)
         self._since = composed("entries", log=log)
         self._table = log
 
@@ -99,19 +101,17 @@ class ConsumerLog:
         state = self.state
         assert state is not None  # noqa: S101 - a step is decided on it
         text = entry.encode().decode()
-        values = {"seq": self._seq + 1, "entry": text}
+        values: dict[str, Value] = {"seq": self._seq + 1, "entry": text}
         handed_out = range(state.next, state.next + len(entry.redelivered) + len(entry.new))
         try:
-            async with self._sessions.session() as connection:
-                if dead:
-                    taken = await self._bury(connection, values, dead, segments)
-                elif replayed is not None:
-                    async with connection.transaction():
-                        taken = await self._insert(connection, values)
-                        if taken:
-                            await connection.execute(SQL["mark_replayed"], (replayed,))
-                else:
-                    taken = await self._insert(connection, values)
+            if dead or replayed is not None:
+                async with self._sessions.session() as connection:
+                    if dead:
+                        taken = await self._bury(connection, values, dead, segments)
+                    else:
+                        taken = await self._take_replayed(connection, values, replayed)
+            else:
+                taken = await self._insert_alone(values)
         except (psycopg.errors.UndefinedTable, UnknownConsumer):
             raise
         except BaseException:
@@ -126,7 +126,23 @@ class ConsumerLog:
         self._bytes += len(text)
         return True
 
-    async def _insert(self, connection: Connection, values: dict[str, object]) -> bool:
+    async def _insert_alone(self, values: dict[str, Value]) -> bool:
+        try:
+            (result,) = await self._sessions.run(Call(self._append_alone, values))
+        except psycopg.errors.UndefinedTable:
+            raise self._unknown() from None
+        return result.command_tuples == 1
+
+    async def _take_replayed(
+        self, connection: Connection, values: dict[str, Value], letter: int | None
+    ) -> bool:
+        async with connection.transaction():
+            taken = await self._insert(connection, values)
+            if taken:
+                await connection.execute(SQL["mark_replayed"], (letter,))
+        return taken
+
+    async def _insert(self, connection: Connection, values: dict[str, Value]) -> bool:
         try:
             return (await connection.execute(self._append, values)).rowcount == 1
         except psycopg.errors.UndefinedTable:
@@ -135,7 +151,7 @@ class ConsumerLog:
     async def _bury(
         self,
         connection: Connection,
-        values: dict[str, object],
+        values: dict[str, Value],
         dead: Collection[tuple[Held, str]],
         segments: Collection[Segment],
     ) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 
 from penstock.streams.consumers.ack_tokens import Ref, read_tokens
+from penstock.streams.consumers.claims import Claims
 from penstock.streams.consumers.reports import Kind, Refused, Request
 from penstock.streams.consumers.sessions import stopped
 from penstock.streams.consumers.steps import Steps
@@ -28,6 +29,7 @@ from penstock.streams.consumers.types import (
 from penstock.streams.consumers.waiting import Waiter, Waiters
 
 _POLL: Final = 1.0
+_PATIENCE: Final = 1.0  # for giving back what no receive has taken, at the end
 _log: Final = structlog.get_logger("penstock.streams")
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ T = TypeVar("T")
 class _Asked(NamedTuple):
     request: Request
     done: asyncio.Future[Refused]
+    followed: bool = False  # a receive may follow
 
 
 class Loop:
@@ -51,6 +54,7 @@ class Loop:
         self._freed = freed
         self._asked: list[_Asked] = []
         self._waiters = Waiters(steps.info.name)
+        self._claims = Claims(self._give_back)
         self._calls: deque[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -63,6 +67,8 @@ class Loop:
     async def close(self, error: ConsumerError | None = None) -> None:
         """Stop; what waits is answered with nothing, or with `error`."""
         self._gone = error or _ending()
+        if error is None and (given := self._give_back(self._claims.end())) is not None:
+            await asyncio.wait([given], timeout=_PATIENCE)
         await stopped(self._task)
         if error is None:
             for waiter in self._waiters.end():
@@ -78,6 +84,9 @@ class Loop:
         if wait > 0 and self._waiters.full(most):
             raise self._waiters.too_many(most)
         self._start()
+        self._claims.received(limit)
+        if (received := self._claimed(limit)) is not None:
+            return received
         done = self._waiters.add(limit, wait).done
         try:
             return await done
@@ -86,17 +95,26 @@ class Loop:
                 self._give_back(done.result().deliveries)
             raise
 
+    def _claimed(self, limit: int) -> Received | None:
+        """Return what an ack's step has handed out already for such a receive."""
+        state = self._steps.log.state
+        if state is None or self._steps.stale or self._waiters:
+            return None
+        return self._claims.receive(limit, state)
+
     async def ask(
         self,
         kind: Kind,
         tokens: Sequence[str],
         value: int = 0,
         failure: tuple[int | None, str | None] = (None, None),
+        *,
+        followed: bool = False,
     ) -> Outcome:
-        """Serve a request about deliveries in the next step."""
+        """Serve a request about deliveries in the next step; `followed` where a receive may follow."""
         refs = read_tokens(self._steps.info.id, tokens)
         self._start()
-        refused = await self._add(Request(kind, refs, value, failure))
+        refused = await self._add(Request(kind, refs, value, failure), followed=followed)
         return Outcome(len(tokens) - len(refused), [(tokens[at], why) for at, why in refused])
 
     async def alone(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -113,9 +131,9 @@ class Loop:
             self._task = asyncio.create_task(self._serve())
         self._wake.set()
 
-    def _add(self, request: Request) -> asyncio.Future[Refused]:
+    def _add(self, request: Request, *, followed: bool = False) -> asyncio.Future[Refused]:
         done: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._asked.append(_Asked(request, done))
+        self._asked.append(_Asked(request, done, followed))
         return done
 
     async def _serve(self) -> None:
@@ -138,8 +156,8 @@ class Loop:
                 _log.exception("a consumer's step failed", consumer=self._steps.info.name)
                 self._fail(StoreUnavailable(f"The step failed: {type(error).__name__}."), asked)
             except BaseException:
-                for _request, done in asked:  # `close` answers what waits in the lists
-                    _reject(done, self._gone or _ending())
+                for one in asked:  # `close` answers what waits in the lists
+                    _reject(one.done, self._gone or _ending())
                 raise
 
     async def _wait(self) -> None:
@@ -186,16 +204,30 @@ class Loop:
     async def _step(self, asked: Sequence[_Asked], waiting: Sequence[Waiter]) -> bool:
         """Take one step; return whether another may find more."""
         steps = self._steps
+        claims = self._claims
         limit = sum(waiter.limit for waiter in waiting)
-        taken = await steps.take([request for request, _done in asked], limit)
-        for (_request, done), refused in zip(asked, taken.refused, strict=True):
-            _resolve(done, refused)
+        followed = sum(one.followed for one in asked)
+        expected = claims.expected(followed) if followed and steps.may_claim else 0
+        ready = 0
+        if claims and steps.log.state is not None:
+            claims.check(steps.log.state)
+            ready = min(len(claims), limit)
+        taken = await steps.take([one.request for one in asked], limit - ready + expected)
+        claims.acked(followed)
+        for one, refused in zip(asked, taken.refused, strict=True):
+            _resolve(one.done, refused)
         now = asyncio.get_running_loop().time()
+        mine = limit - ready
+        deliveries = taken.deliveries[:mine]
+        if ready:
+            deliveries = claims.take(ready) + deliveries
         numbers = (0, 0)
-        if taken.deliveries or any(waiter.deadline <= now for waiter in waiting):
+        if deliveries or expected or any(waiter.deadline <= now for waiter in waiting):
             numbers = await steps.pending.number(taken.state), len(taken.state.held)
+        if len(taken.deliveries) > mine:
+            claims.add(taken.first + mine, taken.deliveries[mine:], numbers)
         most = steps.info.settings.max_waiting
-        unclaimed = self._waiters.answer(waiting, taken.deliveries, numbers, now, most)
+        unclaimed = self._waiters.answer(waiting, deliveries, numbers, now, most)
         self._give_back(unclaimed)
         if taken.moved and (asked or taken.dead):
             self._freed(steps.info.id)
@@ -203,16 +235,17 @@ class Loop:
             await steps.log.replace()
         return taken.moved and bool(self._waiters)
 
-    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
-        if deliveries:
-            tokens = [delivery.token for delivery in deliveries]
-            self._release(read_tokens(self._steps.info.id, tokens))
+    def _give_back(self, deliveries: Sequence[Delivery]) -> asyncio.Future[Refused] | None:
+        tokens = [delivery.token for delivery in deliveries]
+        return self._release(read_tokens(self._steps.info.id, tokens)) if tokens else None
 
-    def _release(self, refs: Sequence[Ref | None]) -> None:
-        if refs:
-            done = self._add(Request("release", refs))
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._wake.set()
+    def _release(self, refs: Sequence[Ref | None]) -> asyncio.Future[Refused] | None:
+        if not refs:
+            return None
+        done = self._add(Request("release", refs))
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._wake.set()
+        return done
 
     def _fail(self, error: ConsumerError, asked: Sequence[_Asked] = ()) -> None:
         """Answer all with an error; the log is read anew."""
@@ -220,7 +253,7 @@ class Loop:
         calls, self._calls = self._calls, deque()
         pending, self._asked = [*asked, *self._asked], []
         futures: list[asyncio.Future[Any]] = [waiter.done for waiter in self._waiters.end()]
-        futures += [done for _request, done in pending] + [done for _work, done in calls]
+        futures += [one.done for one in pending] + [done for _work, done in calls]
         for future in futures:
             _reject(future, error)
         if isinstance(error, UnknownConsumer):

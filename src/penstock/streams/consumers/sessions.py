@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGresult
 from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.core import queries
 from penstock.core.connect import AsyncConnection, is_lost
 from penstock.streams.connect import connect_async
+from penstock.streams.consumers.line import Call, Line
 from penstock.streams.consumers.types import StoreUnavailable
 from penstock.streams.errors import store_error
 
@@ -23,6 +25,8 @@ SQL: Final = queries.load("penstock.streams.consumers", "consumer.sql")
 
 Connection = AsyncConnection
 Params = Sequence[Any] | Mapping[str, Any] | None
+
+L = TypeVar("L", Connection, Line)
 
 _APPLICATION: Final = "penstock consumers"
 
@@ -77,7 +81,11 @@ class Sessions:
     def __init__(self, url: str, size: int) -> None:
         self.url = url
         self.clock = Clock()
+        self._size = size
+        self._open = 0
         self._idle: list[Connection] = []
+        # Not for psycopg too, which drops all that is prepared at each rollback.
+        self._lines: list[Line] = []
         self._free = asyncio.Semaphore(size)
         self._closed = False
 
@@ -95,30 +103,61 @@ class Sessions:
     async def session(self) -> AsyncIterator[Connection]:
         """Lend a connection; errors become `StoreUnavailable`, but for those that callers expect."""
         async with self._free:
-            connection = await self._unused() or await self.connect()
-            try:
+            connection = await self._unused(self._idle) or await self._one_more(self._lines)
+            async with self._lent(connection, self._idle):
                 yield connection
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
-                raise
-            except psycopg.Error as error:
-                if connection.closed:
-                    await self._drop_idle()
-                raise self.unavailable(error) from None
-            finally:
-                idle = connection.info.transaction_status == TransactionStatus.IDLE
-                if idle and not connection.closed and not self._closed:
-                    self._idle.append(connection)
-                else:
-                    await connection.close()
 
-    async def _unused(self) -> Connection | None:
-        """Return a connection that is idle, None where there is none; what was lost meanwhile goes."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not is_lost(connection):
-                return connection
-            await connection.close()
+    async def run(self, *calls: Call) -> list[PGresult]:
+        """Run statements in one transaction, by the short way; return a result of each.
+
+        Errors are those of `session`.
+        """
+        async with self._free:
+            line = await self._unused(self._lines) or Line(await self._one_more(self._idle))
+            async with self._lent(line, self._lines):
+                return await line.run(*calls)
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, lent: L, idle: list[L]) -> AsyncIterator[None]:
+        connection = _connection(lent)
+        try:
+            yield
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UniqueViolation):
+            raise
+        except psycopg.Error as error:
+            if connection.closed:
+                await self._drop_idle()
+            raise self.unavailable(error) from None
+        finally:
+            is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+            if is_idle and not connection.closed and not self._closed:
+                idle.append(lent)
+            else:
+                await self._close(lent)
+
+    async def _unused(self, idle: list[L]) -> L | None:
+        """Return one of those that are idle, None where there is none; what was lost meanwhile goes."""
+        while idle:
+            found = idle.pop()
+            if not is_lost(_connection(found)):
+                return found
+            await self._close(found)
         return None
+
+    async def _one_more(self, others: list[L]) -> Connection:
+        """Return a new connection, in the place of an idle one of the other kind if there are many."""
+        if others and self._open >= self._size:
+            await self._close(others.pop(0))
+        self._open += 1
+        try:
+            return await self.connect()
+        except BaseException:
+            self._open -= 1
+            raise
+
+    async def _close(self, one: Connection | Line) -> None:
+        self._open -= 1
+        await _connection(one).close()
 
     async def rows(self, query: Any, params: Params = None) -> list[tuple[Any, ...]]:
         """Run one query and return its rows."""
@@ -143,11 +182,17 @@ class Sessions:
 
     async def _drop_idle(self) -> None:
         # The server has gone down, so none of them is any good.
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.close()
+        idle: list[Connection | Line] = [*self._idle, *self._lines]
+        self._idle.clear()
+        self._lines.clear()
+        for one in idle:
+            await self._close(one)
 
     async def close(self) -> None:
         """Close what is not in use; what is in use closes after it."""
         self._closed = True
         await self._drop_idle()
+
+
+def _connection(one: Connection | Line) -> Connection:
+    return one.connection if isinstance(one, Line) else one

@@ -23,17 +23,19 @@ from penstock.streams.consumers.types import ConsumerInfo, Delivery
 from penstock.streams.consumers.view import StreamRef
 from penstock.streams.records import stream_end
 
+_LEAST_ACK_WAIT: Final = 1_000
 _log: Final = structlog.get_logger("penstock.streams")
 
 
 class Taken(NamedTuple):
-    """What came of a step: what it refused of each request, and its deliveries.
+    """What came of a step: what it refused of each request, and its deliveries, numbered from `first`.
 
     `moved` reports whether it changed anything, `dead` whether messages became dead letters.
     """
 
     state: State
     refused: list[Refused]
+    first: int
     deliveries: list[Delivery]
     moved: bool
     dead: bool
@@ -70,6 +72,20 @@ class Steps:
     def ack_wait(self) -> int:
         """How long a delivery is out, in µs."""
         return self.info.settings.ack_wait_ms * 1_000
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether messages may be handed out before their receive has come.
+
+        Not where another process may have a receive that waits for them, where the moment counts
+        against a short `ack_wait_ms`, or where one delivery that a crash loses would be the only one.
+        """
+        settings = self.info.settings
+        return (
+            not self.crowded
+            and settings.ack_wait_ms >= _LEAST_ACK_WAIT
+            and settings.max_deliver != 1
+        )
 
     def change(self, info: ConsumerInfo) -> None:
         """Take over changed settings."""
@@ -147,12 +163,12 @@ class Steps:
             if limit:
                 texts, passed = await self._choose(reader, step, state, limit)
             entry = step.entry(self.ack_wait)
+            first = state.next
             if entry is None:
                 break
             if reader is self.reader:
                 reader.ahead.fill_beside(passed)
             counts = [state.held[number][4] + 1 for number in step.redelivered]
-            first = state.next
             append = partial(self._append, reader, entry, step)
             if await (reader.view.whole(append) if reports.dead else append()):
                 if passed:
@@ -160,7 +176,7 @@ class Steps:
                 break
             self.crowded = True
         deliveries = self._deliveries(state, first, counts, texts) if entry and texts else []
-        return Taken(state, refused, deliveries, entry is not None, bool(reports.dead))
+        return Taken(state, refused, first, deliveries, entry is not None, bool(reports.dead))
 
     async def _append(self, reader: Reader, entry: Entry, step: Step) -> bool:
         reports = step.reports

@@ -14,6 +14,7 @@ from penstock.config.consumers import Filters
 from penstock.core import queries
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import StreamPosition
+from penstock.streams.consumers.line import Call, Statement, numbers
 from penstock.streams.consumers.selection import ALL, matches, superseded
 from penstock.streams.consumers.sessions import Sessions, composed
 from penstock.streams.consumers.state import START
@@ -61,6 +62,12 @@ class StreamView:
         self.size = BYTES // _FIRST_ROWS
         """The bytes of a message, roughly."""
         self._reading = asyncio.Lock()
+        head = sql.SQL(_HEAD).format(batches=batches_table(stream.source_id))
+        # After the head: these segments hold all up to it.
+        self._calls = (
+            Call(Statement(head), {}),
+            Call(Statement(composed("segments")), {"stream": stream.id}),
+        )
 
     @property
     def of_rows(self) -> bool:
@@ -81,21 +88,16 @@ class StreamView:
     async def _read(self) -> None:
         self.head_stale = False
         try:
-            async with self._sessions.session() as connection:
-                query = sql.SQL(_HEAD).format(batches=batches_table(self._stream.source_id))
-                head = await (await connection.execute(query)).fetchone()
-                # After the head: these segments hold all up to it.
-                listed = await connection.execute(composed("segments"), (self._stream.id,))
-                rows = await listed.fetchall()
+            head, listed = await self._sessions.run(*self._calls)
         except BaseException:
             self.head_stale = True
             raise
-        self.segments = [
-            Segment(row[0], (row[1], row[2]), (_LAST, _LAST) if row[3] is None else row[3:5])
-            for row in rows
-        ]
-        if head is not None:
-            self.head = max(self.head, (head[0], head[1]))
+        self.segments = []
+        for id_, after_lsn, after_idx, *through in numbers(listed):
+            last = (_LAST, _LAST) if None in through else (through[0], through[1])
+            self.segments.append(Segment(id_, (after_lsn, after_idx), last))
+        for lsn, idx in numbers(head):
+            self.head = max(self.head, (lsn, idx))
 
     async def whole(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`; repeat it with the newest segments where one was merged away."""
