@@ -9,6 +9,7 @@ live messages go on in any case.
 from __future__ import annotations
 
 import itertools
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -139,9 +140,11 @@ class BackfillSupervisor:
                     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                     self._refresh()
                     while not self._closing.is_set():
-                        for notice in connection.notifies(timeout=_LISTEN_SECONDS):
+                        for notice in connection.notifies(timeout=0):
                             if notice.payload == NOTICE:
                                 self._refresh()
+                        # To wait, `notifies` wakes ten times a second.
+                        select.select([connection], [], [], _LISTEN_SECONDS)
             except psycopg.Error:  # the other thread logs it; it reads the store every few seconds
                 self._closing.wait(_POLL_SECONDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -158,9 +158,10 @@ class SourceQuery:
         stopping = self._run.stopping
         # Not `isActive`: a failure under asynchronous progress tracking can leave that true for ever.
         # And not with a timeout again and again: ten calls a second cost 0.5 % of a core.
-        end = Future[None]()
+        end, ended = Future[None](), threading.Event()
+        end.add_done_callback(lambda _: ended.set())
         threading.Thread(target=_note_end, args=(query, end), daemon=True).start()
-        while not wait([end], 0.05 if stopping.is_set() else 0.1).done:
+        while not ended.wait(0.05 if stopping.is_set() else 0.1):
             if self._planner.altered is not None and not stopping.is_set():
                 return
             if stopping.is_set() and (self._state.drained or self._run.expired.is_set()):
