@@ -29,7 +29,7 @@ from penstock.spark.rounds import Part, Rounds
 
 _INTERVAL: Final = 0.003
 """Between two rounds, in seconds: what comes within it shares what a round costs."""
-_STREAMS_INTERVAL: Final = 0.01
+_STREAMS_INTERVAL: Final = 0.005
 """The same where streams are written: a round costs a transaction, and each of its consumers a step."""
 _FULL_ROWS: Final = 500
 """A round of so many messages needs no pause behind it."""

@@ -12,9 +12,9 @@ TOO_HEAVY: Final = 32 << 20
 """A range with more bytes is read again as several: its rows are larger than the first of them."""
 LIVE_SECONDS: Final = 0.006
 """How long a chunk may take, beside what any takes, while live changes come, which wait for it."""
-LIVE_MOST: Final = 500
+LIVE_MOST: Final = 300
 """Rows of a chunk while live changes come: until it is done, none knows how long it takes."""
-IDLE_SECONDS: Final = 0.1
+IDLE_SECONDS: Final = 0.2
 _SMALL: Final = 1_000
 
 
