@@ -113,7 +113,7 @@ def test_chunks_stay_within_their_bounds(taken: list[tuple[float, bool]]) -> Non
         assert FEWEST <= sizing.rows <= min(MOST, before * (4 if before < 1_000 else 2))
 
 
-@pytest.mark.parametrize(("live", "low", "high"), [(True, 0.003, 0.009), (False, 0.1, 0.3)])
+@pytest.mark.parametrize(("live", "low", "high"), [(True, 0.002, 0.009), (False, 0.1, 0.3)])
 def test_chunks_take_about_as_long_as_they_may(live: bool, low: float, high: float) -> None:
     sizing = Sizing()
     for _ in range(20):
