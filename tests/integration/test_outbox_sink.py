@@ -330,9 +330,9 @@ def test_acks_that_are_lost_repeat_nothing(
         connection = connect(*arguments, **keywords)
         step = connection.step
 
-        def lose(timeout: float) -> Any:
+        def lose(timeout: float, *, last: bool = False) -> Any:
             nonlocal steps
-            found = step(timeout)
+            found = step(timeout, last=last)
             steps += 1
             if steps % 5 == 0:
                 connection._sock.close()
