@@ -120,10 +120,10 @@ class _Share:
 
     # What the supervisor calls
 
-    def process(self) -> int | None:
-        """The server's process, None where it does not run; one that is stopping does not."""
+    def runs(self) -> bool:
+        """Whether the server runs; one that is stopping does not."""
         found = _running(self._data)
-        return None if found is None or found.state == _STOPPING else found.pid
+        return found is not None and found.state != _STOPPING
 
     def ending(self) -> str:
         """How the server ended; a server that another process started has no exit code here."""

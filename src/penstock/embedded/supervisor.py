@@ -6,8 +6,6 @@ again, on its port: the URL that sinks, drainers and consumers have stays valid.
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +16,7 @@ import structlog
 from penstock.core.backoff import Backoff
 from penstock.core.errors import EmbeddedError
 
-_LOOK_SECONDS: Final = 2.0
-"""Between two looks for what no process's end shows: a server that is stopping, and does not end."""
-_POLL_SECONDS: Final = 0.25
-"""The same where the system does not report that a process ends."""
+_LOOK_SECONDS: Final = 0.25
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
 _STABLE_SECONDS: Final = 60.0
 """A server that has run for so long is started at once where it ends."""
@@ -40,8 +35,8 @@ class Supervised(Protocol):
     def name(self) -> str:
         """What to call it in the log."""
 
-    def process(self) -> int | None:
-        """The process that runs it now, or is about to; None where none does."""
+    def runs(self) -> bool:
+        """Whether it runs now, or is about to."""
 
     def ending(self) -> str:
         """How it ended, as far as that is known."""
@@ -57,7 +52,6 @@ class Supervisor:
         self._server = server
         self._on_outage = on_outage
         self._stopping = threading.Event()
-        self._stop_read, self._stop_write = os.pipe()
         self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._started_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -68,35 +62,13 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop watching; a restart under way is waited for."""
-        if not self._stopping.is_set():
-            self._stopping.set()
-            os.close(self._stop_write)
+        self._stopping.set()
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            process = self._server.process()
-            if process is None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            if not self._server.runs():
                 self._restore()
-            else:
-                self._await_end(process)
-        os.close(self._stop_read)
-
-    def _await_end(self, process: int) -> None:
-        """Wait until a process ends, or `stop` is called, or it is time to look."""
-        try:
-            ended = os.pidfd_open(process)
-        except (AttributeError, OSError):  # not on Linux, or it is gone
-            self._stopping.wait(_POLL_SECONDS)
-            return
-        try:
-            poll = select.poll()
-            poll.register(ended, select.POLLIN)
-            poll.register(self._stop_read)
-            if any(fd == ended for fd, _ in poll.poll(_LOOK_SECONDS * 1000)):
-                self._stopping.wait(_POLL_SECONDS)  # until its parent has noticed
-        finally:
-            os.close(ended)
 
     def _restore(self) -> None:
         """Start the server again, however many tries that takes; the causes are logged once each."""
