@@ -4,16 +4,15 @@
 -- name: session
 -- Limits of a session that reads a table, over those of a capture's. `row_security` off: a policy that
 -- hid rows is an error. `standard_conforming_strings` on: a condition is read as it was when it was
--- checked. %(statement)s, %(lock)s, %(idle)s: how long a statement, a wait for a lock, and a session
--- that does nothing may last.
+-- checked. %(statement)s: how long a statement may last.
 SELECT pg_catalog.set_config(s.name, v.value, false)
 FROM (VALUES
     ('row_security', 'off'),
     ('standard_conforming_strings', 'on'),
-    ('lock_timeout', %(lock)s),
+    ('lock_timeout', '2s'),
     ('statement_timeout', %(statement)s),
     ('idle_in_transaction_session_timeout', '0'),
-    ('idle_session_timeout', %(idle)s),
+    ('idle_session_timeout', '0'),
     ('synchronous_commit', 'local'),
     ('default_transaction_read_only', 'off')) AS v (name, value)
 JOIN pg_catalog.pg_settings AS s ON s.name = v.name

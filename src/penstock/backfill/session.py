@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Final
 
 import psycopg
@@ -37,11 +35,10 @@ FEW_TIMES: Final = {"timeout": 3, "column_missing": 1, "function_missing": 1}
 """By code: how often a backfill tries again before such an error ends it."""
 
 
-def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0") -> Connection:
+def open_session(url: str, *, statement: str) -> Connection:
     """Return a connection that prints values as a capture's does.
 
-    `statement`, `lock` and `idle` are how long a statement may take, how long it may wait for a lock,
-    and how long the session may do nothing (`120s`; 0 for ever). Raises `BackfillError`.
+    `statement` is how long a statement may take (`120s`). Raises `BackfillError`.
     """
     try:
         connection = connect_source(url, "penstock backfill")
@@ -49,7 +46,7 @@ def open_session(url: str, *, statement: str, lock: str = "2s", idle: str = "0")
         raise known(error) from None
     try:
         connection.execute(_SETTINGS)
-        connection.execute(SQL["session"], {"statement": statement, "lock": lock, "idle": idle})
+        connection.execute(SQL["session"], {"statement": statement})
     except psycopg.Error as error:
         connection.close()
         raise backfill_error(error) from None
@@ -80,19 +77,3 @@ def internal_error(error: Exception) -> BackfillError:
         f"The backfill failed: {type(error).__name__}: {error}.",
         remedy="This is a defect of penstock; the log has its trace.",
     )
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Turn psycopg's errors, in a task that reads a range, into `BackfillError`."""
-    try:
-        yield
-    except psycopg.Error as error:
-        found = backfill_error(error)
-        # The planner was asked the same, with the table locked: what it can't do either it reports.
-        found.transient = found.transient or found.code in FEW_TIMES
-        raise found from None
-    except CaptureError as error:
-        if isinstance(error, BackfillError):
-            raise
-        raise known(error) from None

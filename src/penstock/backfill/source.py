@@ -17,7 +17,6 @@ from penstock.core.health import Failure
 from penstock.core.monitor import Report
 
 _REPEAT_SECONDS: Final = 3.0
-_RANGE_PATIENCE: Final = 30.0
 
 log = structlog.get_logger("penstock")
 

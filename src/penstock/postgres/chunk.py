@@ -53,7 +53,7 @@ class Chunk:
         pieces: The messages.
         links: Pairs of splits that share a group and must be delivered as one.
         barrier: Whether it is delivered apart from the chunks before and after it.
-        reads: What a backfill's tasks read; then the chunk has no messages of its own.
+        reads: The rows that a backfill has read; their messages are made when it is handed out.
         captured_at: When its oldest message came, in seconds of the monotonic clock.
     """
 
@@ -86,7 +86,7 @@ class Chunk:
 
     def _where(self, start: Position, end: Position) -> Chunk:
         if self.reads is not None:
-            # Only its tasks know the rows: all of them, or none. After a restart the chunk may begin
+            # Its messages are not made yet: all of them, or none. After a restart the chunk may begin
             # long before its watermark: at the position in Spark's checkpoint.
             whole = start < Position(self.reads.lsn, 0) and end >= self.reads.end
             return replace(self if whole else self.emptied(), start=start, end=end)
