@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,17 +33,6 @@ from penstock.streams.consumers.types import (
 )
 from penstock.streams.records import StreamRecord, commit_position
 from penstock.streams.store import Store
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
-@pytest.fixture
-def stream(store: Store) -> StreamRecord:
-    return make_stream(store)
 
 
 def idxs(deliveries: list[Delivery]) -> list[int]:

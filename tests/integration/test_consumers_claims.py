@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from tests.consumers_help import ids, run, serving, tokens, workers
-from tests.streams_help import inserted, make_stream, publish
+from tests.streams_help import inserted, publish
 
-from penstock.embedded.handles import Database
 from penstock.streams.consumers import claims
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.names import consumer_table
@@ -17,17 +15,6 @@ from penstock.streams.records import StreamRecord
 from penstock.streams.store import Store
 
 LATER = 3 * claims.SECONDS
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
-@pytest.fixture
-def stream(store: Store) -> StreamRecord:
-    return make_stream(store)
 
 
 def entries(store: Store, consumer: Consumer) -> int:

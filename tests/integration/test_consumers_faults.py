@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -27,7 +26,6 @@ from tests.streams_help import (
 )
 
 from penstock.core.message import Position, RoundPart
-from penstock.embedded.handles import Database
 from penstock.streams import maintenance
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.line import Call
@@ -36,17 +34,6 @@ from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
 from penstock.streams.names import consumer_table, segment_table
 from penstock.streams.records import StreamRecord
 from penstock.streams.store import Store
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
-@pytest.fixture
-def stream(store: Store) -> StreamRecord:
-    return make_stream(store)
 
 
 def close_segment(store: Store, stream: StreamRecord) -> None:

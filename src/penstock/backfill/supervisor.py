@@ -139,12 +139,14 @@ class BackfillSupervisor:
                 with connect(self._url) as connection:
                     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                     self._refresh()
+                    poll = select.poll()
+                    poll.register(connection, select.POLLIN)
                     while not self._closing.is_set():
                         for notice in connection.notifies(timeout=0):
                             if notice.payload == NOTICE:
                                 self._refresh()
                         # To wait, `notifies` wakes ten times a second.
-                        select.select([connection], [], [], _LISTEN_SECONDS)
+                        poll.poll(_LISTEN_SECONDS * 1000)
             except psycopg.Error:  # the other thread logs it; it reads the store every few seconds
                 self._closing.wait(_POLL_SECONDS)
 

@@ -23,6 +23,7 @@ def _print(*values: Any, **options: Any) -> None:
 if __name__ == "__main__":
     pyspark.daemon.print = _print  # type: ignore[attr-defined]
     if sys.argv[1:] == ["pyspark.worker"]:
+        import dateutil.relativedelta  # type: ignore[import-untyped]  # pyarrow looks for it  # noqa: F401
         import pyarrow.flight  # noqa: F401
         import pyspark.worker
 
