@@ -85,7 +85,7 @@ class Shop:
     def worker(self, name: str, *consumers: str) -> httpx.Client:
         """Return a client with a worker's token for these consumers."""
         token = self.store.tokens.create(name, "worker", consumers)
-        return self._stack.enter_context(self.api.as_bearer(token))
+        return known(self._stack.enter_context(self.api.as_bearer(token)))
 
     def consumer(self, name: str = "workers", **settings: Any) -> str:
         """Make a consumer of `events` and return its path."""
@@ -137,6 +137,15 @@ def tokens(answer: httpx.Response) -> list[str]:
     """Return the tokens or ids to ack by of each message in a receive's answer."""
     assert answer.status_code == 200, answer.text
     return [item.get("ack_token") or item["ack_id"] for item in answer.json()["data"]]
+
+
+def known(client: httpx.Client) -> httpx.Client:
+    """Wait until the API, which is notified of new tokens, knows the client's; return the client."""
+    deadline = time.monotonic() + TIMEOUT
+    while client.get("/v1/streams").status_code == 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return client
 
 
 def problem(answer: httpx.Response, status: int, *fields: str) -> dict[str, Any]:

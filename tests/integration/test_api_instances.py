@@ -101,7 +101,9 @@ def test_consumers_made_changed_rewound_and_dropped_at_one(shop: Shop, other: Ap
     other.client.patch(path, json={"ack_wait_ms": 1234})
     assert _soon(lambda: shop.client.get(path).json()["ack_wait_ms"] == 1234)
     other.client.delete(path)
+    # The store is read for the one, and for the other what this API was notified of.
     assert _soon(lambda: shop.client.get(path).status_code == 404)
+    assert _soon(lambda: shop.client.get(f"{path}/next").status_code == 404)
     problem(shop.client.get(f"{path}/next"), 404)
 
 
