@@ -28,6 +28,9 @@ def reading(database: Database, **options: str) -> Iterator[PostgresChangesReade
         yield reader
     finally:
         reader.stop()
+        # The server notices a moment later that the slot's reader has gone.
+        active = "SELECT FROM pg_replication_slots WHERE slot_name = 's' AND active"
+        eventually(lambda: not database.execute(active))
 
 
 def after(reader: PostgresChangesReader, start: Offset, rows: int = 1_000) -> Offset:
