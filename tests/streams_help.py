@@ -12,7 +12,9 @@ from zlib import crc32
 import orjson
 import pyarrow as pa
 from psycopg import sql
+from psycopg.errors import UndefinedTable
 
+from penstock.core.errors import StoreError
 from penstock.core.message import DELETE, INSERT, UPDATE, WIRE_SCHEMA, Position, RoundPart
 from penstock.sinks.stream import StreamRoute, StreamWriter
 from penstock.streams.names import segment_table
@@ -24,7 +26,7 @@ from penstock.streams.records import (
     stream_end,
     stream_idx,
 )
-from penstock.streams.segments import segments_of
+from penstock.streams.segments import Segment, segments_of
 from penstock.streams.store import Store
 
 _numbers = itertools.count(1)
@@ -201,10 +203,27 @@ def write_part(store: Store, stream: StreamRecord, batch: pa.RecordBatch, part: 
 
 def read(store: Store, stream: StreamRecord, after: Position = BEFORE_ALL) -> list[Stored]:
     """Return what a reader finds in a stream behind `after`, in order, up to the head."""
-    head = store.head(stream.source_id)
+    while True:
+        head = store.head(stream.source_id)
+        with store.connection() as connection:
+            segments = segments_of(connection, stream.id)
+        try:
+            return _read_segments(store, segments, after, head)
+        except StoreError as error:
+            with store.connection() as connection:
+                left = {segment.id for segment in segments_of(connection, stream.id)}
+            # The maintenance may have merged one meanwhile; one that is listed must be there.
+            merged = {segment.id for segment in segments} - left
+            if not merged or not isinstance(error.__context__, UndefinedTable):
+                raise
+
+
+def _read_segments(
+    store: Store, segments: Sequence[Segment], after: Position, head: Position
+) -> list[Stored]:
     found: list[Stored] = []
     with store.connection() as connection:
-        for segment in segments_of(connection, stream.id):
+        for segment in segments:
             query = sql.SQL(
                 "SELECT lsn, idx, key, action, message FROM {} WHERE (lsn, idx) > (%s, %s)"
                 " AND (lsn, idx) <= (%s, %s) ORDER BY lsn, idx"

@@ -410,11 +410,15 @@ def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     monkeypatch.setattr(sizing, "MOST", 1000)
     monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
     monkeypatch.setattr(sizing, "TOO_HEAVY", 300_000)
-    monkeypatch.setattr(sizing, "IDLE_SECONDS", 60.0)  # ranges grow, however slow the machine is
+    # Ranges grow, however slow the machine is, and whether changes are live or not.
+    monkeypatch.setattr(sizing, "LIVE_MOST", 1000)
+    for seconds in ("IDLE_SECONDS", "LIVE_SECONDS"):
+        monkeypatch.setattr(sizing, seconds, 60.0)
     with backfilling(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, doc text)",
-        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n > 600 THEN 20000 ELSE 1 END)"
+        # Ranges end at multiples of 20: none ends where its next row would be weighed as heavy.
+        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n > 601 THEN 20000 ELSE 1 END)"
         " FROM generate_series(1, 700) n",
     ) as driver:
         driver.start()
