@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hostile_lua import MISDEEDS, STOPPED, program
+from tests.hostile_lua import MISDEEDS, STOPPED, expects, program
 from tests.streams_help import inserted, wire
 
 from penstock.transforms.lua import LuaTransform
@@ -27,7 +27,7 @@ def test_a_misdeed(hostile: LuaTransform, name: str) -> None:
     assert done.origin.to_pylist() == [0, 2]
     (failed,) = done.failed
     assert failed.row == 1
-    assert MISDEEDS[name][1] in failed.reason
+    assert expects(name, failed.reason), failed.reason
     # Stopped by the hook, which knows the line, and not by the kernel.
     assert (MISDEEDS[name][1] == STOPPED) <= failed.reason.startswith("line ")
 
