@@ -164,6 +164,21 @@ DO $penstock$ BEGIN
     END IF;
 END $penstock$
 
+-- name: migration_4
+-- The id of each entity, beside its name, for as long as the entity lasts: what is made again under a
+-- name gets another id. A stream has that of its sink.
+CREATE TABLE penstock.ids (
+    kind text NOT NULL CHECK (kind IN ('source', 'sink', 'consumer', 'target')),
+    name text NOT NULL,
+    id uuid NOT NULL DEFAULT gen_random_uuid() UNIQUE,
+    PRIMARY KEY (kind, name)
+);
+-- Gives the id of an entity, and makes it where there is none.
+CREATE FUNCTION penstock.id_of(of_kind text, of_name text) RETURNS uuid LANGUAGE sql AS $penstock$
+    INSERT INTO penstock.ids (kind, name) VALUES (of_kind, of_name)
+    ON CONFLICT (kind, name) DO UPDATE SET name = excluded.name RETURNING id
+$penstock$;
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are
