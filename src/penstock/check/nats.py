@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.finding import Finding
-from penstock.core.subject import escape
+from penstock.core.subject_token import escape
 from penstock.core.tables import matches_any
 from penstock.sinks.nats import check as nats_check
 
