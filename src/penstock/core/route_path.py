@@ -74,7 +74,9 @@ class PathTemplate:
         if dotted := [v for v in parts.variables if v.endswith("|dots")]:
             raise _wrong(text, f"{{{dotted[0]}}}: dots stay as they are in a path: leave |dots out")
         if "key" in parts.variables:
-            raise _wrong(text, "{key} is for NATS subjects: name the key's columns, {record.<column>}")
+            raise _wrong(
+                text, "{key} is for NATS subjects: name the key's columns, {record.<column>}"
+            )
         literals = re.split(r"\{[^}]*\}", text)
         return cls(text, tuple(literals), parts.variables)
 

@@ -1,8 +1,8 @@
 """Subject templates: `shop.{schema}.{table}.{action}` and a message give the message's subject.
 
 Variables: `{source}` `{database}` `{schema}` `{table}` `{action}` `{key}` (the row's primary key) and
-`{record.<column>}`. A value is escaped so that it is always exactly one part of one token, and so that two
-different values never give the same text, see `penstock.core.subject_token`.
+`{record.<column>}`. A value is escaped so that it is always exactly one part of one token, and so that
+two different values never give the same text, see `penstock.core.subject_token`.
 
 `{record.<column>|dots}` keeps the dots of a value: it gives a token for each part between them, and
 each is escaped by the same rules. Two different values still never give the same text.
@@ -173,9 +173,7 @@ class SubjectTemplate:
                 first = at + 1
         return found
 
-    def _render_fixed(
-        self, batch: pa.RecordBatch, fixed: dict[str, str]
-    ) -> pa.Array | pa.Scalar:
+    def _render_fixed(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array | pa.Scalar:
         """Return what only schema, table and action differ in, once a combination of these."""
         names = [n for n in _PER_ROW if n in self.variables]
         if not names:

@@ -14,10 +14,10 @@ that the WAL lacks is `%null`: those of a delete where the replica identity is a
 is `%null`. A row without a key has no identity, so the token is another for each message: `%id-` and
 its idempotency key.
 
-Keys of integers, UUIDs and plain texts are made by Arrow kernels, with no Python object a row. In batches
-of 4,096 (two cores, with others at work) an integer takes 290 ns and a UUID 410, most of it to find
-`record_pks` in the metadata; the frame of a message takes 920 ns with `{key}` and 520 without. Any other
-key, such as a decimal number or a text with a dot, takes 4.5 µs.
+Keys of integers, UUIDs and plain texts are made by Arrow kernels, with no Python object a row. In
+batches of 4,096 (two cores, with others at work) an integer takes 290 ns and a UUID 410, most of it to
+find `record_pks` in the metadata; the frame of a message takes 920 ns with `{key}` and 520 without. Any
+other key, such as a decimal number or a text with a dot, takes 4.5 µs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def _key(pks: bytes | None, action: str | bytes, idempotency_key: str | bytes | 
     pks = pks or b"[]"
     try:
         values = [text_of(bytes(value)) for value in _list_of(pks)]
-    except (msgspec.MsgspecError, RecursionError):  # Postgres takes more levels than the parser does
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+    ):  # Postgres takes more levels than the parser does
         values = [pks.decode()]
     if values:
         return ",".join([escape(value).replace(",", "%2C") for value in values])
