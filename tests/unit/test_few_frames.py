@@ -26,7 +26,15 @@ ROWS = st.fixed_dictionaries(
         "table_name": TEXT | st.just("x" * 9_000),
         "metadata": st.none()
         | st.sampled_from(
-            ["{}", '{"record_pks":[7],"unavailable":[]}', '{"a":1}', ' {"a":1} ', "{ }", '{"a":1}\u2003', '{"unavailable":[]}']
+            [
+                "{}",
+                '{"record_pks":[7],"unavailable":[]}',
+                '{"a":1}',
+                ' {"a":1} ',
+                "{ }",
+                '{"a":1}\u2003',
+                '{"unavailable":[]}',
+            ]
         )
         | TEXT.map('{{"t":"{}"}}'.format),
         "idempotency_key": TEXT | st.just("k" * MAX_HEADER) | st.just("a\nb"),

@@ -35,8 +35,8 @@ def make_stream(settings: NatsSinkSettings, sink: str) -> MadeStream:
     """Make the stream that a sink, called `sink`, wants.
 
     Blocks for the server's answers; in a cluster without a leader for some seconds. Raises `SinkError`:
-    `stream_exists`, `subjects_overlap`, `jetstream_not_enabled`, `permission_denied`, `stream_limits`,
-    `stream_refused` (each not transient), and those of a server that can't be reached or logged in to.
+    `stream_exists`, `subjects_overlap`, `permission_denied`, `stream_limits`, `stream_refused`, none of
+    them transient, `jetstream_not_enabled`, and those of a server that can't be reached or logged in to.
     """
     with JetStreamApi(settings, CLUSTER_SECONDS) as api:
         return _make(api, settings, sink)
