@@ -15,10 +15,10 @@ is `%null`. A row without a key has no identity, so the token is another for eac
 its idempotency key.
 
 Keys of numbers, dates, UUIDs and other texts without a comma, a quote or a backslash are made by Arrow
-kernels, with no Python object a row. In batches of 4,096, on two cores, an integer takes 290 ns a message
-and a UUID 410, most of it to find `record_pks` in the metadata; the whole frame takes 920 ns with `{key}`
-and 520 without. On a busier machine a decimal number took 540 ns and a key of two columns, one a time,
-790. Any other key takes 4.5 µs, and a key in a batch of 16 messages 1.6.
+kernels, with no Python object a row. In batches of 4,096, on two cores, an integer takes 290 ns a
+message and a UUID 410, most of it to find `record_pks` in the metadata; the whole frame takes 920 ns
+with `{key}` and 520 without. On a busier machine a decimal number took 540 ns and a key of two columns,
+one a time, 790. Any other key takes 4.5 µs, and a key in a batch of 16 messages 1.6.
 """
 
 from __future__ import annotations
