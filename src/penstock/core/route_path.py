@@ -70,7 +70,8 @@ class PathTemplate:
         try:
             parts = SubjectTemplate.parse(_braces_only(text))
         except ValueError as error:
-            raise _wrong(text, str(error).partition(": ")[2]) from None
+            reason = str(error).partition(": ")[2].replace(" {key} ", " ")
+            raise _wrong(text, reason) from None
         if dotted := [v for v in parts.variables if v.endswith("|dots")]:
             raise _wrong(text, f"{{{dotted[0]}}}: dots stay as they are in a path: leave |dots out")
         if "key" in parts.variables:
