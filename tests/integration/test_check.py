@@ -105,6 +105,20 @@ def test_no_stream_is_an_error_with_its_command(database: Database, write: Write
     assert invoke("check", "-c", path).exit_code == 1
 
 
+def test_keys_in_subjects(database: Database, nats: JetStream, write: Write) -> None:
+    database.execute(
+        "CREATE TABLE keyed (id int PRIMARY KEY); ALTER TABLE keyed REPLICA IDENTITY FULL;"
+        "CREATE TABLE bare (a int); ALTER TABLE bare REPLICA IDENTITY FULL"
+    )
+    of_tables = [f"{database.name}.public.{table}.*" for table in ("keyed", "bare")]
+    nats.add_stream(database.name.upper(), of_tables)
+    path = write(sinks={"out": {"kind": "rows", "subject": "{source}.{schema}.{table}.{key}"}})
+    (warning,) = [f for f in findings(path) if f.level != "ok"]
+    assert warning.subject.endswith("table public.bare")
+    assert "no primary key: {key} in the subject of sink out is another" in warning.message
+    assert "what it gives now is captured by" in only(findings(path), "captured").message
+
+
 def test_replica_identities(database: Database, nats: JetStream, write: Write) -> None:
     stream(nats, database)
     database.execute(

@@ -129,7 +129,8 @@ def test_what_is_refused(tmp_path: Path, line: str, problem: str) -> None:
         ("a b", "position 1: a blank is not allowed"),
         ("a?b=1", "position 1: '?' is not allowed"),
         ("a/{record.id", "without its '}'"),
-        ("a/{nope}", "unknown variable {nope}"),
+        ("a/{nope}", "{table} {action} {record.<column>}"),
+        ("a/{key}", "{key} is for NATS subjects"),
     ],
 )
 def test_paths_of_a_stream_that_are_refused(tmp_path: Path, path: str, reason: str) -> None:

@@ -26,7 +26,15 @@ ROWS = st.fixed_dictionaries(
         "table_name": TEXT | st.just("x" * 9_000),
         "metadata": st.none()
         | st.sampled_from(
-            ["{}", '{"a":1}', ' {"a":1} ', "{ }", '{"a":1}\u2003', '{"unavailable":[]}']
+            [
+                "{}",
+                '{"record_pks":[7],"unavailable":[]}',
+                '{"a":1}',
+                ' {"a":1} ',
+                "{ }",
+                '{"a":1}\u2003',
+                '{"unavailable":[]}',
+            ]
         )
         | TEXT.map('{{"t":"{}"}}'.format),
         "idempotency_key": TEXT | st.just("k" * MAX_HEADER) | st.just("a\nb"),
@@ -42,7 +50,12 @@ def shown(block: Block) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"kind": "rows"}, {"stream": "SHOP", "subject": "{source}.{schema}.{table}"}]
+    "settings",
+    [
+        {},
+        {"kind": "rows", "subject": "{table}.{key}"},
+        {"stream": "SHOP", "subject": "{source}.{schema}.{table}"},
+    ],
 )
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=12),

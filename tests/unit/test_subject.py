@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,17 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.message import WIRE_SCHEMA
-from penstock.core.subject import (
-    DEFAULT_SUBJECT,
-    EMPTY,
-    NULL,
-    SubjectTemplate,
-    covers,
-    escape,
-    escape_parts,
-    is_subject,
-    overlaps,
-)
+from penstock.core.subject import DEFAULT_SUBJECT, SubjectTemplate, covers, is_subject, overlaps
+from penstock.core.subject_token import EMPTY, NULL, escape, escape_parts
 
 
 def rows(*values: dict[str, Any]) -> pa.RecordBatch:
@@ -47,6 +39,22 @@ def test_default() -> None:
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
 
+KEY = st.integers() | st.uuids().map(str) | NAMES | st.none() | st.floats(allow_nan=False)
+KEYS = st.lists(KEY, max_size=3)
+
+
+def metadata(pks: list[Any], unavailable: Sequence[str] = (), **more: Any) -> str:
+    """Return metadata as the capture writes it."""
+    values = {"idempotency_key": "t-1-2", "record_pks": pks, "unavailable": unavailable, **more}
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+
+
+METADATA = (
+    st.none()
+    | st.sampled_from(["{}", '{"record_pks": [1], "unavailable": []}'])
+    | st.builds(metadata, KEYS, st.lists(NAMES, max_size=2))
+)
+
 
 @pytest.mark.parametrize(
     "template",
@@ -56,6 +64,9 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
         "{database}.{action}",
         "{table}.{record.a}",
         "x.{record.a|dots}.{schema}",
+        "{key}",
+        "x.{key}.{table}.{key}{record.a}",
+        "{schema}.{table}.{key}",
     ],
 )
 @given(
@@ -64,7 +75,9 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
             {
                 "table_schema": NAMES,
                 "table_name": st.none() | NAMES,
-                "action": st.sampled_from(["insert", "update", "delete"]),
+                "action": st.sampled_from(["insert", "update", "delete", "truncate"]),
+                "idempotency_key": NAMES,
+                "metadata": METADATA,
                 "record": st.dictionaries(st.sampled_from("abc"), st.none() | NAMES).map(
                     json.dumps
                 ),
@@ -126,6 +139,55 @@ def test_record_columns() -> None:
         f"x.{EMPTY}.%2A",
     ]
     assert SubjectTemplate.parse("{record.a}.{record.b}.{record.a}").record_columns == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("pks", "expected"),
+    [
+        ([42], "42"),
+        ([-7], "-7"),
+        (["plain_ä-1"], "plain_ä-1"),
+        (["6f1c-4b"], "6f1c-4b"),
+        ([7, "eu"], "7,eu"),
+        (["a.b", 1.5], "a%2Eb,1%2E5"),
+        (["a,b"], "a%2Cb"),
+        (["a", "b"], "a,b"),
+        (["x y*>", ""], f"x%20y%2A%3E,{EMPTY}"),
+        (["$JS"], "%24JS"),
+        (['quo"te\\n\n'], 'quo"te\\n%0A'),
+        ([None, 2], f"{NULL},2"),
+        ([{"record_pks": [1], "unavailable": []}], '{"record_pks":[1]%2C"unavailable":[]}'),
+        ([], "%id-t-5-0"),
+    ],
+)
+def test_key(pks: list[Any], expected: str) -> None:
+    row = {"idempotency_key": "t-5-0"}
+    plain = row | {"metadata": metadata([1])}
+    alone = row | {"metadata": metadata(pks)}
+    assert render("rows.{table}.{key}", alone) == [f"rows.orders.{expected}"]
+    # Beside others, with columns that the WAL lacks, with a route behind them, and written otherwise.
+    more = row | {"metadata": metadata(pks, ['odd"],"unavailable":[', "x"], route="a")}
+    other = row | {"metadata": json.dumps({"record_pks": pks}, separators=(",", ":"))}
+    for several in ([plain, alone, plain], [plain, more, plain], [plain, other, plain]):
+        assert render("{key}", *several) == ["1", expected, "1"]
+
+
+def test_key_of_a_truncate() -> None:
+    truncated = {"action": "truncate", "metadata": metadata([]), "idempotency_key": "t-5-0"}
+    assert render("{table}.{key}", truncated) == [f"orders.{NULL}"]
+
+
+def test_key_is_the_rows_own_whatever_the_group_is() -> None:
+    """The group hashes are no part of it: rows of one group keep their subjects apart."""
+    one, other = ({"metadata": metadata([n]), "group_hash": 5} for n in (1, 2))
+    assert render("{key}", one, other) == ["1", "2"]
+
+
+@given(st.lists(NAMES, min_size=1, max_size=3), st.lists(NAMES, min_size=1, max_size=3))
+def test_a_key_is_one_token_and_no_two_collide(one: list[str], other: list[str]) -> None:
+    (a,), (b,) = (render("{key}", {"metadata": metadata(pks)}) for pks in (one, other))
+    assert re.fullmatch(r"[^\x00-\x20\x7f.*>]+", a)
+    assert (a == b) == (one == other)
 
 
 def test_constant_parts() -> None:
@@ -191,6 +253,7 @@ def test_what_covers_a_value_with_dots(template: str, expected: str) -> None:
         ("a.\x01", 2, "the control character U+0001 is not allowed"),
         ("a.{schema|dots}", 2, "{schema} is one token"),
         ("a.{record.|dots}", 2, "unknown variable"),
+        ("a.{key|dots}", 2, "{key} is one token"),
         ("a.*", 2, "not allowed"),
         ("a.>", 2, "not allowed"),
         (".a", 0, "empty"),

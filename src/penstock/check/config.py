@@ -62,7 +62,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
-            for finding in inspect_nats(name, sink, tables):
+            for finding in inspect_nats(name, sink, tables, sink_name):
                 what = f"sink {sink_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, sinks)

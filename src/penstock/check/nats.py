@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.finding import Finding
-from penstock.core.subject import escape
+from penstock.core.subject_token import escape
 from penstock.core.tables import matches_any
 from penstock.sinks.nats import check as nats_check
 
@@ -14,16 +14,16 @@ _TableName = tuple[str, str]
 
 
 def inspect_nats(
-    source: str, sink: NatsSinkSettings, tables: list[_TableName]
+    source: str, sink: NatsSinkSettings, tables: list[_TableName], name: str = ""
 ) -> Iterator[Finding]:
-    """Check a cluster, and the subjects of a sink's template and of the rules of its route."""
-    rules = [] if sink.route is None or isinstance(sink.route, str) else list(sink.route)
-    always = any(rule.when is None for rule in rules)
-    templates = [rule.to for rule in rules] + ([] if always else [sink.subject])
-    for number, template in enumerate(dict.fromkeys(templates)):
+    """Check a cluster, and the subjects of a sink's template and of the rules of its route.
+
+    `name` is the sink's.
+    """
+    for number, template in enumerate(sink.templates):
         target = sink.model_copy(update={"subject": template})
         samples = subjects(source, target, tables)
-        for finding in nats_check.inspect(target, samples, source=source):
+        for finding in nats_check.inspect(target, samples, source=source, sink=name):
             of_subject = finding.subject.startswith("subject ")
             if number and not of_subject:
                 continue  # reported already
@@ -37,7 +37,8 @@ def inspect_nats(
 def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> list[str]:
     """Return the subjects of a sink for the tables that are there now.
 
-    Empty if the template needs a message's values, which are not known yet.
+    A token with a row's key is `*`. Empty if the template needs other values of a message, which are
+    not known yet.
     """
     template = sink.template
     if any(v == "database" or v.startswith("record.") for v in template.variables):
@@ -51,6 +52,7 @@ def subjects(source: str, sink: NatsSinkSettings, tables: list[_TableName]) -> l
                 for variable, literal in zip(
                     template.variables, template.literals[1:], strict=True
                 ):
-                    text += escape(values[variable]) + literal
-                found.append(text)
+                    known = values.get(variable)
+                    text += ("\0" if known is None else escape(known)) + literal
+                found.append(".".join("*" if "\0" in t else t for t in text.split(".")))
     return list(dict.fromkeys(found))

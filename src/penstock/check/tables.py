@@ -93,6 +93,13 @@ def _columns(
             )
             fix = f"give it one, leave {table} out of the sink's `tables`, or use kind changes"
             yield Finding("warning", what, message, fix)
+        if isinstance(sink, NatsSinkSettings) and not keyed and _has_key(sink):
+            message = (
+                f"has no primary key: {{key}} in the subject of sink {name} is another for each of its"
+                " messages, so all of them stay"
+            )
+            fix = f"give it one, or leave {table} out of the sink's `tables`"
+            yield Finding("warning", what, message, fix)
         grouped = sink.group_by or []
         subject = sink.template.record_columns if isinstance(sink, NatsSinkSettings) else ()
         rules = rule_columns(sink)
@@ -121,6 +128,10 @@ def _columns(
                     f"the WAL: a DELETE{moves} {harm}"
                 )
                 yield Finding("warning", what, message, identity_sql(catalog, blind, "FULL"))
+
+
+def _has_key(sink: NatsSinkSettings) -> bool:
+    return any("key" in sink.subject_template(text).variables for text in sink.templates)
 
 
 def rule_columns(sink: SinkSettings) -> list[str]:

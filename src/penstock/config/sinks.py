@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from penstock.config.durations import Duration
+from penstock.config.jetstream import JetStreamSettings
 from penstock.config.nats import GroupBy, NatsSinkConfig
 from penstock.config.sources import Table
 from penstock.config.strict import Flag, StrictModel
@@ -20,31 +22,13 @@ from penstock.config.transforms import (
 )
 from penstock.core.message import DEFAULT_ACTIONS
 from penstock.core.route_path import PathTemplate
-from penstock.core.subject import SubjectTemplate
+from penstock.core.subject import SubjectTemplate, covers, overlaps
 from penstock.core.tables import TablePattern
 
 Action = Literal["insert", "update", "delete", "truncate"]
 
-_DURATION: Final = re.compile(r"(\d{1,9})([smhd])\Z")
 _NO_PATH: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_LONGEST: Final = timedelta(days=36_500)
 _RETENTION: Final = timedelta(days=7)
-
-
-def _duration(value: Any) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("expected a number and its unit, as in 90s, 30m, 12h or 7d")
-    seconds = int(match[1]) * _SECONDS[match[2]]
-    if not 0 < seconds <= _LONGEST.total_seconds():
-        raise ValueError(f"expected 1s to {_LONGEST.days}d")
-    return timedelta(seconds=seconds)
-
-
-_Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class SinkSettings(StrictModel):
@@ -92,20 +76,70 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
 
     type: Literal["nats"]
-    detach_after: _Duration = timedelta(seconds=30)
+    detach_after: Duration = timedelta(seconds=30)
     """How long it may be behind before it counts as detached."""
+    stream_config: JetStreamSettings | None = None
+    """What it wants of the JetStream stream that it publishes to."""
+    create_stream: Flag = False
+    """Whether a run makes the stream at its start where none takes the subjects."""
 
     @field_validator("route")
     @classmethod
     def _check_route(cls, route: Any) -> Any:
         return check_route(route, SubjectTemplate.parse, NOT_IN_SUBJECT)
 
+    @model_validator(mode="after")
+    def _check_stream_config(self) -> Self:
+        wanted = self.stream_config
+        if wanted is None:
+            return self
+        if self.stream and wanted.name and wanted.name != self.stream:
+            raise ValueError(
+                f"`stream` is {self.stream} and stream_config.name {wanted.name}: remove one of them"
+            )
+        # What an expression gives is not known.
+        if (
+            wanted.subjects
+            and not isinstance(self.route, str)
+            and not any(
+                overlaps(pattern, subject)
+                for pattern in wanted.subjects
+                for subject in self.wildcards()
+            )
+        ):
+            raise ValueError(
+                f"stream_config.subjects ({', '.join(wanted.subjects)}) take nothing of what the sink"
+                f" publishes to ({', '.join(self.wildcards())}): correct one of them"
+            )
+        return self
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The templates of its subjects: those of the route's rules, and `subject` where it is used."""
+        rules = [] if self.route is None or isinstance(self.route, str) else list(self.route)
+        always = any(rule.when is None for rule in rules)
+        texts = [rule.to for rule in rules] + ([] if always else [self.subject])
+        return tuple(dict.fromkeys(texts))
+
+    def wildcards(self) -> tuple[str, ...]:
+        """Return the patterns of all that the templates can give, none of which covers another."""
+        found = [self.subject_template(text).wildcard(self.source) for text in self.templates]
+        return tuple(
+            pattern
+            for at, pattern in enumerate(found)
+            if not any(
+                covers(other, pattern) and (other != pattern or before < at)
+                for before, other in enumerate(found)
+                if before != at
+            )
+        )
+
 
 class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
 
     type: Literal["stream"]
-    retention: _Duration | None = Field(_RETENTION, validate_default=True)
+    retention: Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
 
     @field_validator("route")

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.json_members import Members, text_of
-from penstock.core.subject import EMPTY, NULL, SubjectTemplate, named
+from penstock.core.subject import SubjectTemplate, named
+from penstock.core.subject_token import EMPTY, NULL
 
 PATH_RULES: Final = (
     "segments stand between slashes, none is empty, '.' or '..', and none has a blank, a control "
@@ -69,9 +70,14 @@ class PathTemplate:
         try:
             parts = SubjectTemplate.parse(_braces_only(text))
         except ValueError as error:
-            raise _wrong(text, str(error).partition(": ")[2]) from None
+            reason = str(error).partition(": ")[2].replace(" {key} ", " ")
+            raise _wrong(text, reason) from None
         if dotted := [v for v in parts.variables if v.endswith("|dots")]:
             raise _wrong(text, f"{{{dotted[0]}}}: dots stay as they are in a path: leave |dots out")
+        if "key" in parts.variables:
+            raise _wrong(
+                text, "{key} is for NATS subjects: name the key's columns, {record.<column>}"
+            )
         literals = re.split(r"\{[^}]*\}", text)
         return cls(text, tuple(literals), parts.variables)
 

@@ -1,16 +1,8 @@
-r"""Subject templates: `shop.{schema}.{table}.{action}` and a message give the message's subject.
+"""Subject templates: `shop.{schema}.{table}.{action}` and a message give the message's subject.
 
-Variables: `{source}` `{database}` `{schema}` `{table}` `{action}` and `{record.<column>}`. A value
-is escaped so that it is always exactly one part of one token, whatever it holds, and so that two
-different values never give the same text:
-
-* space, control characters, `.`, `*`, `>` and `%` become `%XX` (two hexadecimal digits), and so
-  does a `$` at the value's start, because subjects that start with `$` belong to the server;
-* an empty string becomes `%empty`, null (or a column that the message lacks) `%null`. No escaped
-  value can look like these, because there `%` is followed by two hexadecimal digits.
-
-Everything else, `_` and non-ASCII letters included, stays as it is. Values of `record` that are not
-strings are written as JSON.
+Variables: `{source}` `{database}` `{schema}` `{table}` `{action}` `{key}` (the row's primary key) and
+`{record.<column>}`. A value is escaped so that it is always exactly one part of one token, and so that
+two different values never give the same text, see `penstock.core.subject_token`.
 
 `{record.<column>|dots}` keeps the dots of a value: it gives a token for each part between them, and
 each is escaped by the same rules. Two different values still never give the same text.
@@ -27,20 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.json_members import members, text_of
 from penstock.core.message import INSERT
+from penstock.core.subject_token import escape, escape_parts, few_keys, keys
 
 DEFAULT_SUBJECT: Final = "{source}.{schema}.{table}.{action}"
 ROWS_SUBJECT: Final = "{source}.{schema}.{table}"
 MAX_SUBJECT_BYTES: Final = 3900
 """The server reads at most 4,096 bytes of `HPUB <subject> <reply> <sizes>`; this leaves room."""
-
-EMPTY: Final = "%empty"
-NULL: Final = "%null"
 
 SUBJECT_RULES: Final = (
     "no token may be empty or have a blank, a control character, '*' or '>',"
@@ -48,7 +37,8 @@ SUBJECT_RULES: Final = (
 )
 _SUBJECT: Final = r"^[^\x00-\x20\x7f.*>$][^\x00-\x20\x7f.*>]*(?:\.[^\x00-\x20\x7f.*>]+)*$"
 
-_VARIABLES: Final = ("source", "database", "schema", "table", "action")
+_VARIABLES: Final = ("source", "database", "schema", "table", "action", "key")
+KEY: Final = "key"
 _OUTBOX_NAME: Final = "stream_table"
 _OF_OUTBOX: Final = ("outbox_id", "op")
 _DOTS: Final = "|dots"
@@ -57,27 +47,9 @@ _MEMBERS: Final = {"payload": "payload", "header": "headers"}
 _PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
 _EMPTY_TEXT: Final = pa.scalar("", pa.string())
-_UNSAFE: Final = re.compile(r"[\x00-\x20\x7f.*>%]|^\$")
+_NO_BYTES: Final = pa.scalar(b"", pa.binary())
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f*>]")
 _NAMES: Final = {" ": "a blank", "\t": "a tab", "\n": "a line end", "\r": "a line end"}
-
-
-def escape(value: Any) -> str:
-    """Return `value` as text that is safe inside a token, by the rules at the top of this file."""
-    if value is None:
-        return NULL
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    if not text:
-        return EMPTY
-    return _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", text)
-
-
-def escape_parts(value: Any) -> str:
-    """Return `value` with its dots, as tokens of which each is escaped."""
-    if value is None:
-        return NULL
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return ".".join(map(escape, text.split(".")))
 
 
 def is_subject(column: pa.Array) -> pa.Array:
@@ -173,8 +145,8 @@ class SubjectTemplate:
     def render(self, batch: pa.RecordBatch, *, source: str, database: str | None) -> pa.Array:
         """Return the subject of each row of a batch of `WIRE_SCHEMA`, as a binary array.
 
-        Rows that share schema, table and action share a subject unless `{record.<column>}` is
-        used, so without that the work is done once a combination.
+        Rows that share schema, table and action share a subject unless `{key}` or `{record.<column>}`
+        is used, so without these the work is done once a combination.
         """
         if not batch.num_rows:
             return pa.array([], pa.binary())
@@ -183,17 +155,37 @@ class SubjectTemplate:
         fixed = {"source": escape(source), "database": escape(database)}
         if self.record_columns:
             return pa.array(self._subjects(batch, fixed), pa.binary())
+        if KEY in self.variables:
+            key = keys(batch).cast(pa.binary())
+            around = [each._render_fixed(batch, fixed) for each in self._split_by(KEY)]
+            pieces = [piece for each in around for piece in (key, each)][1:]
+            return pc.binary_join_element_wise(*pieces, _NO_BYTES)
+        found = self._render_fixed(batch, fixed)
+        return pa.repeat(found, batch.num_rows) if isinstance(found, pa.Scalar) else found
+
+    def _split_by(self, variable: str) -> list[SubjectTemplate]:
+        """Return the templates that stand before, between and behind a variable."""
+        found, first = [], 0
+        for at, each in enumerate((*self.variables, variable)):
+            if each == variable:
+                names = self.variables[first:at]
+                found.append(SubjectTemplate(self.text, self.literals[first : at + 1], names))
+                first = at + 1
+        return found
+
+    def _render_fixed(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array | pa.Scalar:
+        """Return what only schema, table and action differ in, once a combination of these."""
         names = [n for n in _PER_ROW if n in self.variables]
         if not names:
-            return pa.repeat(pa.scalar(self._fill(fixed).encode(), pa.binary()), batch.num_rows)
+            return pa.scalar(self._fill(fixed).encode(), pa.binary())
         columns = [pc.fill_null(batch.column(_PER_ROW[n]), _EMPTY_TEXT) for n in names]
         # A schema's or table's name cannot hold NUL in Postgres, so it is a safe separator.
-        keys = pc.binary_join_element_wise(*columns, _SEPARATOR).dictionary_encode()
+        found = pc.binary_join_element_wise(*columns, _SEPARATOR).dictionary_encode()
         subjects = [
             self._fill(fixed | dict(zip(names, map(escape, key.split("\0")), strict=True))).encode()
-            for key in keys.dictionary.to_pylist()
+            for key in found.dictionary.to_pylist()
         ]
-        return pa.array(subjects, pa.binary()).take(keys.indices)
+        return pa.array(subjects, pa.binary()).take(found.indices)
 
     def render_few(
         self, batch: pa.RecordBatch, *, source: str, database: str | None
@@ -207,10 +199,13 @@ class SubjectTemplate:
         per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
         cache: dict[str, str] = {}  # names and actions repeat; values of records need not
         records = batch.column("record").to_pylist() if of_record else [None] * batch.num_rows
+        row_keys = few_keys(batch) if KEY in self.variables else []
         subjects: list[bytes] = []
         for row, text in enumerate(records):
             record = read(text) if of_record else {}
             values = dict(fixed)
+            if row_keys:
+                values[KEY] = row_keys[row]
             for name, column in per_row:
                 value = column[row] or ""
                 values[name] = cache.get(value) or cache.setdefault(value, escape(value))

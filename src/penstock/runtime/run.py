@@ -30,6 +30,7 @@ from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_query import RunContext, SourceQuery
 from penstock.runtime.state import RunState
 from penstock.runtime.store_session import StoreSession
+from penstock.runtime.stream_maker import StreamMaker
 from penstock.spark import planning
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.settings import warn_of_few_slots
@@ -79,6 +80,7 @@ class Run:
         self._wake = threading.Event()
         self.failure: Failure | None = None
         """What ended the run, None where nothing did."""
+        self._jetstreams = StreamMaker(self._stopping)
         self._streams_due = False  # to ask for shared streams again
         self.store = StoreSession(config, store_url, self._handle, paused)
         self._guard: Guard = SlotGuard(config, self.store) if guard is None else guard
@@ -163,6 +165,9 @@ class Run:
                 self._ensure(name, self._config.sources[name])
                 planning.refuse(self._config.sources[name], self._config.sinks_of(name))
                 self.store.register(name, self._stopping)
+            for sink, settings in self._config.sinks_of(name).items():
+                self._jetstreams.add(sink, settings)
+        self._jetstreams.wait()
         self._refuse_shared_streams()
         if not self._stopping.is_set():
             self.store.start()

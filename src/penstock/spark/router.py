@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.sinks import NatsSinkSettings, Sink
-from penstock.core import route_path, subject
+from penstock.core import route_path, subject, subject_token
 from penstock.core.json_members import members, text_of
 from penstock.core.message import SUBJECT_FIELD
 from penstock.core.route_path import PathTemplate
@@ -106,7 +106,7 @@ class Router:
     def _by_expression(self, marked: pa.Array) -> pa.Array:
         """Return routes, with what came from messages escaped; routes are few, so each once."""
         found = marked.dictionary_encode()
-        escape = subject.escape if self._is_nats else route_path.escape
+        escape = subject_token.escape if self._is_nats else route_path.escape
         texts = [_escaped(text, escape) for text in found.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(found.indices)
 

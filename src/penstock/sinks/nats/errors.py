@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.subject import covers
+from penstock.sinks.nats.stream_settings import flags
 
 DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.I)
 """Finds what a server does not permit, and the subject."""
@@ -106,13 +108,13 @@ def not_nats(where: str, line: bytes) -> SinkError:
 def stream_add(config: NatsSinkConfig, source: str | None, subject: str | None = None) -> str:
     """Return the command that makes a stream for the sink's subjects, and for one of a route."""
     called = config.form.name if config.form is not None else source or "penstock"
-    name = config.stream or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
-    subjects = config.template.wildcard(source)
-    if subject is not None and not covers(subjects, subject):
-        subjects += f",{subject}"
-    return (
-        f'nats stream add {name} --subjects "{subjects}" --storage file --dupe-window 2m --defaults'
-    )
+    wanted = config.stream_config if isinstance(config, NatsSinkSettings) else None
+    given = (wanted and wanted.name) or config.stream
+    name = given or re.sub(r"[^A-Z0-9_-]", "_", called.upper())
+    subjects = list((wanted and wanted.subjects) or [config.template.wildcard(source)])
+    if subject is not None and not any(covers(each, subject) for each in subjects):
+        subjects.append(subject)
+    return f'nats stream add {name} --subjects "{",".join(subjects)}" {flags(wanted)} --defaults'
 
 
 def no_stream(config: NatsSinkConfig, source: str | None, subject: str) -> SinkError:

@@ -58,7 +58,8 @@ class Permissions:
 def inspect(connection: Connection, wildcard: str, samples: Sequence[str]) -> Finding:
     """Look whether the user may publish to what a template gives.
 
-    `wildcard` stands for all of it, `samples` are the subjects that it gives now, where these are known.
+    `wildcard` stands for all of it, `samples` are the subjects that it gives now, where these are known;
+    a token that is not may be `*`.
     Raises `SinkError` where the connection is lost.
     """
     what = f"subject {wildcard}"
@@ -70,7 +71,7 @@ def inspect(connection: Connection, wildcard: str, samples: Sequence[str]) -> Fi
             denied = [wildcard]
         partly = not samples and not permissions.allows_all(wildcard)
     else:
-        tried = samples or [wildcard.replace("*", "penstock")]
+        tried = [each.replace("*", "penstock") for each in samples or [wildcard]]
         denied = refused(connection, tried[:_TRIES])
         partly = bool(denied) and not samples
     if denied and not (partly and permissions is None):
