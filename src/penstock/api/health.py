@@ -28,7 +28,7 @@ def application(state: RunState | ProcessState, app: FastAPI | None = None) -> F
     @app.get("/readyz", include_in_schema=False)
     def readyz() -> JSONResponse:
         level = state.health().level
-        return JSONResponse({"status": level.word}, 200 if level.serves else 503)
+        return JSONResponse({"status": state.readiness}, 200 if level.serves else 503)
 
     @app.get("/status", include_in_schema=False)
     def status() -> JSONResponse:

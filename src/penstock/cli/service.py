@@ -1,7 +1,8 @@
 """The process of `penstock run` and `penstock relay`: signals, Spark's session, HTTP, and what runs.
 
-The configuration's own sources are one `Run`. A source of type outbox is a `Relay`, which has a run
-for each of its groups, and begins it anew when the outbox's pipelines change.
+Each source has a runner, and all follow the desired state (`penstock.runtime.runners`). A source of type
+outbox is a `Relay`, which has a run for each of its groups, and begins it anew when the outbox's
+pipelines change.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ from penstock.core import startup
 from penstock.core.errors import ConfigError, SparkError
 from penstock.core.health import Failure, Part, run_part, worker_part
 from penstock.core.startup import Step, step
+from penstock.desired.feed import Feed
+from penstock.desired.from_file import apply_file
 from penstock.embedded.store import FOLDER, open_store
 from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.process_state import ProcessState
-from penstock.runtime.run import Run, jvm_failure
+from penstock.runtime.run import jvm_failure
+from penstock.runtime.runners import Following, Runners
 from penstock.spark import aot, session
 from penstock.spark.jvm import make_cache
 from penstock.spark.settings import local_master
 from penstock.spark.warm import start_workers
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
+from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
 _RESTARTED: Final = f"Penstock starts it again; {FOLDER}/store.log has why it ended."
@@ -49,28 +54,35 @@ log = structlog.get_logger("penstock")
 
 
 class Service:
-    """What one process runs of `config`; `store_url` is None where only relays are in it."""
+    """What one process runs of `config`; `store_url` is None where only relays are in it.
 
-    def __init__(self, config: Config, store_url: str | None, *, once: bool) -> None:
+    `feed` is where changes of the configuration come from, None where there are none.
+    """
+
+    def __init__(
+        self, config: Config, store_url: str | None, *, once: bool, feed: Following | None = None
+    ) -> None:
         self._config = config
         self._once = once
         self._stopping = threading.Event()
         self._failure: Failure | None = None
         self._outage: Failure | None = None
-        self._run: Run | None = None
+        self._store_url = store_url
+        self._run: Runners | None = None
         if store_url is not None:
-            self._run = Run(config, store_url, once=once)
+            self._run = Runners(config, store_url, once=once, feed=feed)
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
         self._consumers = ConsumerWatch()
         self._states = ProcessState(
             lambda: [
-                *([] if self._run is None else [self._run.state]),
+                *([] if self._run is None else self._run.states()),
                 *(state for relay in self._relays for state in relay.states()),
             ],
             lambda: {relay.name: relay.as_json() for relay in self._relays},
             self._parts,
             None if store_url is None else self._consumers,
+            lambda: self._run is not None and self._run.standing_by,
         )
 
     def _parts(self) -> list[Part]:
@@ -106,17 +118,16 @@ class Service:
         """Run to the end and return the exit code."""
         self._take_signals()
         with contextlib.ExitStack() as stack:
-            if self._run is not None:
-                stack.enter_context(self._run)
             server = None if self._once else Server(self._app(), listen)
             if server is not None:
                 stack.callback(server.close)
             if self._run is not None:
+                stack.callback(self._end_runners, self._run)
                 self._run.prepare()
             for relay in self._relays:
                 with step("outbox", relay=relay.name):
                     relay.prepare()
-            if not self._stopping.is_set() and (spark := self._spark()) is not None:
+            if self._has_work() and (spark := self._spark()) is not None:
                 try:
                     self._work(spark, server)
                 finally:
@@ -133,6 +144,16 @@ class Service:
         self._log_stopped()
         return 0
 
+    def _has_work(self) -> bool:
+        if self._stopping.is_set():
+            return False
+        return bool(self._relays) or (self._run is not None and self._run.goes_on)
+
+    @staticmethod
+    def _end_runners(runners: Runners) -> None:
+        runners.stop()
+        runners.close()
+
     def _log_stopped(self) -> None:
         sinks = self._states.sinks
         delivered = {name: sink.delivered for name, sink in sinks.items()}
@@ -143,9 +164,8 @@ class Service:
     def _app(self) -> FastAPI:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
         app = None
-        if self._run is not None:
-            url = self._run.store.url
-            app = Api(url, beside=self._beside)
+        if self._store_url is not None:
+            app = Api(self._store_url, beside=self._beside)
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
@@ -182,13 +202,14 @@ class Service:
         where = {} if server is None else {"listen": server.address}
 
         def log_ready() -> None:
-            sources = [*self._config.sources, *self._config.outboxes]
+            names = [] if self._run is None else self._run.names
+            sources = [*names, *self._config.outboxes]
             log.info("ready", seconds=startup.seconds(), sources=sources, **where)
 
         for relay in self._relays:
             relay.start(spark)
         if self._run is not None:
-            self._run.stream(spark, log_ready, _log_stopping)
+            self._run.run(spark, log_ready)
             if not self._once or not self._run.healthy:
                 self.stop()
         else:
@@ -205,10 +226,6 @@ class Service:
                 log_ready()
             if (failure := jvm_failure()) is not None:
                 self._fail(failure)
-
-
-def _log_stopping() -> None:
-    log.info("stopping: finishing the batch under way")
 
 
 def _print_nothing(*_: object) -> None:
@@ -235,7 +252,13 @@ def run(config: Config, *, once: bool, listen: str) -> int:
             service.store_outage(error)
 
     opening = Step("store", embedded=config.store is None)
-    with open_store(config, on_outage=on_outage) as store_url:
-        service = Service(config, store_url, once=once)
+    with (
+        open_store(config, on_outage=on_outage) as store_url,
+        contextlib.closing(Feed(store_url, config)) as feed,
+    ):
+        if config.file is not None:
+            with Store.open(store_url) as store:
+                apply_file(store, config.file)
+        service = Service(feed.current(), store_url, once=once, feed=feed)
         opening.done()
         return service.main(listen)

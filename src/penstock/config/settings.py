@@ -59,6 +59,7 @@ class Config(StoreSettings):
     consumers: dict[str, Consumer] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     _file: str | None = PrivateAttr(None)
+    _sharing: int | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
@@ -85,6 +86,11 @@ class Config(StoreSettings):
         self._file = file
         return self
 
+    @property
+    def file(self) -> str | None:
+        """The file that has this configuration, None where none has it."""
+        return self._file
+
     def command(self, *words: str) -> str:
         """Return a command of `penstock` on this configuration, as a user would type it."""
         file = () if self._file in (None, CONFIG_FILE) else ("-c", self._file)
@@ -93,6 +99,30 @@ class Config(StoreSettings):
     def recover_command(self, source: str) -> str | None:
         """Return the command that recovers a source, None where no file has the configuration."""
         return None if self._file is None else self.command("recover", source)
+
+    @property
+    def running_sources(self) -> list[str]:
+        """The names of the sources that a sink takes from: only these are run."""
+        return [name for name in self.sources if self.sinks_of(name)]
+
+    @property
+    def sharing(self) -> int:
+        """How many sources share Spark's slots, this configuration's or those beside it."""
+        return self._sharing or max(1, len(self.running_sources))
+
+    def only(self, source: str) -> Config:
+        """Return the configuration of one source: its sinks, and the consumers of its streams."""
+        sinks = self.sinks_of(source)
+        found = self.model_copy(
+            update={
+                "sources": {source: self.sources[source]},
+                "sinks": sinks,
+                "outboxes": {},
+                "consumers": {n: c for n, c in self.consumers.items() if c.stream in sinks},
+            }
+        )
+        found._sharing = self.sharing  # a copy's own
+        return found
 
     def sinks_of(self, source: str) -> dict[str, Sink]:
         """Return the sinks that take from a source, by name."""

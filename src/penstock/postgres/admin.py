@@ -212,6 +212,11 @@ class Catalog:
         """Drop the source's slot."""
         self.connection.execute(_SQL["drop_slot"], {"name": self.source.slot})
 
+    def end_reader(self) -> bool:
+        """End the role's own session that reads the slot; return whether there was one."""
+        rows = self.connection.execute(_SQL["end_reader"], {"name": self.source.slot}).fetchall()
+        return bool(rows)
+
     def position(self) -> tuple[int, datetime]:
         """Return up to where the server's WAL is on disk, and its clock."""
         row = self.connection.execute(_SQL["position"]).fetchone()

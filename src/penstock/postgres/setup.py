@@ -48,8 +48,10 @@ class SlotStatus:
     wal_status: str | None
 
 
-def ensure(source: PostgresSource) -> None:
+def ensure(source: PostgresSource, *, is_read: bool = False) -> None:
     """Make the publication and the slot where they are missing, and complete the publication.
+
+    With `is_read` this process reads the slot meanwhile, as it may.
 
     Raises:
         SetupError: What is missing and cannot be made, with the statement that makes it.
@@ -58,12 +60,22 @@ def ensure(source: PostgresSource) -> None:
         if fault := server_fault(catalog):
             raise fault
         slot = catalog.slot()
-        if slot is not None and (fault := slot_fault(catalog, slot)):
+        fault = None if slot is None else slot_fault(catalog, slot)
+        if fault is not None and not (is_read and fault.code == "slot_in_use"):
             raise fault
         # First the publication: the slot's changes from before it would have none to go by.
         _ensure_publication(catalog, slot)
         if slot is None:
             _create_slot(catalog)
+
+
+def end_reader(source: PostgresSource) -> bool:
+    """End the session that reads the slot, if it is this role's; return whether there was one.
+
+    Raises `SetupError` where the role may not.
+    """
+    with open_catalog(source) as catalog:
+        return catalog.end_reader()
 
 
 def renew(source: PostgresSource) -> str:

@@ -141,6 +141,13 @@ CROSS JOIN LATERAL (
                 ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
 WHERE s.slot_name = %(name)s
 
+-- name: end_reader
+-- %(name)s: the slot's name.
+SELECT pg_catalog.pg_terminate_backend(s.active_pid)
+FROM pg_catalog.pg_replication_slots s
+JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid
+WHERE s.slot_name = %(name)s AND a.backend_type = 'walsender' AND a.usename = current_user
+
 -- name: drop_slot
 -- %(name)s: its name.
 SELECT pg_catalog.pg_drop_replication_slot(%(name)s)

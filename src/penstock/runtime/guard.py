@@ -28,6 +28,9 @@ class Guard(Protocol):
     def refuse_noted_gap(self, source: str) -> None:
         """Raise the `CaptureError` of a gap that this run has met in a source."""
 
+    def has_gap(self, source: str) -> bool:
+        """Return whether this run has met a gap in a source."""
+
     def shared_stream(self) -> str | None:
         """Return the text of an error if two sinks' messages would be each other's duplicates."""
 
@@ -59,6 +62,10 @@ class SlotGuard:
         """Raise the `CaptureError` of a noted gap: what is missed does not come back."""
         if source in self._gaps:
             raise self._gaps[source]
+
+    def has_gap(self, source: str) -> bool:
+        """Return whether a gap is noted."""
+        return source in self._gaps
 
     def shared_stream(self) -> str | None:
         """Ask the sinks' servers; a server that does not answer is asked when its sink attaches."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.config.settings import Config
 from penstock.core.monitor import Handler, Monitor, Report
+from penstock.runtime.reconcile import runs_alike
 from penstock.runtime.store_session import StoreSession, routes_of
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.store_writer import StoreTarget
@@ -30,17 +32,26 @@ def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monito
 class NextQuery:
     """The next query of the one source that `config` has; `target` is the source's in the store.
 
-    All its sinks are NATS sinks. `start` it, `wait`, and give it to the `Run` that takes it over, or
+    `streams` are the ids of its streams, `starting` the sinks that a backfill's reads may go to first:
+    all, where None are named. `start` it, `wait`, and give it to the `Run` that takes it over, or
     `close` it.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, target: StoreTarget) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        target: StoreTarget,
+        streams: Mapping[str, int] | None = None,
+        starting: Collection[str] | None = None,
+    ) -> None:
         (self.source,) = config.sources
         self._config = config
         self._target = target
         self.monitor = monitor_for(spark, config, self._handle)
         # A starting sink is one only while the store has it as that, too.
-        routes = routes_of(config, self.source, {}, config.sinks)
+        starting = config.sinks if starting is None else starting
+        routes = routes_of(config, self.source, streams or {}, starting)
         self.pipeline = Pipeline(
             spark, config, self.source, routes, target, self.monitor.address, waits=True
         )
@@ -59,7 +70,8 @@ class NextQuery:
 
     def fits(self, config: Config, store: StoreSession) -> bool:
         """Return whether a run of `config` in `store` would start the same query."""
-        return (config, store.target(self.source)) == (self._config, self._target)
+        same = runs_alike(config, self._config, self.source)
+        return same and store.target(self.source) == self._target
 
     def go(self, handler: Handler) -> StreamingQuery:
         """Let it read the slot, which is free now; `handler` gets its reports."""

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.health import Health, Part
+from penstock.core.health import Health, Level, Part
 from penstock.runtime import metrics
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.sink_state import SinkState
@@ -23,6 +23,7 @@ class ProcessState(Collector):
         relays: Returns the JSON of each outbox's relay, by name.
         parts: Returns the process's other parts that have a health.
         consumers: The store's consumers.
+        standing_by: Returns whether all sources are run by other processes.
     """
 
     def __init__(
@@ -31,11 +32,19 @@ class ProcessState(Collector):
         relays: Callable[[], dict[str, Any]],
         parts: Callable[[], Iterable[Part]] = tuple,
         consumers: ConsumerWatch | None = None,
+        standing_by: Callable[[], bool] = lambda: False,
     ) -> None:
         self._runs = runs
         self._relays = relays
         self._parts = parts
         self._consumers = consumers
+        self._standing_by = standing_by
+
+    @property
+    def readiness(self) -> str:
+        """The level in a word, as `/readyz` has it."""
+        level = self.health().level
+        return "standing by" if level is Level.READY and self._standing_by() else level.word
 
     @property
     def sinks(self) -> dict[str, SinkState]:

@@ -34,6 +34,7 @@ from penstock.runtime.stream_maker import StreamMaker
 from penstock.spark import planning
 from penstock.spark.session import jvm_exit_code
 from penstock.spark.settings import warn_of_few_slots
+from penstock.streams.claim import Claim
 from penstock.streams.errors import EMBEDDED_DOWN
 
 _DRAIN_SECONDS: Final = 15.0
@@ -41,6 +42,7 @@ _STORE_DOWN_DRAIN_SECONDS: Final = 3.0  # where the store is down and the batch 
 # After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
 # by default, if the machine went with it.
 _SLOT_PATIENCE: Final = 75.0
+_LEAVING_SECONDS: Final = 5.0  # in which a query of this process leaves the slot
 
 log = structlog.get_logger("penstock")
 
@@ -56,6 +58,9 @@ class Run:
         once: End when what is there is delivered, and not only when `stop` asks for it.
         paused: The sinks that the run starts paused.
         guard: What to do about gaps and shared streams; a `SlotGuard` by default.
+        claim: The claim on its one source, which its owner keeps; by default it makes its own.
+        run_log: Where it logs what several runs may report; its own by default.
+        follows: Whether it follows a run of this process, which has just left the slot.
     """
 
     def __init__(
@@ -66,11 +71,16 @@ class Run:
         once: bool = False,
         paused: PausedSinks = NONE_PAUSED,
         guard: Guard | None = None,
+        claim: Claim | None = None,
+        run_log: RunLog | None = None,
+        follows: bool = False,
     ) -> None:
         self._config = config
         self._once = once
         self._paused = paused
-        self._sources = [name for name in config.sources if config.sinks_of(name)]
+        self._claim = claim
+        self._follows = follows
+        self._sources = config.running_sources
         sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
         self.state = RunState(self._sources, sinks)
         for name, reason in paused.reasons.items():
@@ -80,11 +90,14 @@ class Run:
         self._wake = threading.Event()
         self.failure: Failure | None = None
         """What ended the run, None where nothing did."""
+        self.lost_claim = False
+        """Whether it ended as another process has its source."""
+        self.waits_for_slot = False
         self._jetstreams = StreamMaker(self._stopping)
         self._streams_due = False  # to ask for shared streams again
-        self.store = StoreSession(config, store_url, self._handle, paused)
+        self.store = StoreSession(config, store_url, self._handle, paused, claim)
         self._guard: Guard = SlotGuard(config, self.store) if guard is None else guard
-        self._log = RunLog(paused.starting)
+        self._log = RunLog(paused.starting) if run_log is None else run_log
         self._backfilling: BackfillSupervisor | None = None
         context = RunContext(
             config, once, self.store, self.state, self._guard, self._log, self._handle,
@@ -128,6 +141,17 @@ class Run:
         """Whether the run goes on by itself."""
         return self.failure is None
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether a source can't go on before it is recovered."""
+        return any(self._guard.has_gap(name) for name in self._sources)
+
+    def lose_claim(self) -> None:
+        """End at once, as another process has the source: nothing more is delivered from here."""
+        self.lost_claim = True
+        self._expired.set()
+        self.stop()
+
     def store_outage(self, error: str | None) -> None:
         """Note why the store is away, or with None that it is back."""
         self._handle({"store": error, "code": EMBEDDED_DOWN})
@@ -155,26 +179,28 @@ class Run:
         """Whether the end was asked for."""
         return self._stopping.is_set()
 
-    def prepare(self) -> None:
+    def prepare(self, *, quietly: bool = False) -> None:
         """Make and claim what the sources need; returns early where the end is asked for.
 
-        Raises `CaptureError` and `StoreError`.
+        With `quietly` it is logged as no step of the start. Raises `CaptureError` and `StoreError`.
         """
         for name in self._sources:
-            with step("source", source=name):
+            with contextlib.nullcontext() if quietly else step("source", source=name):
                 self._ensure(name, self._config.sources[name])
                 planning.refuse(self._config.sources[name], self._config.sinks_of(name))
                 self.store.register(name, self._stopping)
             for sink, settings in self._config.sinks_of(name).items():
                 self._jetstreams.add(sink, settings)
-        self._jetstreams.wait()
+        if not quietly:  # at a change the other sinks go on
+            self._jetstreams.wait()
         self._refuse_shared_streams()
         if not self._stopping.is_set():
             self.store.start()
 
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; wait for a slot that a killed run's connection still holds."""
-        deadline, logged = time.monotonic() + _SLOT_PATIENCE, False
+        began, logged = time.monotonic(), False
+        deadline = began + _SLOT_PATIENCE
         while not self._stopping.is_set():
             try:
                 self._guard.refuse_gap(name)  # the slot may go while the run waits for it
@@ -184,12 +210,25 @@ class Run:
                 error = found.recovered_by(self._config.recover_command(name))
                 if error.code != "slot_in_use" or time.monotonic() > deadline:
                     raise error from None
+                if self._follows and time.monotonic() - began < _LEAVING_SECONDS:
+                    self._stopping.wait(0.02)
+                    continue
+                if self._claim is not None and self._claim.took_over:
+                    self._end_lost_reader(name, source)
                 if not logged:
-                    logged = True
+                    logged = self.waits_for_slot = True
                     log.warning(
                         "waiting for the slot", source=name, code=error.code, error=str(error)
                     )
                 self._stopping.wait(1.0)
+        self.waits_for_slot = False
+
+    @staticmethod
+    def _end_lost_reader(name: str, source: PostgresSource) -> None:
+        """End the session at the slot that the lost holder of the source has left behind."""
+        with contextlib.suppress(CaptureError):  # the role may not: then the slot is waited for
+            if setup.end_reader(source):
+                log.warning("the lost run's session at the slot is ended", source=name)
 
     def _refuse_shared_streams(self) -> None:
         """End the run where two sinks' messages would be each other's duplicates."""
@@ -200,11 +239,11 @@ class Run:
     def _query_fatal(self, source: str, failure: Failure) -> None:
         self._fail(failure, source=source)
 
-    def _fail(self, failure: Failure, **fields: str) -> None:
+    def _fail(self, failure: Failure, source: str | None = None) -> None:
         """Note why the run can't go on, and ask for its end."""
-        if self.failure is None:
+        if self.failure is None and not self.lost_claim:
             self.failure = failure
-            log.error("run failed", code=failure.code, error=failure.text, **fields)
+            self._log.failed(failure, source)
         self.stop()
 
     def stream(
@@ -231,7 +270,7 @@ class Run:
         else:
             monitor = monitor_for(spark, self._config, self._handle)
         self._start_backfilling(monitor)
-        warn_of_few_slots(spark, len(self._sources))
+        warn_of_few_slots(spark, self._config.sharing)
         # The first batch of a query connects to its sinks.
         starting = {
             name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])
@@ -247,7 +286,8 @@ class Run:
                 on_stopping()
             if self._backfilling is not None:
                 self._backfilling.drain()
-            self._drain(monitor)
+            if not self.lost_claim:
+                self._drain(monitor)
         self._expired.set()
         for query in self._queries.values():
             query.join(_DRAIN_SECONDS)

@@ -1,4 +1,4 @@
-"""The log of a run: each cause once, until it is over."""
+"""The log of runs: each cause once, until it is over."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ log = structlog.get_logger("penstock")
 
 
 class RunLog:
-    """Logs the reports and the queries of one run.
+    """Logs the reports and the queries of one run, or of several beside each other.
 
     The messages of the sinks in `starting` were kept before the run; the log names that.
     """
 
-    def __init__(self, starting: Collection[str]) -> None:
+    def __init__(self, starting: Collection[str] = ()) -> None:
         self._starting = starting
         self._store: set[str] = set()  # codes of the store's failures that are logged
         self._behind: dict[str, set[str]] = {}  # sink -> codes of its failures that are logged
         self._ended: dict[str, tuple[float, str]] = {}  # source -> since when, and why last
+        self._failed: set[str] = set()  # texts of the failures of no single source
 
     def report(self, report: Report) -> None:
         """Log the dead letters, the store's failure, and the failures of sinks that are behind."""
@@ -61,6 +62,14 @@ class RunLog:
         }:  # fmt: skip
             self._behind[name].add(str(code))
             log.warning("sink still behind", sink=name, code=code, error=report["error"])
+
+    def failed(self, failure: Failure, source: str | None = None) -> None:
+        """Log why a run can't go on, once where several can't for the same reason."""
+        if source is not None:
+            log.error("run failed", code=failure.code, error=failure.text, source=source)
+        elif failure.text not in self._failed:
+            self._failed.add(failure.text)
+            log.error("run failed", code=failure.code, error=failure.text)
 
     def query_ended(self, source: str, failure: Failure, retry_in: float) -> None:
         """Log why a query ended, once until the source streams again or the cause changes."""

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from penstock.backfill.request import Backfill
 from penstock.core.counting import Counts, Ledger
-from penstock.core.health import Failure, Health, Part
+from penstock.core.health import Failure, Health, Level, Part, worker_part
 from penstock.core.message import RoundPart
 from penstock.core.monitor import Report
 from penstock.core.source_health import SinkFacts, SourceFacts, backfill_part, sources_parts
@@ -32,6 +32,10 @@ class RunState(Collector):
     def __init__(self, sources: Iterable[str], sinks: Mapping[str, tuple[str, str]]) -> None:
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
+        self.standing_by: str | None = None
+        """Who runs the sources, where this process stands by."""
+        self.holder: str | None = None
+        """Who this process is to others, while it runs the sources."""
         self.store_failure: Failure | None = None
         self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -180,6 +184,9 @@ class RunState(Collector):
                 for name, s in self.sources.items()
             ]  # fmt: skip
             store = self.store_failure
+        if self.standing_by is not None:
+            subjects = [f"source {n}" for n in self.sources] + [f"sink {n}" for n in self.sinks]
+            return [worker_part("store", store, time.time()), *map(Part, subjects)]
         failed = [b for b in self.backfills if b["state"] == "failed"]
         return [
             *sources_parts(sources, store, time.time()),
@@ -192,6 +199,12 @@ class RunState(Collector):
     def health(self) -> Health:
         """Return the run's health."""
         return Health(tuple(self.parts()))
+
+    @property
+    def readiness(self) -> str:
+        """The level in a word, as `/readyz` has it."""
+        level = self.health().level
+        return "standing by" if level is Level.READY and self.standing_by else level.word
 
     def _count(self, name: str, source: SourceState, key: str, value: int) -> None:
         last = self._last.get((name, key), 0)
@@ -215,7 +228,7 @@ class RunState(Collector):
         health = self.health()
         with self._lock:
             return health.as_json() | {
-                "sources": status.sources_json(self.sources, health),
+                "sources": status.sources_json(self.sources, health, self.holder, self.standing_by),
                 "sinks": status.sinks_json(self.sinks, self.sources),
                 "store": status.store_json(self.store_error, health),
                 "backfills": self.backfills,

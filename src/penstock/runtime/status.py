@@ -11,12 +11,18 @@ from penstock.runtime.sink_state import SinkState
 from penstock.runtime.source_state import SourceState
 
 
-def sources_json(sources: Mapping[str, SourceState], health: Health) -> dict[str, Any]:
-    """Return each source by name."""
+def sources_json(
+    sources: Mapping[str, SourceState],
+    health: Health,
+    holder: str | None = None,
+    standing_by: str | None = None,
+) -> dict[str, Any]:
+    """Return each source by name; `holder` is this process, `standing_by` the one that runs them."""
     return {
         name: {
             "level": health.part(f"source {name}").level.word,
-            "state": s.state,
+            "state": s.state if standing_by is None else "standing by",
+            "holder": standing_by or holder,
             "error": s.error,
             "code": s.code,
             "captured": s.captured,

@@ -40,7 +40,8 @@ class StoreSession:
     """One run's part in the store at `url`; a context manager.
 
     Its methods raise `StoreError`. `on_report` gets the reports of the drainers. The messages of the
-    `paused` sinks wait in their backlogs until `resume`.
+    `paused` sinks wait in their backlogs until `resume`. With a `claim` on its source, which its owner
+    keeps, it makes none itself.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class StoreSession:
         url: str,
         on_report: Callable[[Report], object],
         paused: PausedSinks = NONE_PAUSED,
+        claim: Claim | None = None,
     ) -> None:
         self.url = url
+        self._given = claim
+        self._epochs: dict[str, int | None] = {}
         self._config = config
         self._on_report = on_report
         self._paused = dict(paused.reasons)
@@ -79,7 +83,9 @@ class StoreSession:
         settings = self._config.sources[name]
         tag, wal_end = identify(settings.url.get_secret_value(), settings.slot)
         found = self._store.make_source(name, tag)
-        if not self._claim(found, stopping):
+        if self._given is not None:
+            self._epochs[name] = self._given.epoch
+        elif not self._claim(found, stopping):
             return
         source = self._sources[name] = self._store.register_source(name, tag, wal_end)
         if source.tag == found.tag and source.base != found.base:
@@ -88,21 +94,19 @@ class StoreSession:
                 " its streams go on behind what they hold, backfill what is missing",
                 source=name, wal_end=format_lsn(wal_end or 0),
             )  # fmt: skip
-        for sink_name, sink in self._config.streams.items():
-            if sink.source == name:
-                stream = self._store.register_stream(sink_name, source, sink.kind, sink.retention)
-                self._streams[sink_name] = stream.id
+        self._streams |= register_streams(self._store, self._config, source)
 
     def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
         """Claim a source, waiting for a while; return False where `stopping` came first."""
         deadline, logged = time.monotonic() + _CLAIM_PATIENCE, False
-        claim = Claim(self.url, source.id)
+        claim = Claim(self.url, source.id, beats=True)
         while not stopping.is_set():
             if claim.acquire():
                 self._claims.add(source.name, claim)
+                self._epochs[source.name] = claim.epoch
                 return True
             if time.monotonic() > deadline:
-                raise claimed_by_another(source.name)
+                raise claimed_by_another(source.name, claim.holder)
             if not logged:
                 logged = True
                 log.warning("waiting for another run to end", source=source.name)
@@ -184,7 +188,7 @@ class StoreSession:
     def target(self, source: str) -> StoreTarget:
         """Return the store as the executors write to it."""
         record = self._sources[source]
-        return StoreTarget(self.url, record.id, record.base)
+        return StoreTarget(self.url, record.id, record.base, self._epochs.get(source))
 
     def routes(self, source: str) -> list[Route]:
         """Return the routes of a source."""
@@ -217,6 +221,15 @@ class StoreSession:
     def is_drained(self) -> bool:
         """Whether no sink has a backlog."""
         return all(drainer.is_attached() for drainer in self._drainers.values())
+
+
+def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:
+    """Register the streams of a source, and return their ids by name; raises `StoreError`."""
+    return {
+        name: store.register_stream(name, source, sink.kind, sink.retention).id
+        for name, sink in config.streams.items()
+        if sink.source == source.name
+    }
 
 
 def routes_of(

@@ -80,13 +80,22 @@ class StreamWriter:
 
     A part is `begin`, any number of `write`, and `commit` or `rollback`. All of them raise
     `SinkError`, after which nothing of the part is there, and the caller may begin it anew: what
-    was lost is a connection at most, which `begin` makes again.
+    was lost is a connection at most, which `begin` makes again. With an `epoch`, a part is refused once
+    another process has the source.
     """
 
-    def __init__(self, url: str, source_id: int, base: int, routes: Sequence[StreamRoute]) -> None:
+    def __init__(
+        self,
+        url: str,
+        source_id: int,
+        base: int,
+        routes: Sequence[StreamRoute],
+        epoch: int | None = None,
+    ) -> None:
         self._url = url
         self._source_id = source_id
         self._base = base
+        self._epoch = epoch
         self._routes = list(routes)
         self._connection: psycopg.Connection[Any] | None = None
         self._open: dict[int, _Segment] = {}
@@ -133,13 +142,21 @@ class StreamWriter:
         except psycopg.Error as error:
             self._fail(error)
 
-    def _check_base(self, row: tuple[int] | None) -> None:
+    def _check_base(self, row: tuple[int, int] | None) -> None:
         if row is None or row[0] != self._base:
             self.rollback()
             raise SinkError(
                 "source_changed",
                 "The source was registered anew in the store while this pipeline ran.",
                 remedy="Start the pipeline again.",
+                transient=False,
+            )
+        if self._epoch is not None and row[1] != self._epoch:
+            self.rollback()
+            raise SinkError(
+                "lease_lost",
+                "Another penstock run has taken the source over: nothing more is written from here.",
+                remedy="This run stands by, and takes it over when that one ends.",
                 transient=False,
             )
 

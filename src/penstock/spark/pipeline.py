@@ -115,16 +115,13 @@ class Pipeline:
             if old.name.isdigit() and int(old.name) < self._number and (old / "metadata").is_file():
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _sources(self) -> int:
-        return len({sink.source for sink in self._config.sinks.values()})
-
     def _splits(self, sinks: Iterable[Sink]) -> int:
         """Return how many lanes a batch may have."""
         forms = [sink.form for sink in sinks if isinstance(sink, NatsSinkSettings)]
         if any(form is not None and form.group_by != "none" for form in forms):
             # Rows of an outbox that have an order are in one split, and so are those of a backfill.
             return 1
-        return lanes(self._spark, self._config.spark.master, self._sources())
+        return lanes(self._spark, self._config.spark.master, self._config.sharing)
 
     def _options(self) -> dict[str, str]:
         source = self._config.sources[self._source]

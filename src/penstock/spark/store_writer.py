@@ -25,11 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoreTarget:
-    """The store, and what the source is called in it; the URL, with its password, is not shown."""
+    """The store, and what the source is called in it; the URL, with its password, is not shown.
+
+    `epoch` is the lease's under which it is written; None for what writes without one.
+    """
 
     url: str
     source_id: int
     base: int
+    epoch: int | None = None
 
     def __repr__(self) -> str:
         return f"StoreTarget(source_id={self.source_id}, base={self.base})"
@@ -41,7 +45,7 @@ class StoreWriter:
     def __init__(
         self, target: StoreTarget, routes: Sequence[StreamRoute], reporter: Reporter
     ) -> None:
-        self.streams = StreamWriter(target.url, target.source_id, target.base, routes)
+        self.streams = StreamWriter(target.url, target.source_id, target.base, routes, target.epoch)
         self._target = target
         self._reporter = reporter
         # A process before this one may have ended after it reported an error of the store.

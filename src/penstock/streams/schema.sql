@@ -293,6 +293,19 @@ SELECT 'consumer', name, penstock.id_of('consumer', name),
        base || (settings - 'secrets' - 'headers' - 'url'), 0, 'api'
 FROM old
 
+-- name: migration_6
+-- Which process runs a source. It holds the source's advisory lock (LOCK_RUN) and beats; `-infinity`: it has
+-- ended in an orderly way, `infinity`: it does not beat, its lock alone counts. What beats no longer
+-- is gone by the store's clock, even where the server still has its session. The epoch is another one
+-- after each change of hands, and what writes for an earlier one is refused.
+CREATE TABLE penstock.leases (
+    source_id integer PRIMARY KEY REFERENCES penstock.sources ON DELETE CASCADE,
+    token text NOT NULL,
+    holder text NOT NULL,
+    beat_at timestamptz NOT NULL
+);
+ALTER TABLE penstock.sources ADD COLUMN epoch bigint NOT NULL DEFAULT 0;
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

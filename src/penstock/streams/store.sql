@@ -39,6 +39,40 @@ SELECT pg_advisory_xact_lock(%s, %s)
 -- name: try_session_lock
 SELECT pg_try_advisory_lock(%s, %s)
 
+-- name: lease
+-- Who has a source, and whether it beats no longer; a server that has just started gives it time anew.
+SELECT token, holder,
+       greatest(beat_at, CASE WHEN beat_at > '-infinity' THEN pg_postmaster_start_time() END)
+           < clock_timestamp() - %(seconds)s * interval '1 second',
+       beat_at = '-infinity'
+FROM penstock.leases WHERE source_id = %(source)s
+
+-- name: take_lease
+INSERT INTO penstock.leases (source_id, token, holder, beat_at)
+VALUES (%(source)s, %(token)s, %(holder)s,
+        CASE WHEN %(beats)s THEN clock_timestamp() ELSE 'infinity' END)
+ON CONFLICT (source_id) DO UPDATE
+SET token = excluded.token, holder = excluded.holder, beat_at = excluded.beat_at
+
+-- name: change_hands
+-- The epoch, a new one where another process had the source.
+UPDATE penstock.sources SET epoch = epoch + %(changed)s::bool::int WHERE id = %(source)s
+RETURNING epoch
+
+-- name: beat
+UPDATE penstock.leases SET beat_at = clock_timestamp()
+WHERE source_id = %(source)s AND token = %(token)s RETURNING 1
+
+-- name: release_lease
+UPDATE penstock.leases SET beat_at = '-infinity' WHERE source_id = $1::int AND token = $2::text
+
+-- name: end_holder
+-- Ends the session that holds a source's lock though its process is gone.
+SELECT pg_terminate_backend(l.pid)
+FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %(lock)s::oid
+  AND l.objid = %(source)s::oid AND d.datname = current_database()
+
 -- name: notify
 SELECT pg_notify('penstock', %s)
 

@@ -7,7 +7,7 @@ BEGIN
 SELECT pg_advisory_xact_lock_shared(%s, %s)
 
 -- name: base
-SELECT base FROM penstock.sources WHERE id = %s
+SELECT base, epoch FROM penstock.sources WHERE id = %s
 
 -- name: open_segments
 SELECT stream_id, id, after_lsn, after_idx, through_lsn, through_idx

@@ -16,6 +16,10 @@ class RelayGuard:
     def refuse_noted_gap(self, source: str) -> None:
         """Refuse nothing: a gap ends the run."""
 
+    def has_gap(self, source: str) -> bool:  # noqa: ARG002 - a `Guard`'s
+        """Return False: a gap ends the run."""
+        return False
+
     def shared_stream(self) -> str | None:
         """Return None: one pipeline must not end the others."""
         return None

@@ -1,0 +1,47 @@
+"""What a change of the configuration means for the sources that run: pure, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config.settings import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The sources whose runs start, end, or are replaced; every other one is not touched."""
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.starts or self.ends or self.changes)
+
+
+def changes(old: Config, new: Config) -> Changes:
+    """Return what leads from one configuration to the other.
+
+    A source without sinks is not run. Consumers change no run: the store serves them.
+    """
+    before, after = old.running_sources, new.running_sources
+    return Changes(
+        starts=tuple(name for name in after if name not in before),
+        ends=tuple(name for name in before if name not in after),
+        changes=tuple(name for name in after if name in before and not runs_alike(old, new, name)),
+    )
+
+
+def runs_alike(old: Config, new: Config, source: str) -> bool:
+    """Return whether a source's run is the same for two configurations."""
+    return (old.sources.get(source), old.sinks_of(source)) == (
+        new.sources.get(source), new.sinks_of(source)
+    )  # fmt: skip
+
+
+def reads_alike(old: Config, new: Config, source: str) -> bool:
+    """Return whether a source has the same slot and publication of the same database."""
+    mine, other = old.sources.get(source), new.sources.get(source)
+    if mine is None or other is None:
+        return False
+    return (mine.url, mine.slot, mine.publication) == (other.url, other.slot, other.publication)

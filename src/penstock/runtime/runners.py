@@ -1,0 +1,299 @@
+"""The sources of a process: each has its runner, and all follow the desired state."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import structlog
+from pyspark.sql import SparkSession
+
+from penstock.config.settings import Config
+from penstock.core.errors import PenstockError
+from penstock.core.health import Part, run_part
+from penstock.runtime.reconcile import changes
+from penstock.runtime.removing import Remover
+from penstock.runtime.run import jvm_failure
+from penstock.runtime.run_log import RunLog
+from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
+from penstock.runtime.state import RunState
+
+_TICK_SECONDS: Final = 0.5
+
+log = structlog.get_logger("penstock")
+
+
+class Following(Protocol):
+    """The configuration as it changes; see `penstock.desired.feed`."""
+
+    def wait(self, seconds: float) -> Config | None:
+        """Return the next configuration, None where there is none in time."""
+
+    def refused(self, kind: str, name: str, reason: str) -> None:
+        """Note that an entity can't be run as it is."""
+
+    def accepted(self, kind: str, name: str) -> None:
+        """Note that an entity runs."""
+
+
+class Runners:
+    """Runs the sources of `config`, and follows `feed`.
+
+    Args:
+        config: What to run first.
+        store_url: The store's URL.
+        once: End when what is there is delivered; nothing is followed then.
+        feed: Where changes come from; None: there are none.
+    """
+
+    def __init__(
+        self, config: Config, store_url: str, *, once: bool = False, feed: Following | None = None
+    ) -> None:
+        self._config = config
+        self._feed = None if once else feed
+        self._jvm_ended = False
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.RLock()
+        self._spark = SparkSoon()
+        self._noted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._refusals: dict[str, set[tuple[str, str]]] = {}
+        self._remover = Remover(store_url, config) if feed is not None else None
+        self._context = RunnerContext(
+            store_url, once, self._spark, RunLog(), self._wake.set, self._refuse, self._accept,
+            self._remove, self._is_left,
+        )  # fmt: skip
+        self._runners = {name: self._runner(name) for name in config.running_sources}
+        self._ending: list[SourceRunner] = []
+        self._thread = threading.Thread(target=self._follow, name="desired state", daemon=True)
+
+    def _runner(self, name: str) -> SourceRunner:
+        return SourceRunner(name, self._config.only(name), self._context)
+
+    # -- what others see
+
+    @property
+    def all(self) -> list[SourceRunner]:
+        """The runners of all sources that are wanted."""
+        with self._lock:
+            return list(self._runners.values())
+
+    def states(self) -> list[RunState]:
+        """Return the state of each source's newest run."""
+        return [runner.state for runner in self.all]
+
+    def parts(self) -> list[Part]:
+        """Return what is wrong beside the states of the runs."""
+        runners = self.all
+        found = [part for runner in runners for part in runner.parts()]
+        if self._is_over(runners):
+            found += [run_part(r.failure) for r in runners if r.failure is not None]
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sources that are wanted."""
+        return [runner.name for runner in self.all]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether neither a source nor Spark has failed for good."""
+        return not self._jvm_ended and all(runner.failure is None for runner in self.all)
+
+    @property
+    def standing_by(self) -> bool:
+        """Whether all sources are run by others."""
+        runners = self.all
+        return bool(runners) and all(runner.standing_by is not None for runner in runners)
+
+    def store_outage(self, error: str | None) -> None:
+        """Take in why the embedded store is away, or with None that it is back."""
+        for runner in self.all:
+            runner.store_outage(error)
+
+    # -- the process's main thread
+
+    def prepare(self) -> None:
+        """Start the runners; return when Spark is needed, or nothing is left to do.
+
+        Raises the `PenstockError` that keeps the only source from starting, or the first one of all.
+        """
+        for runner in self.all:
+            runner.start()
+        while not self._stopping.is_set():
+            runners = self.all
+            undecided = [r for r in runners if not r.settled]
+            going = any(r.prepared or r.standing_by is not None for r in runners)
+            if all(r.waits_for_slot for r in undecided) and (going or not undecided):
+                break
+            self._wait()
+        failed = [runner for runner in self.all if runner.error is not None]
+        if failed and all(runner.failure is not None for runner in self.all):
+            first = failed[0].error
+            assert first is not None  # noqa: S101 - as selected
+            for runner in failed[1:]:
+                self._log_failed(runner)
+            raise first
+        for runner in failed:
+            self._log_failed(runner)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is anything to run, or may be."""
+        if self._stopping.is_set():
+            return False
+        return self._feed is not None or any(runner.alive for runner in self.all)
+
+    def run(self, spark: SparkSession, on_ready: Callable[[], None]) -> None:
+        """Run until all has ended, or `stop`; `on_ready`: each source runs or stands by."""
+        self._spark.set(spark)
+        if self._feed is not None:
+            self._thread.start()
+        ready, logged = False, {r.name for r in self.all if r.failure is not None}
+        while not self._stopping.is_set():
+            runners = self.all
+            for runner in runners:
+                if runner.error is not None and runner.name not in logged:
+                    self._log_failed(runner)
+                    logged.add(runner.name)
+                elif runner.failure is None:
+                    logged.discard(runner.name)
+            if not ready and self._is_ready(runners):
+                ready = True
+                on_ready()
+            if self._is_over(runners):
+                break
+            if (failure := jvm_failure()) is not None and not self._stopping.wait(0.5):
+                self._jvm_ended = True
+                self._context.log.failed(failure)
+                break
+            self._wait()
+        stopped = self._stopping.is_set()
+        if stopped and any(runner.ready for runner in self.all):
+            log.info("stopping: finishing the batch under way")
+        self.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the end of all runners; `stop` comes first."""
+        if not self._spark.is_set:
+            self._spark.set(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        for runner in [*self.all, *self._ending]:
+            runner.join()
+
+    def stop(self) -> None:
+        """Ask for an orderly end, from any thread."""
+        self._stopping.set()
+        for runner in [*list(self._runners.values()), *self._ending]:  # no lock: a signal's handler
+            runner.stop()
+        self._wake.set()
+
+    def _wait(self) -> None:
+        self._wake.wait(_TICK_SECONDS)
+        self._wake.clear()
+
+    def _is_over(self, runners: list[SourceRunner]) -> bool:
+        """Whether no source goes on, or can before a repair."""
+        if not any(runner.alive for runner in runners):
+            return bool(runners) or self._feed is None
+        failed = [runner for runner in runners if runner.failure is not None]
+        return bool(failed) and all(runner.stuck for runner in runners)
+
+    @staticmethod
+    def _is_ready(runners: list[SourceRunner]) -> bool:
+        going = [runner for runner in runners if runner.failure is None]
+        if not going:
+            return not runners
+        return all(runner.ready or runner.standing_by is not None for runner in going)
+
+    def _log_failed(self, runner: SourceRunner) -> None:
+        if runner.failure is not None:
+            self._context.log.failed(runner.failure, runner.name)
+
+    # -- following; in a thread
+
+    def _follow(self) -> None:
+        assert self._feed is not None  # noqa: S101 - it is started with one
+        while not self._stopping.is_set():
+            try:
+                if (config := self._feed.wait(_TICK_SECONDS)) is not None:
+                    self._take(config)
+                while not self._noted.empty():
+                    self._noted.get()()
+                self._start_due()
+                if self._remover is not None and not self._stopping.is_set():
+                    self._remover.sweep(self._config, self.all, self._ending)
+            except PenstockError as error:
+                log.warning("the desired state could not be followed; trying again",
+                            code=error.code, error=str(error))  # fmt: skip
+                self._stopping.wait(_TICK_SECONDS)
+            except Exception:
+                log.exception("the desired state could not be followed; trying again")
+                self._stopping.wait(_TICK_SECONDS)
+
+    def _take(self, config: Config) -> None:
+        """Start, end and change what a new configuration concerns."""
+        found = changes(self._config, config)
+        with self._lock:
+            self._config = config
+            for name in found.ends:
+                if (runner := self._runners.pop(name, None)) is not None:
+                    runner.set_desired(None)
+                    self._ending.append(runner)
+            for name in found.changes:
+                if self._runners[name].failure is not None:
+                    self._ending.append(self._runners.pop(name))  # a failed one starts anew
+            for name, runner in self._runners.items():
+                runner.set_desired(config.only(name))
+        if found:
+            log.info("the desired state changed", starts=list(found.starts), ends=list(found.ends),
+                     changes=list(found.changes))  # fmt: skip
+
+    def _start_due(self) -> None:
+        """Start the sources that are wanted and have no runner, once an earlier one has ended."""
+        with self._lock:
+            self._ending = [runner for runner in self._ending if runner.alive]
+            busy = {runner.name for runner in self._ending}
+            for name in self._config.running_sources:
+                if name not in self._runners and name not in busy and not self._stopping.is_set():
+                    self._runners[name] = self._runner(name)
+                    self._runners[name].start()
+
+    # -- what runners call, in their threads
+
+    def _refuse(self, source: str, config: Config, error: PenstockError) -> None:
+        def note() -> None:
+            for kind, name in _concerned(source, config, error):
+                self._refusals.setdefault(source, set()).add((kind, name))
+                if self._feed is not None:
+                    self._feed.refused(kind, name, str(error))
+
+        self._noted.put(note)
+
+    def _accept(self, source: str) -> None:
+        def note() -> None:
+            for kind, name in self._refusals.pop(source, ()):
+                if self._feed is not None:
+                    self._feed.accepted(kind, name)
+
+        self._noted.put(note)
+
+    def _remove(self, source: str, config: Config) -> None:
+        if self._remover is not None:
+            self._remover.before_run(source, config)
+
+    def _is_left(self, source: str, config: Config) -> bool:
+        return self._remover is not None and self._remover.is_left(source, config)
+
+
+def _concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:
+    """Yield the entities that an error names; the source, where it names no sink."""
+    named = [name for name in config.sinks if f"sinks.{name}." in error.message]
+    named = named or [name for name in config.sinks if f"{name!r}" in error.message]
+    yield from (("sink", name) for name in named)
+    if not named:
+        yield "source", source
