@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from penstock.api.app import Api
 from penstock.api.health import Server, application
+from penstock.cli.api_tools import ApiTools
 from penstock.config.settings import Config
 from penstock.core import log as logging
 from penstock.core import startup
@@ -145,7 +146,7 @@ class Service:
         app = None
         if self._run is not None:
             url = self._run.store.url
-            app = Api(url, beside=self._beside)
+            app = Api(url, beside=self._beside, tools=ApiTools())
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
