@@ -19,6 +19,7 @@ def of_sinks(
     names: Iterable[str],
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between sources and sinks; `names` are all sources, wrong ones included."""
+    names = list(names)
     slots: dict[tuple[str, str], str] = {}
     for name, source in sources.items():
         other = slots.setdefault((source.url.get_secret_value(), source.slot), name)
@@ -27,7 +28,8 @@ def of_sinks(
             yield ("sources", name, "slot"), message
     for name, sink in sinks.items():
         if sink.source not in names:
-            message = f"there is no source {sink.source!r}: expected one of {', '.join(names)}"
+            known = f"expected one of {', '.join(names)}" if names else "add it"
+            message = f"there is no source {sink.source!r}: {known}"
             yield ("sinks", name, "source"), message + nearest(sink.source, names)
         elif sink.source in sources:
             patterns = sources[sink.source].patterns
@@ -45,7 +47,7 @@ def of_consumers(
     consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Iterable[str]
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between consumers and streams; both are given by their names."""
-    streams = list(streams)
+    streams = dict.fromkeys(streams)
     for name, consumer in consumers.items():
         if name in streams:
             message = f"stream {name!r} has a consumer of that name, its own: choose another"

@@ -16,7 +16,7 @@ from penstock.config.yaml_lines import Document
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path, nearest
 
-_SECRET_KEY: Final = re.compile(
+SECRET_KEY: Final = re.compile(
     r"password|passwd|token|secret|nkey_seed|access.?key|^headers$", re.I
 )
 _IN_QUOTES: Final = {
@@ -79,7 +79,7 @@ def shown(path: Path, value: Any, document: Document) -> str:
         return kind_of(value)
     keys = [key for key in path if isinstance(key, str)]
     raw = document.raw.get(path)
-    if any(_SECRET_KEY.search(key) for key in keys[2:] or keys):
+    if any(SECRET_KEY.search(key) for key in keys[2:] or keys):
         return MASK
     if raw is None and keys and keys[-1] in ("url", "store"):
         text = str(value)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from penstock.config import contradictions, yaml_lines
-from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
+from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
+from penstock.config.models import CONSUMERS, SINKS
 from penstock.config.settings import Config, SparkSettings, StoreSettings
-from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
+from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name
 from penstock.config.transforms import FOLDER
@@ -27,21 +29,12 @@ from penstock.core.text import dotted, nearest
 
 _KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
 
-_SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
-    "nats": NatsSinkSettings,
-    "stream": StreamSinkSettings,
-}
-_CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
-    "pull": PullConsumer,
-    "webhook": WebhookConsumer,
-}
-
 _M = TypeVar("_M", bound=BaseModel)
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Config:
     """Read a configuration file; raises `ConfigError` with all that is wrong in it."""
-    reader = _Reader(path, environ)
+    reader = Reader.of_file(path, environ)
     config = reader.config()
     reader.check()
     assert config is not None  # noqa: S101 - for the type checker
@@ -55,7 +48,7 @@ def load_store(
 
     Variables that the rest of the file names may be unset. Raises `ConfigError`.
     """
-    reader = _Reader(path, environ)
+    reader = Reader.of_file(path, environ)
     reader.document.problems = [
         problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))
     ]
@@ -68,10 +61,12 @@ def load_store(
 
 def sink_names(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what the file calls its sinks, whatever else is wrong in it."""
-    return list(_names(_Reader(path, environ).document.value, "sinks"))
+    return list(_names(Reader.of_file(path, environ).document.value, "sinks"))
 
 
-def _read(file: str) -> str:
+def text_of(path: str | os.PathLike[str]) -> str:
+    """Return the text of a configuration file; raises `ConfigError`."""
+    file = os.fspath(path)
     try:
         data = Path(file).read_bytes()
     except FileNotFoundError:
@@ -85,15 +80,37 @@ def _read(file: str) -> str:
         raise ConfigError([f"{file}:{line}: not UTF-8: save the file as UTF-8"]) from None
 
 
-class _Reader:
-    """Validates a document part by part, so that one mistake does not hide another."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a document holds, each part by itself; None is a part that can't be used."""
 
-    def __init__(self, path: str | os.PathLike[str], environ: Mapping[str, str]):
-        self.file = os.fspath(path)
-        self.document = yaml_lines.parse(_read(self.file), environ)
-        if self.document.value is None and not self.document.problems:
-            message = f"{self.file}:1: the file is empty: write one with `penstock init`"
+    sources: dict[str, PostgresSource]
+    outboxes: dict[str, OutboxSource]
+    sinks: dict[str, Sink]
+    consumers: dict[str, Consumer]
+    spark: SparkSettings | None
+    store: StoreSettings | None
+
+
+class Reader:
+    """Validates a document part by part, so that one mistake does not hide another.
+
+    Mistakes are added to the document's `problems`; `file` is where the document came from.
+    """
+
+    def __init__(self, document: yaml_lines.Document, file: str = "") -> None:
+        self.file = file
+        self.document = document
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str], environ: Mapping[str, str]) -> Self:
+        """Read a file; raises `ConfigError` where there is nothing to validate."""
+        file = os.fspath(path)
+        document = yaml_lines.parse(text_of(file), environ)
+        if document.value is None and not document.problems:
+            message = f"{file}:1: the file is empty: write one with `penstock init`"
             raise ConfigError([message])
+        return cls(document, file)
 
     def check(self) -> None:
         """Raise `ConfigError` with the problems in the order of the file, if there are any."""
@@ -106,6 +123,7 @@ class _Reader:
             )
 
     def root(self) -> dict[str, Any] | None:
+        """Return the document by its keys, None where it has none."""
         root = self.document.value
         if not isinstance(root, dict):
             if root is not None:
@@ -117,10 +135,40 @@ class _Reader:
         return root
 
     def store(self, root: dict[str, Any]) -> StoreSettings | None:
+        """Validate where the store is."""
         given = {"store": root["store"]} if "store" in root else {}
         return self.model(StoreSettings, given, ())
 
     def config(self) -> Config | None:
+        """Validate all parts, and that they fit each other."""
+        parts = self.entities()
+        if parts is None:
+            return None
+        self.references(parts)
+        master = "local" if parts.spark is None else parts.spark.master
+        has_url = "store" in self.document.value
+        for path, message in contradictions.of_store(has_url=has_url, master=master):
+            self.problem(path, message)
+        if self.document.problems or parts.spark is None or parts.store is None:
+            return None
+        return Config(
+            sources=parts.sources, sinks=parts.sinks, outboxes=parts.outboxes,
+            consumers=parts.consumers, store=parts.store.store, spark=parts.spark,
+        )  # fmt: skip
+
+    def references(self, parts: Parts) -> None:
+        """Check what entities say of each other."""
+        root = self.document.value
+        given = _names(root, "sinks")
+        streams = [n for n, sink in given.items() if _type(sink) == "stream"]
+        for path, message in (
+            *contradictions.of_sinks(parts.sources, parts.sinks, _names(root, "sources")),
+            *contradictions.of_consumers(parts.consumers, given, streams),
+        ):
+            self.problem(path, message)
+
+    def entities(self) -> Parts | None:
+        """Validate each part by itself: what it refers to may be elsewhere."""
         root = self.root()
         if root is None:
             return None
@@ -138,10 +186,8 @@ class _Reader:
         sinks: dict[str, Sink] = {}
         given = _names(root, "sources")
         relayed = [name for name, source in given.items() if _type(source) == "outbox"]
-        # Nothing but outboxes: their sinks are not in the file.
-        bare = "sinks" not in root and 0 < len(relayed) == len(given)
-        for name, value in () if bare else self.parts(root, "sinks"):
-            if sink := self.typed(_SINKS, value, ("sinks", name)):
+        for name, value in self.parts(root, "sinks"):
+            if sink := self.typed(SINKS, value, ("sinks", name)):
                 sinks[name] = sink
                 if sink.source in relayed:
                     message = (
@@ -151,31 +197,18 @@ class _Reader:
                     self.problem(("sinks", name, "source"), message)
         consumers: dict[str, Consumer] = {}
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
-            if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
+            if consumer := self.typed(CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
                 consumers[name] = consumer
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
-        store = self.store(root)
-        given = _names(root, "sinks")
-        streams = [n for n, sink in given.items() if _type(sink) == "stream"]
-        for path, message in (
-            *contradictions.of_sinks(sources, sinks, _names(root, "sources")),
-            *contradictions.of_consumers(consumers, given, streams),
-            *contradictions.of_store(
-                has_url="store" in root, master="local" if spark is None else spark.master
-            ),
-        ):
-            self.problem(path, message)
-        if self.document.problems or spark is None or store is None:
-            return None
-        return Config(
-            sources=sources, sinks=sinks, outboxes=outboxes, consumers=consumers,
-            store=store.store, spark=spark,
-        )  # fmt: skip
+        return Parts(sources, outboxes, sinks, consumers, spark, self.store(root))
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        value = root.get(key)
+        """Yield the parts under a key by name; without the key there are none."""
+        if key not in root:
+            return
+        value = root[key]
         if not isinstance(value, dict) or not value:
-            if key not in root or value in ({}, None):
+            if value in ({}, None):
                 self.problem((key,), f"missing: expected at least one {key[:-1]} under a name")
             else:
                 self.problem((key,), f"expected {key} by name, got {kind_of(value)}")
@@ -204,6 +237,7 @@ class _Reader:
         return None
 
     def model(self, model: type[_M], value: Any, path: KeyPath) -> _M | None:
+        """Validate a part by its model."""
         try:
             folder = os.path.dirname(self.file)  # noqa: PTH120 - "" is the current one here
             return model.model_validate(value, context={FOLDER: folder})
@@ -214,6 +248,7 @@ class _Reader:
             return None
 
     def problem(self, path: KeyPath, message: str) -> None:
+        """Add a mistake, unless what is wrong there is known."""
         # What a missing variable leaves behind is wrong too, and so is the list that it stands in:
         # not worth a second message.
         if not any(

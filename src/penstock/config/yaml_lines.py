@@ -44,8 +44,11 @@ class Document:
         return self.lines.get(path, 1)
 
 
-def parse(text: str, environ: Mapping[str, str]) -> Document:
-    """Read YAML; mistakes are in the document's `problems`, nothing is raised for them."""
+def parse(text: str, environ: Mapping[str, str] | None) -> Document:
+    """Read YAML; mistakes are in the document's `problems`, nothing is raised for them.
+
+    Without `environ` strings stay as they are written, their `${NAME}` and `$${` too.
+    """
     document = Document()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -64,7 +67,7 @@ def parse(text: str, environ: Mapping[str, str]) -> Document:
 
 
 class _Builder:
-    def __init__(self, document: Document, environ: Mapping[str, str]):
+    def __init__(self, document: Document, environ: Mapping[str, str] | None):
         self.document = document
         self.environ = environ
         self.scalars = yaml.constructor.SafeConstructor()
@@ -138,38 +141,74 @@ class _Builder:
 
     def fill(self, node: yaml.ScalarNode, path: Path) -> str:
         text = str(node.value)
-
-        def replace(match: re.Match[str]) -> str:
-            if match["bad"]:
-                self.problem(
-                    node,
-                    path,
-                    "`${` starts a variable: expected ${VAR} or ${VAR:-default}, "
-                    "or $${ where a plain ${ is meant",
-                )
-                return ""
-            name = match["name"]
-            if name is None:
-                return "${"
-            value = self.environ.get(name)
-            # As in a shell, `:-` stands in for an empty variable too.
-            if match["default"] is not None:
-                return value or match["value"]
-            if value is None:
-                self.problem(
-                    node,
-                    path,
-                    f"the environment variable {name} is not set: set it, or give it a default "
-                    f"with ${{{name}:-default}}",
-                )
-                return ""
-            return value
-
-        filled = _VARIABLE.sub(replace, text)
-        if "${" in text:
-            self.document.raw[path] = text
-            return Untyped(filled)
-        return filled
+        if self.environ is None:
+            return text
+        return _fill(text, self.environ, path, self.document, node.start_mark.line + 1)
 
     def problem(self, node: yaml.Node, path: Path, message: str) -> None:
         self.document.problems.append((node.start_mark.line + 1, path, message))
+
+
+def filled(value: Any, environ: Mapping[str, str], path: Path, document: Document) -> Any:
+    """Return JSON values with the `${NAME}` of their strings filled in, as `parse` fills a file's.
+
+    Mistakes go to the problems of `document`, what was written to its `raw`.
+    """
+    if isinstance(value, str):
+        return _fill(value, environ, path, document, document.line(path))
+    if isinstance(value, Mapping):
+        return {k: filled(v, environ, (*path, k), document) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(v, environ, (*path, i), document) for i, v in enumerate(value)]
+    return value
+
+
+def variables(text: str) -> list[str]:
+    """Return the variables that a text names, those with a default too."""
+    return [match["name"] for match in _VARIABLE.finditer(text) if match["name"]]
+
+
+def without_variables(text: str) -> str:
+    """Return what a text has beside the variables that it names; a default counts as text."""
+    return _VARIABLE.sub(lambda match: match["value"] or "" if match["name"] else match[0], text)
+
+
+def escaped(value: Any) -> Any:
+    """Return JSON values whose strings are meant to the letter: a `${` in them names no variable."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, Mapping):
+        return {key: escaped(member) for key, member in value.items()}
+    return [escaped(member) for member in value] if isinstance(value, list | tuple) else value
+
+
+def _fill(text: str, environ: Mapping[str, str], path: Path, document: Document, line: int) -> str:
+    if "${" not in text:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        if match["bad"]:
+            message = (
+                "`${` starts a variable: expected ${VAR} or ${VAR:-default}, "
+                "or $${ where a plain ${ is meant"
+            )
+            document.problems.append((line, path, message))
+            return ""
+        name = match["name"]
+        if name is None:
+            return "${"
+        value = environ.get(name)
+        # As in a shell, `:-` stands in for an empty variable too.
+        if match["default"] is not None:
+            return value or match["value"]
+        if value is None:
+            message = (
+                f"the environment variable {name} is not set: set it, or give it a default "
+                f"with ${{{name}:-default}}"
+            )
+            document.problems.append((line, path, message))
+            return ""
+        return value
+
+    document.raw[path] = text
+    return Untyped(_VARIABLE.sub(replace, text))

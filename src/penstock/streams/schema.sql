@@ -180,6 +180,120 @@ CREATE FUNCTION penstock.id_of(of_kind text, of_name text) RETURNS uuid LANGUAGE
 $penstock$;
 
 -- name: migration_5
+-- The desired state: one row an entity. `spec` has its keys as penstock.yaml has them, with `${NAME}` as it
+-- stands: each process fills it from its own environment. `shown` is `spec` with its secrets masked,
+-- `version` the state's when the entity was last changed.
+CREATE TABLE penstock.entities (
+    kind text NOT NULL CHECK (kind IN ('source', 'sink', 'consumer', 'target')),
+    name text NOT NULL,
+    id uuid NOT NULL UNIQUE,
+    spec jsonb NOT NULL,
+    shown jsonb NOT NULL,
+    version bigint NOT NULL,
+    managed_by text NOT NULL CHECK (managed_by IN ('file', 'api', 'console')),
+    changed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (kind, name)
+);
+-- One row. Each change set adds one to the version, and holds the row's lock until it is committed.
+CREATE TABLE penstock.state (
+    single boolean PRIMARY KEY DEFAULT true CHECK (single),
+    version bigint NOT NULL
+);
+INSERT INTO penstock.state (version) VALUES (0);
+-- Who changed what. `door` is how: by a file, the API or the console; the specs are masked.
+CREATE TABLE penstock.audit (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT now(),
+    who text NOT NULL,
+    door text NOT NULL,
+    version bigint NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    action text NOT NULL CHECK (action IN ('create', 'update', 'delete')),
+    before jsonb,
+    after jsonb
+);
+CREATE INDEX ON penstock.audit (kind, name, id);
+-- Deleted sources and sinks whose slot, stream or backlog is still there: a run drops it when nothing
+-- writes to it any more. `spec` is what the entity was.
+CREATE TABLE penstock.removals (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind text NOT NULL,
+    name text NOT NULL,
+    spec jsonb NOT NULL,
+    version bigint NOT NULL,
+    at timestamptz NOT NULL DEFAULT now()
+);
+-- Entities that a process can't run as they are, and why; a change of the entity removes the row.
+CREATE TABLE penstock.refusals (
+    kind text NOT NULL,
+    name text NOT NULL,
+    reason text NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (kind, name)
+);
+-- Applies a change set, an array of {kind, name, spec, shown, expected}: without a spec it deletes.
+-- `expected` is the version that the entity must have, 0 if it must not be there, null for any.
+-- Raises PS004 where one has another. Returns the state's new version.
+CREATE FUNCTION penstock.change_entities(changes jsonb, by_whom text, through text) RETURNS bigint
+LANGUAGE plpgsql AS $penstock$
+DECLARE
+    new_version bigint;
+    moved text;
+BEGIN
+    UPDATE penstock.state SET version = version + 1 RETURNING version INTO new_version;
+    SELECT string_agg(c.kind || ' ' || c.name, ', ' ORDER BY c.kind, c.name) INTO moved
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, expected bigint)
+    LEFT JOIN penstock.entities e USING (kind, name)
+    WHERE c.expected IS NOT NULL AND c.expected <> coalesce(e.version, 0);
+    IF moved IS NOT NULL THEN
+        RAISE EXCEPTION '%', moved USING ERRCODE = 'PS004';
+    END IF;
+    INSERT INTO penstock.audit (who, door, version, kind, name, action, before, after)
+    SELECT by_whom, through, new_version, c.kind, c.name,
+           CASE WHEN c.spec IS NULL THEN 'delete' WHEN e.name IS NULL THEN 'create'
+                ELSE 'update' END, e.shown, c.shown
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb, shown jsonb)
+    LEFT JOIN penstock.entities e USING (kind, name)
+    WHERE c.spec IS NOT NULL OR e.name IS NOT NULL
+    ORDER BY c.kind, c.name;
+    INSERT INTO penstock.removals (kind, name, spec, version)
+    SELECT e.kind, e.name, e.spec, new_version
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    JOIN penstock.entities e USING (kind, name)
+    WHERE c.spec IS NULL AND e.kind IN ('source', 'sink');
+    DELETE FROM penstock.refusals r
+    USING jsonb_to_recordset(changes) AS c (kind text, name text)
+    WHERE (r.kind, r.name) = (c.kind, c.name);
+    DELETE FROM penstock.entities e
+    USING jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    WHERE (e.kind, e.name) = (c.kind, c.name) AND c.spec IS NULL;
+    DELETE FROM penstock.ids i
+    USING jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    WHERE (i.kind, i.name) = (c.kind, c.name) AND c.spec IS NULL;
+    INSERT INTO penstock.entities AS e (kind, name, id, spec, shown, version, managed_by)
+    SELECT c.kind, c.name, penstock.id_of(c.kind, c.name), c.spec, c.shown, new_version, through
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb, shown jsonb)
+    WHERE c.spec IS NOT NULL
+    ON CONFLICT (kind, name) DO UPDATE
+    SET spec = excluded.spec, shown = excluded.shown, version = excluded.version,
+        managed_by = excluded.managed_by, changed_at = now();
+    PERFORM pg_notify('penstock_state', new_version::text);
+    RETURN new_version;
+END $penstock$;
+-- Consumers that were there before are the API's, until a file names them. Their secrets stay out of
+-- `shown` as a whole.
+WITH old AS (
+    SELECT c.name, jsonb_build_object('type', c.type, 'stream', s.name) AS base, c.settings
+    FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE NOT c.own
+)
+INSERT INTO penstock.entities (kind, name, id, spec, shown, version, managed_by)
+SELECT 'consumer', name, penstock.id_of('consumer', name),
+       base || replace(settings::text, '${', '$${')::jsonb,
+       base || (settings - 'secrets' - 'headers' - 'url'), 0, 'api'
+FROM old
+
+-- name: migration_6
 -- A viewer reads what an admin may change.
 ALTER TABLE penstock.tokens DROP CONSTRAINT tokens_role_check;
 ALTER TABLE penstock.tokens

@@ -56,6 +56,16 @@ CREATE TABLE penstock.migrations (
 -- name: version
 SELECT coalesce(max(version), 0) FROM penstock.migrations
 
+-- name: lock_state
+-- Before anything else that a change of the desired state locks.
+SELECT FROM penstock.state FOR UPDATE
+
+-- name: entity
+SELECT spec FROM penstock.entities WHERE kind = %s AND name = %s
+
+-- name: change_entities
+SELECT penstock.change_entities(%s, %s, 'api')
+
 -- name: made_at
 -- When the schema was made: it identifies this store among others, and one that is made in its place.
 SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')

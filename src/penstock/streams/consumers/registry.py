@@ -13,6 +13,8 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock.config.consumers import settings_of
+from penstock.config.secret_values import masked
+from penstock.config.yaml_lines import escaped
 from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
@@ -155,8 +157,11 @@ class Consumers:
         pairs = zip(infos, found, strict=True)
         return [(info, facts) for info, facts in pairs if info.name in self._names]
 
-    async def create(self, spec: ConsumerSpec) -> ConsumerInfo:
-        """Make a consumer; raises `NameTaken`, `UnknownStream`, `pydantic.ValidationError`."""
+    async def create(self, spec: ConsumerSpec, *, by: str = "api") -> ConsumerInfo:
+        """Make a consumer; raises `NameTaken`, `UnknownStream`, `pydantic.ValidationError`.
+
+        Here and below the desired state has it in the same transaction, with `by` in its audit log.
+        """
         settings = settings_of(spec.type, spec.settings)
         rows = await self._sessions.rows(SQL["stream"], (spec.stream,))
         if not rows:
@@ -167,7 +172,7 @@ class Consumers:
             f"There is a stream or a consumer {spec.name!r} already: take another name."
         )
         try:
-            async with self._changing() as connection:
+            async with self._changing_state() as connection:
                 if await _rows(connection, SQL["named"], {"name": spec.name}):
                     raise taken
                 values = (stream, spec.name, spec.type, False, Jsonb(settings.stored()))
@@ -177,17 +182,21 @@ class Consumers:
                 await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
                 first = State(start).encode().decode()
                 await connection.execute(composed("first_entry", log=log), (first,))
+                stored = escaped({**settings.stored(), "type": spec.type, "stream": spec.stream})
+                await _change_entity(connection, spec.name, stored, by)
         except psycopg.errors.UniqueViolation:
             raise taken from None
         return (await self.get(spec.name)).info
 
-    async def update(self, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
+    async def update(
+        self, name: str, changes: Mapping[str, Any], *, by: str = "api"
+    ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
         Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
         info = (await self.get(name)).info
-        async with self._changing() as connection:
+        async with self._changing_state() as connection:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
                 raise _unknown(name)
@@ -196,6 +205,12 @@ class Consumers:
             given = {key: value for key, value in values.items() if value is not None}
             settings = Jsonb(settings_of(kind, given).stored())
             await connection.execute(SQL["set_settings"], (settings, info.id))
+            if not info.own:
+                found = await _rows(connection, _STORE_SQL["entity"], ("consumer", name))
+                old = found[0][0] if found else escaped({**stored, "type": kind})
+                spec = {**old, "stream": info.stream, **escaped(changes)}
+                spec = {key: value for key, value in spec.items() if value is not None}
+                await _change_entity(connection, name, spec, by)
         return (await self.get(name)).info
 
     async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
@@ -214,18 +229,26 @@ class Consumers:
             await connection.execute(_STORE_SQL["notify"], ("k",))
         await self._load()
 
-    async def delete(self, name: str) -> None:
+    @contextlib.asynccontextmanager
+    async def _changing_state(self) -> AsyncIterator[Connection]:
+        """Lend the same where the desired state changes too."""
+        async with self._changing() as connection:
+            await connection.execute(_STORE_SQL["lock_state"])
+            yield connection
+
+    async def delete(self, name: str, *, by: str = "api") -> None:
         """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
         info = (await self.get(name)).info
         if info.own:
             raise Refused(
                 f"{name!r} is the stream's own consumer group: it lasts as long as the stream."
             )
-        async with self._changing() as connection:
+        async with self._changing_state() as connection:
             # The log first, as in a step: one with dead letters locks the consumer's row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
+            await _change_entity(connection, name, None, by)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
@@ -309,6 +332,15 @@ def _info(row: tuple[Any, ...]) -> ConsumerInfo:
 
 def _unknown(name: str) -> UnknownConsumer:
     return UnknownConsumer(f"There is no consumer {name!r}.")
+
+
+async def _change_entity(
+    connection: Connection, name: str, spec: Mapping[str, Any] | None, by: str
+) -> None:
+    """Write a consumer into the desired state, or without `spec` delete it there."""
+    shown = None if spec is None else masked("consumer", spec)
+    change = {"kind": "consumer", "name": name, "spec": spec, "shown": shown}
+    await connection.execute(_STORE_SQL["change_entities"], (Jsonb([change]), by))
 
 
 async def _rows(connection: Connection, query: Any, params: Any) -> list[tuple[Any, ...]]:

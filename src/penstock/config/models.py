@@ -1,0 +1,43 @@
+"""Which model each entity of the configuration has: by its kind, and by the `type` that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from penstock.config.consumers import PullConsumer, WebhookConsumer
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sources import PostgresSource
+
+SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
+    "nats": NatsSinkSettings,
+    "stream": StreamSinkSettings,
+}
+CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
+    "pull": PullConsumer,
+    "webhook": WebhookConsumer,
+}
+ENTITIES: Final[dict[str, Mapping[str, type[BaseModel]]]] = {
+    "source": {"postgres": PostgresSource},
+    "sink": SINKS,
+    "consumer": CONSUMERS,
+}
+"""The models of each kind of entity by type. Sources of type outbox are none: they stay in the file."""
+SECTIONS: Final = {kind: f"{kind}s" for kind in ENTITIES}
+"""Under which key of the file the entities of a kind stand, in the order in which they stand there."""
+DEFAULT_TYPES: Final = {"consumer": "pull"}
+
+
+def type_of(kind: str, spec: Any) -> str:
+    """Return the type that an entity names or has by default, or nothing."""
+    if not isinstance(spec, Mapping):
+        return ""
+    value = spec.get("type", DEFAULT_TYPES.get(kind))
+    return value if isinstance(value, str) else ""
+
+
+def model_of(kind: str, spec: Any) -> type[BaseModel] | None:
+    """Return the model of an entity, None where its type is no type of the kind."""
+    return ENTITIES.get(kind, {}).get(type_of(kind, spec))

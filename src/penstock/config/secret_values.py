@@ -1,0 +1,100 @@
+"""Which values of an entity are secrets, and how they are shown.
+
+What names a variable, `${DATABASE_URL}`, is no secret; what is written out beside it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, SecretStr
+
+from penstock.config.explain import SECRET_KEY
+from penstock.config.models import model_of
+from penstock.config.yaml_lines import without_variables
+from penstock.core.redact import MASK, redact_url
+from penstock.core.text import Path
+
+_URL_KEYS: Final = ("url",)
+_QUERY: Final = re.compile(r"\?.*", re.DOTALL)
+
+
+def secrets(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the value of each secret that is written out in an entity's `spec`."""
+    for path, value, _ in _secrets(spec, model_of(kind, spec), kind, ()):
+        yield path, value
+
+
+def masked(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `spec` as it may be shown: of a secret URL its address, of other secrets nothing."""
+    found = {path: shown for path, _, shown in _secrets(spec, model_of(kind, spec), kind, ())}
+    result: dict[str, Any] = replaced(spec, found)
+    return result
+
+
+def replaced(value: Any, by_path: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Return a copy of JSON values with those at some paths replaced."""
+    if path in by_path:
+        return by_path[path]
+    if isinstance(value, Mapping):
+        return {key: replaced(member, by_path, (*path, key)) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [replaced(member, by_path, (*path, i)) for i, member in enumerate(value)]
+    return value
+
+
+def _secrets(
+    spec: Mapping[str, Any], model: type[BaseModel] | None, kind: str, path: Path
+) -> Iterator[tuple[Path, str, str]]:
+    for key, value in spec.items():
+        here = (*path, key)
+        field = model.model_fields.get(key) if model is not None else None
+        if key in _URL_KEYS and isinstance(value, str):
+            if (shown := _shown_url(value, of_webhook=kind == "consumer")) != value:
+                yield here, value, shown
+        elif SECRET_KEY.search(key) or (field is not None and _mentions(field.annotation)):
+            yield from _all_texts(value, here)
+        elif isinstance(value, Mapping):
+            yield from _secrets(value, _inner(field.annotation if field else None), kind, here)
+
+
+def _all_texts(value: Any, path: Path) -> Iterator[tuple[Path, str, str]]:
+    if isinstance(value, str):
+        if without_variables(value):
+            yield path, value, MASK
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _all_texts(member, (*path, key))
+    elif isinstance(value, list | tuple):
+        for i, member in enumerate(value):
+            yield from _all_texts(member, (*path, i))
+    elif value is not None and not isinstance(value, bool):
+        yield path, str(value), MASK
+
+
+def _shown_url(url: str, *, of_webhook: bool) -> str:
+    """Return a URL without its secrets; the URL itself where it has none beside its variables."""
+    bare = without_variables(url)
+    if of_webhook:
+        # Neither its login nor its query is shown anywhere.
+        plain = _QUERY.sub("", bare)
+        scheme, separator, rest = plain.partition("://")
+        host, slash, tail = rest.partition("/")
+        shown = f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{tail}"
+        return url if shown == bare else shown
+    shown = redact_url(bare)
+    return url if shown.replace(MASK, "") == bare else shown
+
+
+def _mentions(annotation: Any) -> bool:
+    """Whether a type has a `SecretStr` in it."""
+    return annotation is SecretStr or any(_mentions(part) for part in get_args(annotation))
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that a type is, or has in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for part in get_args(annotation) if (m := _inner(part)) is not None), None)

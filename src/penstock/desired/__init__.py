@@ -1,0 +1,1 @@
+"""The desired state: the configuration as the store has it, and how files change it."""

@@ -1,0 +1,121 @@
+"""Consumers of the desired state, in the table that workers and webhooks are served from.
+
+A consumer whose stream is there is made, changed or deleted in the transaction that changes its
+entity. One whose stream is not there yet is made when a run registers the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+from pydantic import ValidationError
+
+from penstock.config.consumers import Consumer
+from penstock.config.document import Spec
+from penstock.config.models import CONSUMERS, DEFAULT_TYPES, type_of
+from penstock.config.yaml_lines import Document, filled
+from penstock.core import queries
+from penstock.core.errors import StoreError
+from penstock.desired.entities import Change
+from penstock.streams.names import consumer_table
+
+_SQL: Final = queries.load("penstock.desired", "state.sql")
+_STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+_SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
+
+
+def settings_in(spec: Spec, environ: Mapping[str, str]) -> Consumer | None:
+    """Return a consumer's settings with its variables filled, None where they can't be used here."""
+    document = Document()
+    value = {"type": DEFAULT_TYPES["consumer"]} | filled(spec, environ, (), document)
+    model = CONSUMERS.get(type_of("consumer", value))
+    if document.problems or model is None:
+        return None
+    try:
+        return model.model_validate(value)
+    except ValidationError:
+        return None
+
+
+def follow(
+    connection: psycopg.Connection[Any], changes: Iterable[Change], environ: Mapping[str, str]
+) -> None:
+    """Bring the served consumers in line with changed entities, inside their transaction.
+
+    One that takes from another stream than before starts anew. Raises `StoreError` where a stream has
+    the name of a consumer.
+    """
+    wanted = {c.name: c.after for c in changes if c.kind == "consumer"}
+    if not wanted:
+        return
+    streams = dict(connection.execute(_SQL["streams"]).fetchall())
+    served = {row[1]: row for row in connection.execute(_SQL["runtime_consumers"]).fetchall()}
+    made: list[tuple[str, Consumer]] = []
+    changed: list[tuple[int, str, Jsonb]] = []
+    gone: list[int] = []
+    for name, spec in wanted.items():
+        old = served.get(name)
+        if old is not None and old[5]:
+            if spec is None:
+                continue
+            raise StoreError(
+                "name_taken",
+                f"Stream {name!r} has a consumer of its own by that name.",
+                remedy="Give yours another.",
+            )
+        if spec is None:
+            if old is not None:
+                gone.append(old[0])
+            continue
+        settings = settings_in(spec, environ)
+        if settings is None:
+            continue  # the run whose environment has the variables registers it
+        if old is not None and old[2] == settings.stream:
+            stored = settings.stored()
+            if (old[3], old[4]) != (settings.type, stored):
+                changed.append((old[0], settings.type, Jsonb(stored)))
+            continue
+        if old is not None:
+            gone.append(old[0])
+        if settings.stream in streams:
+            made.append((name, settings))
+    drop(connection, gone)
+    if changed:
+        columns = [list(column) for column in zip(*changed, strict=True)]
+        connection.execute(_SQL["update_consumers"], columns)
+        connection.execute(_SQL["notify_consumers"], [columns[0]])
+    _make(connection, made, streams)
+    connection.execute(_STORE_SQL["notify"], ["k"])
+
+
+def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
+    """Delete consumers with their logs and dead letters; the logs first, as a step locks them."""
+    if not ids:
+        return
+    logs = sql.SQL(", ").join(map(consumer_table, ids))
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(logs))
+    connection.execute(_SQL["delete_consumers"], [list(ids)])
+
+
+def _make(
+    connection: psycopg.Connection[Any],
+    made: Sequence[tuple[str, Consumer]],
+    streams: Mapping[str, int],
+) -> None:
+    if not made:
+        return
+    values = [
+        [streams[settings.stream] for _, settings in made],
+        [name for name, _ in made],
+        [settings.type for _, settings in made],
+        [False] * len(made),
+        [Jsonb(settings.stored()) for _, settings in made],
+    ]
+    ids = [row[0] for row in connection.execute(_SQL["insert_consumers"], values).fetchall()]
+    table = sql.SQL(_SCHEMA["consumer_table"])
+    statements = [table.format(table=sql.Identifier(f"consumer_{id_}")) for id_ in ids]
+    connection.execute(sql.SQL(";\n").join(statements))

@@ -1,0 +1,154 @@
+"""The configuration that a process follows: what the desired state comes to here, and its changes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, Self
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from penstock.config.document import Key
+from penstock.config.settings import Config
+from penstock.core.connect import Connection
+from penstock.core.errors import StoreError
+from penstock.desired.configured import usable_config
+from penstock.desired.entities import Snapshot
+from penstock.desired.state import CHANNEL, DesiredState
+from penstock.streams.connect import connect
+from penstock.streams.store import Store
+
+_RETRY_SECONDS: Final = 0.5
+
+log = structlog.get_logger("penstock")
+
+
+class Feed:
+    """Follows the desired state of the store at `url`; a context manager, for one thread at a time.
+
+    It has two connections of its own. `base` gives what is this process's: the store, Spark and the
+    outboxes. An entity that can't be used here, such as one with a variable that this environment
+    lacks, is left out and noted in `refusals`, in the log and in the store.
+    """
+
+    def __init__(self, url: str, base: Config, environ: Mapping[str, str] = os.environ) -> None:
+        self._url = url
+        self._base = base
+        self._environ = environ
+        self._store = Store(url)
+        self._state = DesiredState(self._store, environ)
+        self._listener: Connection | None = None
+        self._snapshot: Snapshot | None = None
+        self._unusable: dict[Key, str] = {}
+        self._refused: dict[Key, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._unlisten()
+        self._store.close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The state that `current` or `wait` gave last; raises `RuntimeError` before that."""
+        if self._snapshot is None:
+            raise RuntimeError("current() comes first")
+        return self._snapshot
+
+    @property
+    def refusals(self) -> Mapping[Key, str]:
+        """The entities of this state that this process can't run, and why."""
+        return {**self._unusable, **self._refused}
+
+    def current(self) -> Config:
+        """Return the configuration as it is now; raises `StoreError`."""
+        return self._take(self._state.read())
+
+    def wait(self, seconds: float) -> Config | None:
+        """Return the next configuration when the state has changed, None where it has not in time.
+
+        Where the store does not answer, it waits and tries again: nothing is raised, and what has
+        changed meanwhile is found when the store is back.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                listener = self._listening()
+                if self._state.version() != self.snapshot.version:
+                    return self.current()
+                left = max(0.0, deadline - time.monotonic())
+                for _ in listener.notifies(timeout=left, stop_after=1):
+                    pass
+            except (psycopg.Error, StoreError):
+                self._unlisten()
+                time.sleep(min(_RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() >= deadline:
+                return None
+
+    def refused(self, kind: str, name: str, reason: str) -> None:
+        """Note that this process can't run an entity as it is; the desired state stays unchanged."""
+        if self._refused.get((kind, name)) != reason:
+            self._refused[kind, name] = reason
+            self._note(kind, name, reason)
+
+    def accepted(self, kind: str, name: str) -> None:
+        """Note that an entity runs, whatever any process noted before."""
+        self._refused.pop((kind, name), None)
+        self._record([((kind, name), None)])
+
+    def _take(self, snapshot: Snapshot) -> Config:
+        config, unusable = usable_config(snapshot, self._environ, self._base)
+        if self._snapshot is None:
+            # What was refused before this process started may be usable now: by a variable that is set.
+            self._record([((r.kind, r.name), None) for r in self._state.refusals()])
+            old = {}
+        else:
+            old = dict(self._snapshot.entities)
+        # What a run refused stays refused until the entity changes.
+        self._refused = {
+            key: reason
+            for key, reason in self._refused.items()
+            if key in snapshot.entities and snapshot.entities[key] == old.get(key)
+        }
+        self._record([(key, None) for key in self._unusable if key not in unusable])
+        before, self._unusable = self._unusable, unusable
+        self._snapshot = snapshot
+        for (kind, name), reason in unusable.items():
+            if before.get((kind, name)) != reason or snapshot.entities[kind, name] != old.get(
+                (kind, name)
+            ):
+                self._note(kind, name, reason)
+        return config
+
+    def _note(self, kind: str, name: str, reason: str) -> None:
+        log.error("an entity can't be run as it is", kind=kind, name=name, error=reason)
+        self._record([((kind, name), reason)])
+
+    def _record(self, noted: Iterable[tuple[Key, str | None]]) -> None:
+        try:
+            for key, reason in noted:
+                if reason is None:
+                    self._state.accept(*key)
+                else:
+                    self._state.refuse(*key, reason)
+        except StoreError as error:
+            log.warning("what can't be run is not in the store", error=error.message)
+
+    def _listening(self) -> Connection:
+        if self._listener is None or self._listener.closed:
+            self._listener = connect(self._url)
+            self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+        return self._listener
+
+    def _unlisten(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None

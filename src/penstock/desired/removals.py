@@ -1,0 +1,108 @@
+"""What is left of deleted sources and sinks: slots, streams and backlogs, dropped once unused.
+
+Deleting an entity only notes it here. A run drops what is left when its source, or the sink, has left
+the query, and before it starts another entity of that name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from penstock.config.document import Spec
+from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
+from penstock.core import queries
+from penstock.desired import consumers
+from penstock.desired.configured import validated
+from penstock.desired.state import read
+from penstock.postgres.admin import open_catalog
+from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, segment_table
+from penstock.streams.store import Store
+
+_SQL: Final = queries.load("penstock.desired", "state.sql")
+_STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A deleted source or sink, as it was, of which something is left."""
+
+    id: int
+    kind: str
+    name: str
+    spec: Spec
+    version: int
+    at: datetime
+
+
+def pending(store: Store) -> list[Removal]:
+    """Return what is to be removed, oldest first; raises `StoreError`."""
+    with store.connection() as connection:
+        return [Removal(*row) for row in connection.execute(_SQL["removals"]).fetchall()]
+
+
+def finish(
+    store: Store, removal: Removal, base: Config, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Drop what is left of a deleted entity, which nothing may use any more.
+
+    Of a sink: its backlog, and its stream with the consumers. Of a source: its slot, unless another
+    source has it now, what the store knows of its position, and its checkpoints on this machine. A
+    publication stays. Raises `StoreError`, and `CaptureError` where the source can't be reached: then
+    it is to be tried again.
+    """
+    if removal.kind == "source":
+        _drop_slot(store, removal, environ)
+        shutil.rmtree(base.checkpoint_folder(removal.name), ignore_errors=True)
+    with store.connection() as connection, connection.transaction():
+        connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
+        if removal.kind == "source":
+            connection.execute(_SQL["delete_position"], [removal.name])
+        else:
+            source = str(removal.spec.get("source", ""))
+            connection.execute(_SQL["delete_backlog"], {"source": source, "sink": removal.name})
+            connection.execute(_SQL["delete_backfills"], [removal.name])
+            if removal.spec.get("type") == "stream":
+                _drop_stream(connection, removal.name)
+        connection.execute(_SQL["remove_removal"], [removal.id])
+
+
+def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> None:
+    key = (removal.kind, removal.name)
+    source = validated({key: removal.spec}, environ)[0].sources.get(removal.name)
+    if source is None:
+        return  # it can't have run here
+    with store.connection() as connection:
+        others = validated(read(connection).specs, environ)[0].sources
+    if any(_slot(other) == _slot(source) for other in others.values()):
+        return
+    with open_catalog(source) as catalog:
+        if catalog.slot() is not None:
+            catalog.drop_slot()
+
+
+def _slot(source: PostgresSource) -> tuple[str, str]:
+    return source.url.get_secret_value(), source.slot
+
+
+def _drop_stream(connection: psycopg.Connection[Any], name: str) -> None:
+    row = connection.execute(_SQL["stream_source"], [name]).fetchone()
+    if row is None:
+        return
+    connection.execute(_STORE_SQL["lock"], [LOCK_WRITE, row[0]])
+    ids = [id_ for (id_,) in connection.execute(_SQL["stream_consumers"], [name]).fetchall()]
+    consumers.drop(connection, ids)
+    segments = connection.execute(_SQL["stream_segments"], [name]).fetchall()
+    if segments:
+        tables = sql.SQL(", ").join(segment_table(id_) for (id_,) in segments)
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(tables))
+    connection.execute(_SQL["delete_stream"], [name])
+    connection.execute(_STORE_SQL["notify"], ["k"])

@@ -1,0 +1,161 @@
+"""The desired state in the store: read whole, changed by change sets, with an audit log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from penstock.config.document import Key, Spec
+from penstock.config.secret_values import masked
+from penstock.core import queries
+from penstock.core.errors import PenstockError
+from penstock.desired import consumers
+from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
+from penstock.streams.names import LOCK_MIGRATE
+from penstock.streams.store import Store
+
+CHANNEL: Final = "penstock_state"
+"""Notifications: the state's new version, one a change set."""
+_MOVED: Final = "PS004"  # raised by penstock.change_entities
+_SQL: Final = queries.load("penstock.desired", "state.sql")
+_STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+
+
+class StateMoved(PenstockError):  # noqa: N818 - it reads better where it is caught
+    """An entity has another version than the one that a change was made for; nothing is written."""
+
+    def __init__(self, entities: str) -> None:
+        super().__init__(
+            "state_moved",
+            f"The desired state has moved since: {entities}.",
+            remedy="Read it again, or plan anew: penstock plan",
+            transient=True,
+        )
+        self.entities = entities
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.entities,)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An entity that a process can't run as it is."""
+
+    kind: str
+    name: str
+    reason: str
+    at: datetime
+
+
+class DesiredState:
+    """The desired state of a store. All methods raise `StoreError`.
+
+    `environ` fills the variables of consumers' settings, which the store keeps filled.
+    """
+
+    def __init__(self, store: Store, environ: Mapping[str, str] = os.environ) -> None:
+        self._store = store
+        self._environ = environ
+
+    def version(self) -> int:
+        """Return the state's version."""
+        with self._store.connection() as connection:
+            return int(_one(connection, _SQL["version"]))
+
+    def read(self) -> Snapshot:
+        """Return the whole state."""
+        with self._store.connection() as connection:
+            return read(connection)
+
+    def write(
+        self,
+        changes: Sequence[Change],
+        *,
+        by: str,
+        door: Door,
+        expected: Mapping[Key, int] | None = None,
+    ) -> Snapshot:
+        """Apply a change set in one transaction; the entities are managed by `door` from then on.
+
+        Args:
+            changes: At most one for each entity; their `before` is not looked at.
+            by: Who changes it, for the audit log.
+            door: How the change came.
+            expected: The version that an entity must have, 0 for one that must not be there.
+
+        Raises `StateMoved` where an entity has another version; nothing is written then.
+        """
+        if not changes:
+            return self.read()
+        rows = [_row(change, expected or {}) for change in changes]
+        with self._store.connection() as connection:
+            try:
+                with connection.transaction():
+                    # In the order in which others take them: what is registered, then the state.
+                    connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
+                    connection.execute(_SQL["change"], [Jsonb(rows), by, door])
+                    consumers.follow(connection, changes, self._environ)
+                    return read(connection)
+            except psycopg.Error as error:
+                if error.sqlstate != _MOVED:
+                    raise
+                raise StateMoved(error.diag.message_primary or "an entity") from None
+
+    def history(
+        self,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id."""
+        values = {"kind": kind, "name": name, "before": before, "limit": limit}
+        with self._store.connection() as connection:
+            rows = connection.execute(_SQL["history"], values).fetchall()
+        return [AuditEntry(*row) for row in rows]
+
+    def refusals(self) -> list[Refusal]:
+        """Return the entities that a process can't run as they are, and why."""
+        with self._store.connection() as connection:
+            return [Refusal(*row) for row in connection.execute(_SQL["refusals"]).fetchall()]
+
+    def refuse(self, kind: str, name: str, reason: str) -> None:
+        """Record that an entity can't be run as it is; its next change removes the record."""
+        with self._store.connection() as connection:
+            values = {"kind": kind, "name": name, "reason": reason}
+            connection.execute(_SQL["refuse"], values)
+
+    def accept(self, kind: str, name: str) -> None:
+        """Record that an entity runs after all."""
+        with self._store.connection() as connection:
+            connection.execute(_SQL["accept"], [kind, name])
+
+
+def read(connection: psycopg.Connection[Any]) -> Snapshot:
+    """Return the whole state over a connection; raises what psycopg does."""
+    rows = connection.execute(_SQL["read"]).fetchall()
+    entities = [Entity(*row[1:]) for row in rows if row[1] is not None]
+    return Snapshot(rows[0][0] if rows else 0, {entity.key: entity for entity in entities})
+
+
+def changed_row(kind: str, name: str, spec: Spec | None, expected: int | None) -> dict[str, Any]:
+    """Return a change as `penstock.change_entities` takes it."""
+    shown = None if spec is None else masked(kind, spec)
+    return {"kind": kind, "name": name, "spec": spec, "shown": shown, "expected": expected}
+
+
+def _row(change: Change, expected: Mapping[Key, int]) -> dict[str, Any]:
+    return changed_row(change.kind, change.name, change.after, expected.get(change.key))
+
+
+def _one(connection: psycopg.Connection[Any], query: Any) -> Any:
+    row = connection.execute(query).fetchone()
+    assert row is not None  # noqa: S101 - these statements always return one
+    return row[0]

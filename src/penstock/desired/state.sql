@@ -1,0 +1,85 @@
+-- The desired state's queries.
+
+-- name: read
+-- One statement, so that version and entities belong together.
+SELECT s.version, e.kind, e.name, e.id, e.spec, e.version, e.managed_by, e.changed_at
+FROM penstock.state s LEFT JOIN penstock.entities e ON true
+
+-- name: version
+SELECT version FROM penstock.state
+
+-- name: lock
+SELECT version FROM penstock.state FOR UPDATE
+
+-- name: change
+SELECT penstock.change_entities(%s, %s, %s)
+
+-- name: history
+-- Newest first.
+SELECT id, at, who, door, version, kind, name, action, before, after FROM penstock.audit
+WHERE (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(name)s::text IS NULL OR name = %(name)s)
+  AND (%(before)s::bigint IS NULL OR id < %(before)s)
+ORDER BY id DESC LIMIT %(limit)s
+
+-- name: refuse
+INSERT INTO penstock.refusals (kind, name, reason)
+SELECT kind, name, %(reason)s FROM penstock.entities WHERE kind = %(kind)s AND name = %(name)s
+ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason, at = now()
+
+-- name: accept
+DELETE FROM penstock.refusals WHERE kind = %s AND name = %s
+
+-- name: refusals
+SELECT kind, name, reason, at FROM penstock.refusals ORDER BY kind, name
+
+-- name: removals
+SELECT id, kind, name, spec, version, at FROM penstock.removals ORDER BY id
+
+-- name: remove_removal
+DELETE FROM penstock.removals WHERE id = %s
+
+-- name: runtime_consumers
+SELECT c.id, c.name, s.name, c.type, c.settings, c.own
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+
+-- name: streams
+SELECT name, id FROM penstock.streams
+
+-- name: insert_consumers
+INSERT INTO penstock.consumers (stream_id, name, type, own, settings)
+SELECT * FROM unnest(%s::int[], %s::text[], %s::text[], %s::bool[], %s::jsonb[]) RETURNING id
+
+-- name: update_consumers
+UPDATE penstock.consumers c SET type = n.type, settings = n.settings
+FROM unnest(%s::int[], %s::text[], %s::jsonb[]) AS n (id, type, settings) WHERE c.id = n.id
+
+-- name: notify_consumers
+SELECT pg_notify('penstock', 'c' || id) FROM unnest(%s::int[]) AS n (id)
+
+-- name: delete_consumers
+DELETE FROM penstock.consumers WHERE id = ANY(%s)
+
+-- name: stream_consumers
+-- The consumers of a stream, its own too.
+SELECT c.id FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+WHERE s.name = %s
+
+-- name: stream_segments
+SELECT g.id FROM penstock.segments g JOIN penstock.streams s ON s.id = g.stream_id WHERE s.name = %s
+
+-- name: stream_source
+SELECT source_id FROM penstock.streams WHERE name = %s
+
+-- name: delete_backfills
+-- A sink of that name that comes later has initial backfills of its own.
+DELETE FROM penstock.backfills WHERE sink = %s
+
+-- name: delete_stream
+DELETE FROM penstock.streams WHERE name = %s
+
+-- name: delete_backlog
+DELETE FROM penstock.backlogs b USING penstock.sources s
+WHERE s.id = b.source_id AND s.name = %(source)s AND b.sink = %(sink)s
+
+-- name: delete_position
+DELETE FROM penstock.positions WHERE source = %s

@@ -1,0 +1,199 @@
+"""The desired state in a real store: change sets, the audit log, who follows it, and a file applied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from penstock.config.settings import Config
+from penstock.core.errors import ConfigError
+from penstock.desired.entities import Change
+from penstock.desired.feed import Feed
+from penstock.desired.from_file import apply_file
+from penstock.desired.removals import finish, pending
+from penstock.desired.state import DesiredState, StateMoved
+from penstock.embedded.handles import Database
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.consumers.types import ConsumerSpec
+from penstock.streams.store import Store
+
+SOURCE = {"type": "postgres", "url": "postgres://app:s3cret@db/shop"}
+STREAM = {"type": "stream", "source": "shop"}
+HOOK = {"type": "webhook", "stream": "orders", "url": "https://hook.example/in?k=s3cret"}
+BASE = Config(sources={}, sinks={})
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+def shop(**consumers: Mapping[str, object]) -> list[Change]:
+    return [
+        Change("source", "shop", None, SOURCE),
+        Change("sink", "orders", None, STREAM),
+        *(Change("consumer", name, None, spec) for name, spec in consumers.items()),
+    ]
+
+
+def make_stream(store: Store) -> None:
+    store.register_stream("orders", store.make_source("shop", "tag"), "changes", None)
+
+
+def served(store: Store) -> dict[str, object]:
+    return {c.name: c.settings for c in store.consumers() if not c.own}
+
+
+def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
+    state = DesiredState(store, {})
+    assert state.read().version == 0
+    first = state.write(shop(hook=HOOK), by="ann", door="api")
+    assert first.version == 1
+    assert first.entities["source", "shop"].spec == SOURCE
+    update = Change("sink", "orders", STREAM, {**STREAM, "tables": ["public.orders"]})
+    second = state.write([update], by="ben", door="file", expected={("sink", "orders"): 1})
+    orders = second.entities["sink", "orders"]
+    assert (orders.version, orders.managed_by) == (2, "file")
+    assert orders.id == first.entities["sink", "orders"].id
+    assert second.entities["source", "shop"].version == 1
+    with pytest.raises(StateMoved, match="sink orders"):
+        state.write([update], by="cy", door="api", expected={("sink", "orders"): 1})
+    with pytest.raises(StateMoved, match="source shop"):
+        state.write(shop(), by="cy", door="api", expected={("source", "shop"): 0})
+    assert state.read() == second
+    log = state.history()
+    newest = log[0]
+    assert (newest.who, newest.action, newest.name, newest.version) == (
+        "ben",
+        "update",
+        "orders",
+        2,
+    )
+    assert {e.name for e in state.history(kind="consumer")} == {"hook"}
+    assert state.history(before=log[0].id, limit=1) == [log[1]]
+    assert "s3cret" not in repr(log)
+    assert "hook.example/in" in repr(log)
+    gone = state.write([Change("sink", "orders", STREAM, None)], by="ann", door="api")
+    again = state.write([Change("sink", "orders", None, STREAM)], by="ann", door="api")
+    assert ("sink", "orders") not in gone.entities
+    assert again.entities["sink", "orders"].id != orders.id
+
+
+def test_consumers_are_served_once_their_stream_is_there(store: Store) -> None:
+    state = DesiredState(store, {"HOOK": "https://hook.example"})
+    specs = {"a": {"stream": "orders"}, "b": {**HOOK, "url": "${HOOK}/b"}}
+    state.write(shop(**specs), by="x", door="file")
+    assert served(store) == {}  # the run makes them with the stream
+    make_stream(store)
+    again = [Change("consumer", name, spec, spec) for name, spec in specs.items()]
+    state.write(again, by="x", door="file")
+    assert served(store) == {"a": {}, "b": {"url": "https://hook.example/b"}}
+    state.write(
+        [
+            Change("consumer", "a", specs["a"], {"stream": "orders", "max_deliver": 3}),
+            Change("consumer", "b", specs["b"], None),
+        ],
+        by="x",
+        door="file",
+    )
+    assert served(store) == {"a": {"max_deliver": 3}}
+
+
+def test_the_apis_consumers_are_entities_too(store: Store) -> None:
+    make_stream(store)
+    state = DesiredState(store, {})
+
+    async def work() -> None:
+        consumers = Consumers(store.url)
+        settings = {"url": "https://hook.example/${x}?k=s3cret", "max_deliver": 3}
+        await consumers.create(ConsumerSpec("hook", "orders", "webhook", settings), by="ops")
+        await consumers.create(ConsumerSpec("pull", "orders"))
+        await consumers.update("hook", {"timeout_ms": 5, "max_deliver": None})
+        await consumers.delete("pull")
+        await consumers.close()
+
+    asyncio.run(work())
+    (hook,) = state.read().entities.values()
+    assert hook.managed_by == "api"
+    assert hook.spec == {
+        "type": "webhook", "stream": "orders", "timeout_ms": 5,
+        "url": "https://hook.example/$${x}?k=s3cret",
+    }  # fmt: skip
+    assert [(e.action, e.name, e.who) for e in reversed(state.history())] == [
+        ("create", "hook", "ops"), ("create", "pull", "api"),
+        ("update", "hook", "api"), ("delete", "pull", "api"),
+    ]  # fmt: skip
+    assert served(store)["hook"] == {
+        "url": "https://hook.example/${x}?k=s3cret", "timeout_ms": 5
+    }  # fmt: skip
+
+
+def test_a_feed_gives_each_new_configuration(store: Store) -> None:
+    state = DesiredState(store, {})
+    state.write(shop(), by="x", door="api")
+    with Feed(store.url, BASE, {}) as feed:
+        assert list(feed.current().sinks) == ["orders"]
+        assert feed.wait(0) is None
+        state.write([Change("sink", "more", None, STREAM)], by="x", door="api")
+        config = feed.wait(30)
+        assert config is not None
+        assert set(config.sinks) == {"orders", "more"}
+        # A lost connection is made again, and what was missed is found.
+        with store.connection() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        secret = {**SOURCE, "url": "${SHOP}"}
+        state.write([Change("source", "shop", SOURCE, secret)], by="x", door="api")
+        config = feed.wait(30)
+        assert config is not None
+        assert (config.sources, config.sinks) == ({}, {})
+        assert set(feed.refusals) == {("source", "shop"), ("sink", "orders"), ("sink", "more")}
+        assert "SHOP is not set" in state.refusals()[-1].reason
+        state.write([Change("source", "shop", secret, SOURCE)], by="x", door="api")
+        config = feed.wait(30)
+        assert config is not None
+        assert len(config.sinks) == 2
+        assert feed.refusals == {}
+
+
+def test_a_file_is_applied_and_then_nothing_differs(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(
+        "sources: {shop: {type: postgres, url: '${SHOP}'}}\n"
+        "sinks: {orders: {type: stream, source: shop}, more: {type: stream, source: shop}}\n"
+        "consumers: {a: {stream: orders}}\n"
+    )
+    environ = {"SHOP": "postgres://db/shop"}
+    first = apply_file(store, file, environ)
+    assert first.entities["source", "shop"].spec == {"type": "postgres", "url": "${SHOP}"}
+    assert {e.managed_by for e in first.entities.values()} == {"file"}
+    assert apply_file(store, file, environ) == first
+    shorter = file.read_text().replace(", more: {type: stream, source: shop}", "")
+    file.write_text(shorter)
+    assert apply_file(store, file, environ) == first  # nothing is deleted by that
+    file.write_text(shorter.replace("stream: orders", "stream: other"))
+    with pytest.raises(ConfigError, match=r":3: consumers\.a\.stream: there is no stream 'other'"):
+        apply_file(store, file, environ)
+
+
+def test_a_deleted_sink_leaves_its_stream_until_it_is_unused(store: Store) -> None:
+    make_stream(store)
+    state = DesiredState(store, {})
+    state.write(shop(a={"stream": "orders"}), by="x", door="file")
+    gone = [Change("sink", "orders", STREAM, None), Change("consumer", "a", {}, None)]
+    state.write(gone, by="x", door="file")
+    assert served(store) == {}
+    assert [s.name for s in store.streams()] == ["orders"]
+    (removal,) = pending(store)
+    assert (removal.kind, removal.name, removal.spec) == ("sink", "orders", STREAM)
+    finish(store, removal, BASE, {})
+    assert (pending(store), store.streams(), store.consumers()) == ([], [], [])
+    with store.connection() as connection:
+        query = "SELECT relname FROM pg_class WHERE relname ~ '^(segment|consumer)_[0-9]'"
+        assert connection.execute(query).fetchall() == []
