@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.config.settings import Config
     from penstock.core.finding import Finding
+    from penstock.desired.entities import Snapshot
+    from penstock.desired.plan import Plan
     from penstock.streams.records import StoredLetter
     from penstock.streams.store import Store
 
@@ -20,6 +23,12 @@ class ApiTools:
         from penstock.check.config import inspect_config
 
         return list(inspect_config(config))
+
+    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+        """Return warnings about a plan's sinks, checked against their sources; raises `ConfigError`."""
+        from penstock.check.changes import inspect_plan
+
+        return inspect_plan(plan, snapshot, os.environ)
 
     def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
         """Deliver a sink's dead letter again and record it; raises `PenstockError`."""

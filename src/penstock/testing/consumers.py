@@ -150,11 +150,13 @@ class InMemoryConsumers:
         found = [self._consumers[info.name] for info in infos]
         return [(consumer.info, await consumer.facts()) for consumer in found]
 
-    async def create(self, spec: ConsumerSpec) -> ConsumerInfo:
+    async def create(self, spec: ConsumerSpec, *, by: str = "api") -> ConsumerInfo:  # noqa: ARG002 - of the registry
         """Make a consumer, as `add` does."""
         return self.add(spec).info
 
-    async def update(self, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
+    async def update(
+        self, name: str, changes: Mapping[str, Any], *, by: str = "api"  # noqa: ARG002 - of the registry
+    ) -> ConsumerInfo:  # fmt: skip
         """Change settings, those given alone; None sets one to its default.
 
         Raises:
@@ -170,7 +172,7 @@ class InMemoryConsumers:
         self._changed()
         return consumer.info
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, by: str = "api") -> None:  # noqa: ARG002 - of the registry
         """Drop a consumer.
 
         Raises:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends
 
 from penstock.api.manage import (
+    audit,
     backfills,
     checks,
     databases,
     dead_letters,
+    entities,
     http_consumers,
+    plans,
     streams,
     tokens,
 )
@@ -29,10 +32,13 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
     http_consumers.add(api, consumers)
     if context is not None:
         streams.add_search(api, consumers)
+        entities.add(api, context)
         databases.add(api, context)
         backfills.add(api, context)
         dead_letters.add(api, context)
         tokens.add(api, context)
+        plans.add(api, context)
+        audit.add(api, context)
         if context.tools is not None:
             checks.add(api, context, context.tools)
     return api

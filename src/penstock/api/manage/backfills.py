@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context
 from penstock.api.manage.pages import Paged, after, following
-from penstock.api.manage.settings import config_of, name_of
+from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import body_of, json_answer, read_object
 from penstock.api.schemas import Page
@@ -122,7 +122,7 @@ def add(api: APIRouter, context: Context) -> None:
     )
     async def create_backfills(request: Request) -> Response:
         new = _New.model_validate(await read_object(request))
-        config = await config_of(context)
+        config = await pipelines_of(context)
         name = await name_of(context, "sink", new.sink)
         sink = config.sinks.get(name)
         if sink is None:

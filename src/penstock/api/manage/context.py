@@ -10,6 +10,9 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 from penstock.api.problems import Problem
 from penstock.config.settings import Config
 from penstock.core.finding import Finding
+from penstock.desired.entities import Snapshot
+from penstock.desired.plan import Plan
+from penstock.desired.state import DesiredState
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
@@ -29,6 +32,12 @@ class Tools(Protocol):
     def check(self, config: Config) -> Sequence[Finding]:
         """Return what `penstock check` finds in a configuration."""
 
+    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+        """Return warnings about a plan's sinks, checked against their sources.
+
+        Raises `ConfigError` where an expression can't be planned.
+        """
+
     def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
         """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
 
@@ -39,8 +48,10 @@ class Context:
     def __init__(self, url: str, consumers: Consumers, tools: Tools | None) -> None:
         self.consumers = consumers
         self.store = Store(url)
+        self.state = DesiredState(self.store)
         self.tools = tools
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS, "api-store")
+        self._change_threads = ThreadPoolExecutor(_STORE_THREADS, "api-change")
         self._source_threads = ThreadPoolExecutor(_SOURCE_THREADS, "api-source")
         self._long_threads = ThreadPoolExecutor(1, "api-check")
 
@@ -48,6 +59,11 @@ class Context:
         """Return what a call of the store gives, which does not block the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._store_threads, lambda: call(*args, **kwargs))
+
+    async def run_change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a change gives, which may ask sources too: no read waits for it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._change_threads, lambda: call(*args, **kwargs))
 
     async def run_at_source(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a call of a source's server gives; raises `Problem` after `SOURCE_SECONDS`."""
@@ -72,6 +88,8 @@ class Context:
 
     def close(self) -> None:
         """Close the connection; calls under way are not waited for."""
-        for threads in (self._store_threads, self._source_threads, self._long_threads):
+        for threads in (
+            self._store_threads, self._change_threads, self._source_threads, self._long_threads,
+        ):  # fmt: skip
             threads.shutdown(wait=False, cancel_futures=True)
         self.store.close()

@@ -108,7 +108,7 @@ class _Tested(BaseModel):
 
 def add(api: APIRouter, context: Context) -> None:
     """Add the endpoints of sources' databases to `api`."""
-    away = documented(502)
+    away = documented(409, 502)
 
     @api.get(
         f"{_SOURCE}/tables",

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context
 from penstock.api.manage.pages import Paged, after, following
-from penstock.api.manage.settings import config_of, name_of
+from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented, problem_of, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
 from penstock.api.schemas import Page, Success
@@ -118,7 +118,7 @@ def add(api: APIRouter, context: Context) -> None:
         if letter.consumer is not None:
             await (await context.consumers.get(letter.consumer)).replay(letter.id)
         elif context.tools is not None:
-            config = await config_of(context)
+            config = await pipelines_of(context)
             await context.run_long(context.tools.replay, context.store, config, letter)
         else:
             raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")

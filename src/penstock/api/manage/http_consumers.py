@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from penstock.api.manage.access import grant_of
 from penstock.api.manage.pages import Limit, Paged, after, following
 from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, inline, json_answer, read_object
@@ -81,7 +82,9 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         body = await read_object(request)
         new = NEW_CONSUMER.validate_python(body)
         settings = {k: v for k, v in body.items() if k not in ("name", "stream", "type")}
-        info = await consumers.create(ConsumerSpec(new.name, new.stream, new.type, settings))
+        info = await consumers.create(
+            ConsumerSpec(new.name, new.stream, new.type, settings), by=grant_of(request).name
+        )
         return json_answer(await _changed(consumers, info), 201)
 
     @api.get(_CONSUMER, response_model=ConsumerBody, summary="Show a consumer")
@@ -98,7 +101,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
-        return json_answer(await _changed(consumers, await consumers.update(consumer, changes)))
+        info = await consumers.update(consumer, changes, by=grant_of(request).name)
+        return json_answer(await _changed(consumers, info))
 
     @api.delete(
         _CONSUMER,
@@ -106,8 +110,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         summary="Delete a consumer",
         responses=documented(409),
     )
-    async def delete_consumer(consumer: str) -> Response:
-        await consumers.delete(consumer)
+    async def delete_consumer(consumer: str, request: Request) -> Response:
+        await consumers.delete(consumer, by=grant_of(request).name)
         return Json(SUCCESS)
 
 
