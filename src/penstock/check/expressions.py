@@ -24,42 +24,47 @@ from penstock.transforms.base import TransformError
 
 def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
     """Check what a source's sinks do with messages; return nothing of a source that can't be reached."""
-    planned = {name: sink for name, sink in sinks.items() if is_planned(sink)}
-    if not planned:
-        return []
     try:
-        with open_catalog(source) as catalog:
-            columns = source_columns(catalog)
-            return [
-                finding
-                for name, sink in planned.items()
-                for finding in _of_sink(name, sink, catalog, columns)
-            ]
+        return findings(source, sinks)
     except CaptureError:
         return []  # the check of the source reports it
 
 
+def findings(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
+    """Check the same; raises `CaptureError` where the source can't be reached."""
+    planned = {name: sink for name, sink in sinks.items() if is_planned(sink)}
+    if not planned:
+        return []
+    with open_catalog(source) as catalog:
+        columns = source_columns(catalog)
+        return [
+            finding
+            for name, sink in planned.items()
+            for finding in _of_sink(name, sink, catalog, columns)
+        ]
+
+
 def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Iterator[Finding]:
     what = f"sink {name}"
-    findings: list[Finding] = []
+    found: list[Finding] = []
     if sink.transform is not None:
         try:
             transforms.inspect(sink.transform)
         except TransformError as error:
-            findings.append(Finding("error", what, f"transform: {error}", "correct the transform"))
+            found.append(Finding("error", what, f"transform: {error}", "correct the transform"))
     try:
         made = plan({name: sink}, columns)
     except PlanError as error:
         key = error.key.removeprefix(f"sinks.{name}.")
         message = f"{key}: position {error.position}: {error.reason}"
-        findings.append(Finding("error", what, message, f"correct `{key}`, or the sink's `tables`"))
+        found.append(Finding("error", what, message, f"correct `{key}`, or the sink's `tables`"))
     else:
         assert made is not None  # noqa: S101 - the sink is one that is planned
-        findings += _lacking(what, made)
-        findings += _missing(what, sink, made, catalog)
-        findings += _templates(what, sink, made.sinks[name].items)
-    yield from findings
-    if not findings:
+        found += _lacking(what, made)
+        found += _missing(what, sink, made, catalog)
+        found += _templates(what, sink, made.sinks[name].items)
+    yield from found
+    if not found:
         keys = [k for k in ("filter", "transform", "route") if getattr(sink, k) is not None]
         yield Finding("ok", what, f"{', '.join(keys)}: valid, every column exists")
 
