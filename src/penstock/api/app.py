@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from penstock import __version__
 from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Tokens
+from penstock.api.manage.context import Context, Tools
 from penstock.api.requests import inline
 from penstock.api.shortcut import Shortcut
 from penstock.streams.consumers.registry import Consumers
@@ -27,13 +28,18 @@ Beside = Callable[[Consumers, asyncio.Event], Awaitable[None]]
 
 
 class Api(FastAPI):
-    """The API over the store at `url`, which is open while the app runs; `beside` runs with it."""
+    """The API over the store at `url`, which is open while the app runs; `beside` runs with it.
 
-    def __init__(self, url: str, *, beside: Beside | None = None) -> None:
+    Without `tools` it has no `/v1/check`, and sinks' dead letters can't be replayed.
+    """
+
+    def __init__(
+        self, url: str, *, beside: Beside | None = None, tools: Tools | None = None
+    ) -> None:
         super().__init__(
             title="Penstock",
             version=__version__,
-            description="Messages from Postgres for workers, over HTTP.",
+            description="Messages from Postgres for workers, and the configuration behind them.",
             redoc_url=None,
             redirect_slashes=False,
             lifespan=_lifespan,
@@ -42,9 +48,10 @@ class Api(FastAPI):
         self.tokens = Tokens(url)
         self.receives = consume.Receives()
         self.beside = beside
+        self.context = Context(url, self.consumers, tools)
         workers = consume.router(self.consumers, self.receives)
         # Their routes themselves: `include_router` looks a path up twice.
-        for router in workers, manage.router(self.consumers):
+        for router in workers, manage.router(self.consumers, self.context):
             self.router.routes.extend(router.routes)
         self._shortcut = Shortcut(workers.routes, self.tokens)
         self.add_middleware(Gate, tokens=self.tokens)
@@ -88,6 +95,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stop.set()
         await asyncio.gather(*tasks, return_exceptions=True)
     finally:
+        app.context.close()
         await app.tokens.close()
         await app.consumers.close()
 

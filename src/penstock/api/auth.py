@@ -33,17 +33,22 @@ _STALE: Final = 15.0  # tokens that were read longer ago grant nothing
 log = structlog.get_logger("penstock.api")
 
 
+Role = Literal["worker", "viewer", "admin"]
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What a token's bearer may do; `consumers` None stands for all."""
 
     name: str
-    role: Literal["worker", "admin"]
+    role: Role
     consumers: frozenset[str] | None
 
     def may_consume(self, consumer: str) -> bool:
         """Whether messages of this consumer may be received and acked."""
-        return self.role == "admin" or self.consumers is None or consumer in self.consumers
+        if self.role != "worker":
+            return self.role == "admin"
+        return self.consumers is None or consumer in self.consumers
 
 
 class Tokens:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from penstock.config.explain import message_of
+from penstock.core.errors import CaptureError, ConfigError, PenstockError, SinkError, StoreError
 from penstock.streams.consumers.types import (
     ConsumerError,
     NameTaken,
@@ -37,6 +38,20 @@ _STATUS: Final[dict[type[ConsumerError], int]] = {
     TooManyWaiting: 429,
     StoreUnavailable: 503,
 }
+# Of the store's errors those that are no failure of the store; all others are a 503.
+_STORE_STATUS: Final = {
+    "name_taken": 409,
+    "backfill_exists": 409,
+    "backfill_state": 409,
+    "no_backfill": 404,
+    "no_stream": 409,
+    "source_changed": 409,
+    "kind_changed": 409,
+}
+_AT_FAULT: Final = frozenset(
+    {"unknown_table", "no_table", "no_primary_key", "no_sort_by", "refused"}
+)
+"""What a source's server refuses because of the request."""
 _MEDIA_TYPE: Final = "application/problem+json"
 # Where FastAPI and pydantic found an error, which is no part of the field's name.
 _PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
@@ -126,7 +141,7 @@ def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def handle(app: FastAPI) -> None:
     """Have `app` answer with problems, whatever is raised."""
-    for kind in (Problem, ConsumerError, RequestValidationError, ValidationError, HTTPException):
+    for kind in (Problem, PenstockError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(Exception, _answer)
 
@@ -140,13 +155,33 @@ def response_to(request: Request, error: Exception) -> Response:
     return _problem(request, error).response()
 
 
-def _problem(request: Request, error: Exception) -> Problem:
-    method, path = request.method, request.url.path
+def problem_of(error: Problem | PenstockError) -> Problem:
+    """Return the problem that an error of Penstock's own is for a client."""
+    retry = {"Retry-After": "1"}
     match error:
         case Problem():
             return error
         case ConsumerError():
             return _of_consumer(error)
+        case ConfigError():
+            return Problem(422, str(error), [("body", each) for each in error.problems])
+        case StoreError():
+            status = _STORE_STATUS.get(error.code, 503)
+            return Problem(status, str(error), headers=retry if status == 503 else None)
+        case CaptureError() | SinkError() if error.transient:
+            return Problem(503, str(error), headers=retry)
+        case CaptureError() if error.code in _AT_FAULT:
+            return Problem(422, str(error))
+        case SinkError():
+            return Problem(409, str(error))
+    return Problem(502, str(error))
+
+
+def _problem(request: Request, error: Exception) -> Problem:
+    method, path = request.method, request.url.path
+    match error:
+        case Problem() | PenstockError():
+            return problem_of(error)
         case RequestValidationError():
             return invalid(error.errors())
         case ValidationError():

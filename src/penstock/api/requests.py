@@ -44,6 +44,11 @@ class Json(Response):
 SUCCESS: Final = b'{"success":true}'
 
 
+def json_answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer of what orjson can write."""
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
 def query(request: Request, fields: Mapping[str, tuple[int, int, int]]) -> dict[str, int]:
     """Return the query's whole numbers; `fields` has the least, greatest and default of each."""
     values = {name: field[2] for name, field in fields.items()}

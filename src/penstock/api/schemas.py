@@ -31,7 +31,8 @@ _MAX_LSN: Final = 2**63 - 1
 _MAX_IDX: Final = 2**53 - 1  # each has 2**10 places in a stream
 
 
-def _time(value: Any) -> Any:
+def iso_time(value: Any) -> Any:
+    """Return what is a time in ISO 8601; raises `ValueError` for all else."""
     # pydantic also takes seconds since 1970.
     if not isinstance(value, str) or value[4:5] != "-":
         raise ValueError("not a time")
@@ -48,6 +49,12 @@ class PositionBody(BaseModel):
 
     lsn: Whole = Field(ge=-_MAX_LSN, le=_MAX_LSN)
     idx: Whole = Field(ge=0, le=_MAX_IDX)
+
+
+class Page(BaseModel):
+    """A page of a list; `next` is the cursor of the page behind it."""
+
+    next: str | None = Field(None, description="The `cursor` of the next page; null at the end.")
 
 
 class _Message(BaseModel):
@@ -101,6 +108,16 @@ class ConsumerMessages(BaseModel):
     """Messages as they are, none taken."""
 
     data: list[_ConsumerMessage]
+
+
+class _StreamMessage(_Message):
+    position: PositionBody
+
+
+class StreamMessages(Page):
+    """Messages of a stream, in its order."""
+
+    data: list[_StreamMessage]
 
 
 class _Letter(BaseModel):
@@ -159,8 +176,8 @@ class ConsumerBody(BaseModel):
     status: ConsumerStatus | None = Field(description="Null where the store did not answer.")
 
 
-class ConsumersBody(BaseModel):
-    """All consumers."""
+class ConsumersBody(Page):
+    """Consumers by name."""
 
     data: list[ConsumerBody]
 
@@ -177,8 +194,8 @@ class StreamBody(BaseModel):
     created_at: datetime
 
 
-class StreamsBody(BaseModel):
-    """All streams."""
+class StreamsBody(Page):
+    """Streams by name."""
 
     data: list[StreamBody]
 
@@ -216,7 +233,7 @@ class Rewind(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    to: Literal["all", "new"] | PositionBody | Annotated[AwareDatetime, BeforeValidator(_time)]
+    to: Literal["all", "new"] | PositionBody | Annotated[AwareDatetime, BeforeValidator(iso_time)]
 
 
 def consumer_body(info: ConsumerInfo, facts: ConsumerFacts | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import signal
 import structlog
 
 from penstock.api.app import Api, add_health
+from penstock.api.manage.context import Tools
 from penstock.api.server import Uvicorn, address, bind
 from penstock.core import log as logging
 from penstock.streams.store import Store
@@ -14,14 +15,14 @@ from penstock.streams.store import Store
 log = structlog.get_logger("penstock")
 
 
-def serve(store_url: str, listen: str) -> int:
+def serve(store_url: str, listen: str, tools: Tools | None = None) -> int:
     """Serve the store's streams at `listen` until SIGTERM or Ctrl-C; return the exit code.
 
-    Raises `StoreError` where the store can't be used, and `ListenError`.
+    `tools` are those of `Api`. Raises `StoreError` where the store can't be used, and `ListenError`.
     """
     logging.configure()
     Store.open(store_url).close()  # its schema is made or migrated
-    app = Api(store_url)
+    app = Api(store_url, tools=tools)
     add_health(app)
     bound = bind(listen)
     log.info("serving", address=f"http://{address(bound)}", docs=f"http://{address(bound)}/docs")

@@ -150,11 +150,14 @@ class Backfills:
         source: str | None = None,
         sink: str | None = None,
         states: Sequence[BackfillState] | None = None,
+        after: int = 0,
+        limit: int | None = None,
     ) -> list[Backfill]:
-        """Return the backfills that match all arguments, the oldest first."""
+        """Return the first `limit` backfills behind number `after` that match, the oldest first."""
         values = {
             "ids": None if ids is None else list(ids), "source": source, "sink": sink,
             "states": None if states is None else list(states), "lock": LOCK_RUN,
+            "after": after, "limit": limit,
         }  # fmt: skip
         with (
             self._store.connection() as connection,

@@ -28,7 +28,8 @@ WHERE (%(ids)s::bigint[] IS NULL OR b.id = ANY (%(ids)s))
   AND (%(source)s::text IS NULL OR b.source = %(source)s)
   AND (%(sink)s::text IS NULL OR b.sink = %(sink)s)
   AND (%(states)s::text[] IS NULL OR b.state = ANY (%(states)s))
-ORDER BY b.id
+  AND b.id > %(after)s
+ORDER BY b.id LIMIT %(limit)s
 
 -- name: has_initial
 -- The tables of a source's sinks that have had their initial backfill, or have it now.

@@ -89,10 +89,11 @@ def api(
 ) -> None:
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
     from penstock.api.serve import serve
+    from penstock.cli.api_tools import ApiTools
     from penstock.cli.store import opened
 
     with errors(), opened(config) as url:
-        raise typer.Exit(serve(url, listen))
+        raise typer.Exit(serve(url, listen, ApiTools()))
 
 
 @app.command()

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from penstock.api.app import Api
 from penstock.api.health import Server, application
+from penstock.cli.api_tools import ApiTools
 from penstock.config.settings import Config
 from penstock.core import log as logging
 from penstock.core import startup
@@ -165,7 +166,7 @@ class Service:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
         app = None
         if self._store_url is not None:
-            app = Api(self._store_url, beside=self._beside)
+            app = Api(self._store_url, beside=self._beside, tools=ApiTools())
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:

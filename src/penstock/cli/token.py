@@ -18,7 +18,10 @@ tokens = typer.Typer(help="Make, list and revoke the API's tokens.", no_args_is_
 def create_token(
     name: Annotated[str, typer.Argument(help="What to call it: a worker, a person.")],
     role: Annotated[
-        str, typer.Option(help="worker: receive and ack; admin: everything.")
+        str,
+        typer.Option(
+            help="worker: receive and ack; viewer: read what there is; admin: everything."
+        ),
     ] = "worker",
     consumer: Annotated[
         list[str] | None,
@@ -28,18 +31,23 @@ def create_token(
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
     from penstock.config.strict import NAME_RULE, is_name
+    from penstock.streams.tokens import ROLES
 
     if not is_name(name):
         raise fail(f"{name!r} is not a name: expected {NAME_RULE}")
-    if role not in ("worker", "admin"):
-        raise fail(f"--role {role}: expected worker or admin{nearest(role, ('worker', 'admin'))}")
+    if role not in ROLES:
+        raise fail(f"--role {role}: expected worker, viewer or admin{nearest(role, ROLES)}")
     if role == "admin" and consumer:
         raise fail("an admin may use every consumer: leave --consumer out, or --role admin")
+    if role == "viewer" and consumer:
+        raise fail("a viewer consumes nothing: leave --consumer out, or --role viewer")
     with errors(), store_of(config) as store:
         known = [found.name for found in store.consumers()]
         token = store.tokens.create(name, role, consumer or None)
     typer.echo(token)
     allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
+    if role == "viewer":
+        allowed = "it may read all but secrets, and consumes nothing"
     typer.echo(
         f"Token {name}: {role}, {allowed}. It is not shown again. "
         "Send it as the header `Authorization: Bearer pst_…`.",

@@ -56,13 +56,25 @@ def read_document(
     What an entity refers to may be elsewhere, so that is not checked here.
     """
     reader = Reader.of_file(path, environ)
+    return _document(reader, text_of(path))
+
+
+def document_of(text: str, environ: Mapping[str, str], name: str = "document") -> ConfigDocument:
+    """Read a text that came without its file, `name` in errors; the same as `read_document`.
+
+    No file is read for it.
+    """
+    return _document(Reader.of_text(text, environ, name), text)
+
+
+def _document(reader: Reader, text: str) -> ConfigDocument:
     parts = reader.entities()
-    raw = yaml_lines.parse(text_of(path), None)
+    raw = yaml_lines.parse(text, None)
     entities: dict[Key, Spec] = {}
     if parts is not None:
         entities = dict(_entities(raw.value, parts))
         for (kind, name), spec in entities.items():
-            for where in _not_storable(spec, (SECTIONS[kind], name)):
+            for where in not_storable(spec, (SECTIONS[kind], name)):
                 reader.problem(where, "a NUL character, or half of a surrogate pair: remove it")
     reader.check()
     assert parts is not None  # noqa: S101 - for the type checker
@@ -71,9 +83,7 @@ def read_document(
     base = Config(
         sources={}, sinks={}, outboxes=parts.outboxes, store=parts.store.store, spark=parts.spark
     )
-    return ConfigDocument(
-        os.fspath(path), entities, base.read_from(os.fspath(path)), reader.document.lines
-    )
+    return ConfigDocument(reader.file, entities, base.read_from(reader.file), reader.document.lines)
 
 
 def _entities(root: Any, parts: Parts) -> Iterator[tuple[Key, Spec]]:
@@ -94,15 +104,15 @@ def _with_program(spec: dict[str, Any], sink: Sink | None, kind: str) -> Spec:
     return {**spec, "transform": {**spec["transform"], "lua": program}}
 
 
-def _not_storable(value: Any, path: Path) -> Iterable[Path]:
+def not_storable(value: Any, path: Path) -> Iterable[Path]:
     """Yield the paths of strings that a `jsonb` can't hold."""
     if isinstance(value, str):
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
             yield path
     elif isinstance(value, Mapping):
         for key, member in value.items():
-            yield from _not_storable(key, (*path, key))
-            yield from _not_storable(member, (*path, key))
+            yield from not_storable(key, (*path, key))
+            yield from not_storable(member, (*path, key))
     elif isinstance(value, list | tuple):
         for i, member in enumerate(value):
-            yield from _not_storable(member, (*path, i))
+            yield from not_storable(member, (*path, i))

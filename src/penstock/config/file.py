@@ -95,22 +95,34 @@ class Parts:
 class Reader:
     """Validates a document part by part, so that one mistake does not hide another.
 
-    Mistakes are added to the document's `problems`; `file` is where the document came from.
+    Mistakes are added to the document's `problems`; `file` is where the document came from, `folder`
+    where the files lie that it names, None where none may be read.
     """
 
-    def __init__(self, document: yaml_lines.Document, file: str = "") -> None:
+    def __init__(
+        self, document: yaml_lines.Document, file: str = "", folder: str | None = None
+    ) -> None:
         self.file = file
         self.document = document
+        self._folder = folder
 
     @classmethod
     def of_file(cls, path: str | os.PathLike[str], environ: Mapping[str, str]) -> Self:
         """Read a file; raises `ConfigError` where there is nothing to validate."""
         file = os.fspath(path)
-        document = yaml_lines.parse(text_of(file), environ)
+        folder = os.path.dirname(file)  # noqa: PTH120 - "" is the current one here
+        return cls.of_text(text_of(file), environ, file, folder)
+
+    @classmethod
+    def of_text(
+        cls, text: str, environ: Mapping[str, str], file: str, folder: str | None = None
+    ) -> Self:
+        """Read a text as that of `file`; raises `ConfigError` as `of_file` does."""
+        document = yaml_lines.parse(text, environ)
         if document.value is None and not document.problems:
             message = f"{file}:1: the file is empty: write one with `penstock init`"
             raise ConfigError([message])
-        return cls(document, file)
+        return cls(document, file, folder)
 
     def check(self) -> None:
         """Raise `ConfigError` with the problems in the order of the file, if there are any."""
@@ -239,8 +251,7 @@ class Reader:
     def model(self, model: type[_M], value: Any, path: KeyPath) -> _M | None:
         """Validate a part by its model."""
         try:
-            folder = os.path.dirname(self.file)  # noqa: PTH120 - "" is the current one here
-            return model.model_validate(value, context={FOLDER: folder})
+            return model.model_validate(value, context={FOLDER: self._folder})
         except ValidationError as e:
             for error in e.errors(include_url=False, include_context=True):
                 where = (*path, *path_in_file(error["loc"]))

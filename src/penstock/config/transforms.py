@@ -28,7 +28,8 @@ _CODE_BYTES: Final = 1 << 20
 NOT_IN_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
 """What no literal of a route to a subject may hold."""
 FOLDER: Final = "folder"
-"""The validation context's key for the folder that relative names of Lua files start from."""
+"""The validation context's key for the folder that relative names of Lua files start from; with None
+in it no file is read."""
 
 
 class LuaCode(StrictModel):
@@ -171,7 +172,10 @@ def _check(text: str, parser: str) -> str:
 
 
 def _read(file: str, info: ValidationInfo) -> str:
-    path = Path((info.context or {}).get(FOLDER, ".")) / Path(file).expanduser()
+    folder = (info.context or {}).get(FOLDER, ".")
+    if folder is None:
+        raise ValueError("no file is read for this: give the program itself")
+    path = Path(folder) / Path(file).expanduser()
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -229,11 +229,14 @@ class Catalog:
 
 
 @contextlib.contextmanager
-def open_catalog(source: PostgresSource) -> Iterator[Catalog]:
-    """Connect to a source; raises `SetupError` for what goes wrong, inside the block too."""
+def open_catalog(source: PostgresSource, **settings: Any) -> Iterator[Catalog]:
+    """Connect to a source; raises `SetupError` for what goes wrong, inside the block too.
+
+    `settings` are libpq's, as `core.connect.connect` takes them.
+    """
     url = source.url.get_secret_value()
     try:
-        connection = connect(url, application_name="penstock")
+        connection = connect(url, application_name="penstock", **settings)
     except psycopg.Error as error:
         raise connection_error(error, url) from None
     try:

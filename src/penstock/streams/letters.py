@@ -41,14 +41,26 @@ class DeadLetters:
         consumer: str | None = None,
         limit: int = 100,
         offset: int = 0,
+        after: int = 0,
+        *,
+        unreplayed: bool = False,
     ) -> list[StoredLetter]:
-        """Return dead letters, oldest first; of one sink or one consumer if named."""
-        values = {"sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset}
+        """Return dead letters behind number `after`, oldest first; of one sink or consumer if named.
+
+        With `unreplayed` only those that were not replayed.
+        """
+        values = {
+            "sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset,
+            "after": after, "unreplayed": unreplayed,
+        }  # fmt: skip
         return [StoredLetter(*row) for row in self._connection.rows(_SQL["dead_letters"], values)]
 
     def get(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
         """Return one dead letter, None if there is none of that id."""
-        values = {"sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0}
+        values = {
+            "sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0, "after": 0,
+            "unreplayed": False,
+        }  # fmt: skip
         rows = self._connection.rows(_SQL["dead_letters"], values)
         return StoredLetter(*rows[0]) if rows else None
 

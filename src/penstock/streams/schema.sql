@@ -306,6 +306,12 @@ CREATE TABLE penstock.leases (
 );
 ALTER TABLE penstock.sources ADD COLUMN epoch bigint NOT NULL DEFAULT 0;
 
+-- name: migration_7
+-- A viewer reads what an admin may change.
+ALTER TABLE penstock.tokens DROP CONSTRAINT tokens_role_check;
+ALTER TABLE penstock.tokens
+    ADD CONSTRAINT tokens_role_check CHECK (role IN ('worker', 'viewer', 'admin'))
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -187,6 +187,7 @@ FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer
 WHERE (%(sink)s::text IS NULL OR d.sink = %(sink)s)
   AND (%(consumer)s::text IS NULL OR c.name = %(consumer)s)
   AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
+  AND d.id > %(after)s AND (NOT %(unreplayed)s OR d.replayed_at IS NULL)
 ORDER BY d.id LIMIT %(limit)s OFFSET %(offset)s
 
 -- name: mark_replayed

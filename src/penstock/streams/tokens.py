@@ -14,6 +14,7 @@ from penstock.core.errors import StoreError
 from penstock.streams.connection import StoreConnection
 from penstock.streams.records import Token
 
+ROLES: Final = ("worker", "viewer", "admin")
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 
 

@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterable
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import httpx
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api import consume, manage, problems
-from penstock.api.auth import Gate, Grant, Tokens
+from penstock.api.auth import Gate, Grant, Role, Tokens
 from penstock.api.client import Client
 from penstock.streams.consumers.registry import Consumers
 from penstock.testing.consumers import InMemoryConsumers
@@ -28,7 +28,7 @@ class InMemoryTokens(Tokens):
         super().__init__("")
         self._read_at = float("inf")
 
-    def create(self, role: Literal["worker", "admin"], consumers: Iterable[str] | None) -> str:
+    def create(self, role: Role, consumers: Iterable[str] | None) -> str:
         """Return a new token; a worker's is for these consumers alone, None stands for all."""
         token = f"pst_{secrets.token_hex(16)}"
         names = None if consumers is None else frozenset(consumers)

@@ -138,16 +138,25 @@ class InMemoryConsumers:
         """Return all consumers by name."""
         return [self._consumers[name].info for name in sorted(self._consumers)]
 
-    async def facts(self) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
-        """Return all consumers by name, and the numbers of each."""
-        found = [self._consumers[name] for name in sorted(self._consumers)]
+    async def page(self, after: str, limit: int) -> builtins.list[ConsumerInfo]:
+        """Return the first `limit` consumers whose names come behind `after`."""
+        return [info for info in await self.list() if info.name > after][:limit]
+
+    async def facts(
+        self, infos: Sequence[ConsumerInfo] | None = None
+    ) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
+        """Return all consumers by name, or those of `infos`, and the numbers of each."""
+        infos = await self.list() if infos is None else infos
+        found = [self._consumers[info.name] for info in infos]
         return [(consumer.info, await consumer.facts()) for consumer in found]
 
-    async def create(self, spec: ConsumerSpec) -> ConsumerInfo:
+    async def create(self, spec: ConsumerSpec, *, by: str = "api") -> ConsumerInfo:  # noqa: ARG002 - of the registry
         """Make a consumer, as `add` does."""
         return self.add(spec).info
 
-    async def update(self, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
+    async def update(
+        self, name: str, changes: Mapping[str, Any], *, by: str = "api"  # noqa: ARG002 - of the registry
+    ) -> ConsumerInfo:  # fmt: skip
         """Change settings, those given alone; None sets one to its default.
 
         Raises:
@@ -163,7 +172,7 @@ class InMemoryConsumers:
         self._changed()
         return consumer.info
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, by: str = "api") -> None:  # noqa: ARG002 - of the registry
         """Drop a consumer.
 
         Raises:

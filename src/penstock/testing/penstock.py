@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 import pyarrow as pa
 
+from penstock.api.auth import Role
 from penstock.config.file import load
 from penstock.config.settings import Config
 from penstock.core.text import nearest
@@ -94,9 +95,7 @@ class InMemoryPenstock:
         """Return a consumer, a stream's own by the stream's name; raises `UnknownConsumer`."""
         return self.consumers.consumer(name)
 
-    def token(
-        self, role: Literal["worker", "admin"] = "admin", consumers: Iterable[str] | None = None
-    ) -> str:
+    def token(self, role: Role = "admin", consumers: Iterable[str] | None = None) -> str:
         """Return a new token of the API; a worker's is for these consumers, None stands for all."""
         return self._tokens.create(role, consumers)
 

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 class Replay:
     """One round of replays; a context manager.
 
-    Settings are read when a sink's letter needs them: in the file `config`, in the databases
-    that this names as outboxes, and in `outboxes`.
+    Settings are read when a sink's letter needs them: in the file `config`, or in `config` itself, in
+    the databases that this names as outboxes, and in `outboxes`.
     """
 
     def __init__(
-        self, store: Store, config: Path | None, outboxes: Sequence[OutboxSource] = ()
+        self, store: Store, config: Path | Config | None, outboxes: Sequence[OutboxSource] = ()
     ) -> None:
         self._store = store
-        self._path = config
+        self._path = config if isinstance(config, Path) else None
         self._outboxes = tuple(outboxes)
-        self._file: Config | None = None
+        self._file = config if isinstance(config, Config) else None
         self._configs: dict[str, Config] = {}
         self._publishers: dict[str, Publisher] = {}
         self._trials: dict[str, Trial] = {}
@@ -143,18 +143,18 @@ class Replay:
         return self._configs[name]
 
     def _found(self, name: str) -> Config:
-        if self._path is not None:
-            self._file = self._file or load(self._path)
-            if name in self._file.sinks:
-                return self._file
+        if self._path is not None and self._file is None:
+            self._file = load(self._path)
+        if self._file is not None and name in self._file.sinks:
+            return self._file
         outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
         if not outboxes:
-            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
+            raise self._no_sink(f"{self._where} has no NATS sink {name!r}")
         from penstock.outbox import configured  # noqa: PLC0415 - with Spark's modules
 
         found = [(s, p) for s in outboxes if (p := configured.pipelines(s).get(name)) is not None]
         if not found:
-            what = "pipeline" if self._path is None else "NATS sink and no pipeline"
+            what = "pipeline" if self._file is None else "NATS sink and no pipeline"
             raise self._no_sink(f"There is no {what} {name!r}")
         if len(found) > 1:
             raise SinkError(
@@ -165,6 +165,10 @@ class Replay:
             )
         return configured.configuration(*found[0])
 
+    @property
+    def _where(self) -> str:
+        return "The configuration" if self._path is None else str(self._path)
+
     @staticmethod
     def _no_sink(what: str) -> SinkError:
         remedy = "Put it back, or purge its dead letters."
@@ -173,7 +177,7 @@ class Replay:
     def _sink(self, name: str) -> NatsSinkSettings:
         sink = self._config(name).sinks[name]
         if not isinstance(sink, NatsSinkSettings):
-            raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
+            raise self._no_sink(f"{self._where} has no NATS sink {name!r}")
         return sink
 
     def _publisher(self, name: str) -> Publisher:

@@ -14,6 +14,13 @@ SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at
        c.disabled_at, s.id, s.kind, s.source_id
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
 
+-- name: consumer_page
+-- The first consumers behind a name, as `consumers` has them.
+SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
+       c.disabled_at, s.id, s.kind, s.source_id
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+WHERE c.name > %s ORDER BY c.name LIMIT %s
+
 -- name: streams
 SELECT s.id, s.name, s.kind, o.name, s.retention,
        (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base
@@ -21,6 +28,18 @@ FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id ORDER BY s
 
 -- name: stream
 SELECT id, source_id FROM penstock.streams WHERE name = %s
+
+-- name: stream_ref
+-- A stream, and what its LSNs have over those of today's source.
+SELECT s.id, s.kind, s.source_id, o.base
+FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id WHERE s.name = %s
+
+-- name: found
+-- Messages of a segment behind one position, up to another, that fulfil a condition.
+SELECT m.lsn, m.idx, m.message FROM {segment} m
+WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
+  AND {condition}
+ORDER BY m.lsn, m.idx LIMIT %(limit)s
 
 -- name: named
 -- Whether a stream or a consumer has the name.

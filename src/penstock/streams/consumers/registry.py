@@ -19,6 +19,7 @@ from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.notices import Notices
+from penstock.streams.consumers.search import StreamSearch
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.types import (
@@ -91,12 +92,23 @@ class Consumers:
     async def streams(self) -> list[StreamInfo]:
         """Return all streams by name."""
         found = []
+        heads: dict[int, tuple[int, int]] = {}
         for row in await self._sessions.rows(SQL["streams"]):
             id_, name, kind, source, retention, segments, at, source_id, base = row
-            head = await self._head(source_id)
+            if source_id not in heads:
+                heads[source_id] = await self._head(source_id)
+            head = heads[source_id]
             position = None if head == START else commit_position(head[0] - base, head[1])
             found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
         return found
+
+    async def search(self, stream: str) -> StreamSearch:
+        """Return what finds messages of a stream; raises `UnknownStream`."""
+        rows = await self._sessions.rows(SQL["stream_ref"], (stream,))
+        if not rows:
+            raise UnknownStream(f"There is no stream {stream!r}.")
+        *ref, base = rows[0]
+        return StreamSearch(self._sessions, StreamRef(*ref), base)
 
     async def base(self, consumer: Consumer) -> int:
         """Return what its stream's LSNs have over the `commit_lsn` of messages of today's source."""
@@ -113,9 +125,22 @@ class Consumers:
         await self._load()
         return sorted(self._names.values(), key=lambda info: info.name)
 
-    async def facts(self) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
-        """Return all consumers by name and how each is; None where the store gave no answer to that."""
-        infos = await self.list()
+    async def page(self, after: str, limit: int) -> Sequence[ConsumerInfo]:
+        """Return the first `limit` consumers whose names come behind `after`, by name.
+
+        It costs what the page does, however many consumers there are.
+        """
+        rows = await self._sessions.rows(SQL["consumer_page"], (after, limit))
+        return [_info(row) for row in rows]
+
+    async def facts(
+        self, infos: Sequence[ConsumerInfo] | None = None
+    ) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
+        """Return all consumers by name, or those of `infos`, and how each is.
+
+        None where the store gave no answer to that.
+        """
+        infos = await self.list() if infos is None else infos
         some = asyncio.Semaphore(_FACTS_AT_ONCE)
 
         async def one(name: str) -> ConsumerFacts | None:
@@ -246,10 +271,8 @@ class Consumers:
                 raise
             self._names = {}
             for row in rows:
-                id_, name_, stream, type_, own, settings, *state, stream_id, kind, source = row
-                checked = settings_of(type_, settings)
-                info = ConsumerInfo(id_, name_, stream, type_, own, checked, *state)
-                self._names[name_] = info
+                id_, stream_id, kind, source = row[0], *row[-3:]
+                info = self._names[row[1]] = _info(row)
                 consumer = self._consumers.get(id_)
                 if consumer is None:
                     of = StreamRef(stream_id, kind, source)
@@ -300,6 +323,11 @@ class Consumers:
                     await consumer.begin()
         for callback in self._callbacks:
             callback()
+
+
+def _info(row: tuple[Any, ...]) -> ConsumerInfo:
+    id_, name, stream, type_, own, settings, *state = row[:9]
+    return ConsumerInfo(id_, name, stream, type_, own, settings_of(type_, settings), *state)
 
 
 def _unknown(name: str) -> UnknownConsumer:

@@ -1,4 +1,4 @@
-"""The Management API: streams, consumers, what they hold, and their dead letters."""
+"""`/v1/http-consumers`: consumers that are pulled or pushed over HTTP, and what they hold."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from penstock.api.auth import Grant
-from penstock.api.problems import Problem, documented, wrong
-from penstock.api.requests import SUCCESS, Json, body_of, inline, read_object
+from penstock.api.manage.access import grant_of
+from penstock.api.manage.pages import Limit, Paged, after, following
+from penstock.api.problems import documented, wrong
+from penstock.api.requests import SUCCESS, Json, body_of, inline, json_answer, read_object
 from penstock.api.schemas import (
-    BEARER,
     NEW_CONSUMER,
     ConsumerBody,
     ConsumerMessages,
@@ -23,12 +23,9 @@ from penstock.api.schemas import (
     NewPull,
     NewWebhook,
     Rewind,
-    StreamBody,
-    StreamsBody,
     Success,
     consumer_body,
     position_body,
-    stream_body,
 )
 from penstock.config.consumers import ConsumerSettings, WebhookSettings
 from penstock.config.strict import DIGITS
@@ -40,70 +37,38 @@ from penstock.streams.consumers.types import (
     ConsumerLetter,
     ConsumerMessage,
     ConsumerSpec,
-    UnknownStream,
 )
 
-_STREAMS: Final = "/v1/streams"
 _CONSUMERS: Final = "/v1/http-consumers"
 _CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
 _MAX_BIGINT: Final = 2**63 - 1
 
 
-class _Limit(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    limit: Annotated[int, DIGITS] = Field(100, ge=1, le=1000)
-
-
-class _Look(_Limit):
+class _Look(Limit):
     state: Literal["pending", "delivered", "dead"] = "pending"
 
 
-class _Page(_Limit):
+class _Page(Limit):
     after: Annotated[int, DIGITS] = Field(
         0, ge=0, le=_MAX_BIGINT, description="The `id` of the last one seen."
     )
 
 
-def _admin(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
-    grant: Grant = request.scope["grant"]
-    if grant.role != "admin":
-        raise Problem(
-            403, f"The token {grant.name!r} may only consume: this request needs an admin's."
-        )
-
-
-def _json(body: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
-
-
-def router(consumers: Consumers) -> APIRouter:
-    """Return the endpoints that need an admin's token."""
-    api = APIRouter(dependencies=[Depends(_admin)], responses=documented(), tags=["manage"])
-    _add_streams(api, consumers)
+def add(api: APIRouter, consumers: Consumers) -> None:
+    """Add the endpoints of consumers to `api`."""
     _add_consumers(api, consumers)
     _add_actions(api, consumers)
-    return api
-
-
-def _add_streams(api: APIRouter, consumers: Consumers) -> None:
-    @api.get(_STREAMS, response_model=StreamsBody, summary="List the streams")
-    async def list_streams() -> Response:
-        return _json({"data": [stream_body(info) for info in await consumers.streams()]})
-
-    @api.get(f"{_STREAMS}/{{stream}}", response_model=StreamBody, summary="Show a stream")
-    async def show_stream(stream: str) -> Response:
-        for info in await consumers.streams():
-            if info.name == stream:
-                return _json(stream_body(info))
-        raise UnknownStream(f"There is no stream {stream!r}.")
 
 
 def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
-    async def list_consumers() -> Response:
-        found = await consumers.facts()
-        return _json({"data": [consumer_body(info, facts) for info, facts in found]})
+    async def list_consumers(paged: Annotated[Paged, Query()]) -> Response:
+        (name,) = after(paged.cursor, str) or ("",)
+        infos = await consumers.page(name, paged.limit + 1)
+        page, last = following(infos, paged.limit, lambda info: (info.name,))
+        found = await consumers.facts(page)
+        data = [consumer_body(info, facts) for info, facts in found]
+        return json_answer({"data": data, "next": last})
 
     @api.post(
         _CONSUMERS,
@@ -117,12 +82,14 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         body = await read_object(request)
         new = NEW_CONSUMER.validate_python(body)
         settings = {k: v for k, v in body.items() if k not in ("name", "stream", "type")}
-        info = await consumers.create(ConsumerSpec(new.name, new.stream, new.type, settings))
-        return _json(await _changed(consumers, info), 201)
+        info = await consumers.create(
+            ConsumerSpec(new.name, new.stream, new.type, settings), by=grant_of(request).name
+        )
+        return json_answer(await _changed(consumers, info), 201)
 
     @api.get(_CONSUMER, response_model=ConsumerBody, summary="Show a consumer")
     async def show_consumer(consumer: str) -> Response:
-        return _json(await _shown(consumers, consumer))
+        return json_answer(await _shown(consumers, consumer))
 
     @api.patch(
         _CONSUMER,
@@ -134,7 +101,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
-        return _json(await _changed(consumers, await consumers.update(consumer, changes)))
+        info = await consumers.update(consumer, changes, by=grant_of(request).name)
+        return json_answer(await _changed(consumers, info))
 
     @api.delete(
         _CONSUMER,
@@ -142,8 +110,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         summary="Delete a consumer",
         responses=documented(409),
     )
-    async def delete_consumer(consumer: str) -> Response:
-        await consumers.delete(consumer)
+    async def delete_consumer(consumer: str, request: Request) -> Response:
+        await consumers.delete(consumer, by=grant_of(request).name)
         return Json(SUCCESS)
 
 
@@ -192,7 +160,7 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         found = await consumers.get(consumer)
         letters = await found.dead_letters(page.limit, page.after)
         base = await consumers.base(found)
-        return _json({"data": [_letter(letter, base) for letter in letters]})
+        return json_answer({"data": [_letter(letter, base) for letter in letters]})
 
     @api.post(
         f"{_CONSUMER}/dead-letters/{{id}}/replay",

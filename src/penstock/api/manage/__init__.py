@@ -1,0 +1,44 @@
+"""The Management API, a module a noun: what operators, their tooling and a console call."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+
+from penstock.api.manage import (
+    audit,
+    backfills,
+    checks,
+    databases,
+    dead_letters,
+    entities,
+    http_consumers,
+    plans,
+    streams,
+    tokens,
+)
+from penstock.api.manage.access import permitted
+from penstock.api.manage.context import Context
+from penstock.api.problems import documented
+from penstock.streams.consumers.registry import Consumers
+
+
+def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
+    """Return the endpoints for admins and viewers.
+
+    Without a `context` those alone that need nothing but `consumers`, which may be in memory.
+    """
+    api = APIRouter(dependencies=[Depends(permitted)], responses=documented(), tags=["manage"])
+    streams.add(api, consumers)
+    http_consumers.add(api, consumers)
+    if context is not None:
+        streams.add_search(api, consumers)
+        entities.add(api, context)
+        databases.add(api, context)
+        backfills.add(api, context)
+        dead_letters.add(api, context)
+        tokens.add(api, context)
+        plans.add(api, context)
+        audit.add(api, context)
+        if context.tools is not None:
+            checks.add(api, context, context.tools)
+    return api

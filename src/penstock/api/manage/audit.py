@@ -1,0 +1,60 @@
+"""`/v1/audit`: who changed what in the desired state, when, and through which door."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from pydantic import AfterValidator, BaseModel, Field
+
+from penstock.api.manage.context import Context
+from penstock.api.manage.pages import Paged, after, following
+from penstock.api.requests import json_answer
+from penstock.api.schemas import Page
+from penstock.config.consumers import storable
+
+
+class _Query(Paged):
+    kind: Literal["source", "sink", "consumer", "target"] | None = None
+    name: Annotated[str, AfterValidator(storable)] | None = Field(
+        None, description="The name of an entity; one that was deleted has its lines still."
+    )
+
+
+class _Entry(BaseModel):
+    id: int
+    at: datetime
+    who: str = Field(description="The token's name, or the user and machine of a command.")
+    door: Literal["file", "api", "console"]
+    version: int = Field(description="Of the desired state after the change.")
+    kind: str
+    name: str
+    action: Literal["create", "update", "delete"]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class _Audit(Page):
+    """The audit log, the newest first; secrets are masked."""
+
+    data: list[_Entry]
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoint to `api`."""
+
+    @api.get("/v1/audit", response_model=_Audit, summary="Read the audit log")
+    async def audit(query: Annotated[_Query, Query()]) -> Response:
+        (before,) = after(query.cursor, int) or (None,)
+        found = await context.run(
+            context.state.history,
+            kind=query.kind,
+            name=query.name,
+            before=before,
+            limit=query.limit + 1,
+        )
+        page, last = following(found, query.limit, lambda entry: (entry.id,))
+        return json_answer({"data": [dataclasses.asdict(entry) for entry in page], "next": last})

@@ -1,0 +1,95 @@
+"""What the endpoints share: the store for calls that block, and the settings of sources."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+from penstock.api.problems import Problem
+from penstock.config.settings import Config
+from penstock.core.finding import Finding
+from penstock.desired.entities import Snapshot
+from penstock.desired.plan import Plan
+from penstock.desired.state import DesiredState
+from penstock.streams.consumers.registry import Consumers
+from penstock.streams.records import StoredLetter
+from penstock.streams.store import Store
+
+SOURCE_SECONDS: Final = 5.0
+"""How long a request waits for a source's server."""
+_STORE_THREADS: Final = 4
+_SOURCE_THREADS: Final = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Tools(Protocol):
+    """What the process around the API lends it: parts that lie above it, or know Spark's modules."""
+
+    def check(self, config: Config) -> Sequence[Finding]:
+        """Return what `penstock check` finds in a configuration."""
+
+    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+        """Return warnings about a plan's sinks, checked against their sources.
+
+        Raises `ConfigError` where an expression can't be planned.
+        """
+
+    def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
+        """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
+
+
+class Context:
+    """The store at `url` and what serves it; calls that block run in threads of its own."""
+
+    def __init__(self, url: str, consumers: Consumers, tools: Tools | None) -> None:
+        self.consumers = consumers
+        self.store = Store(url)
+        self.state = DesiredState(self.store)
+        self.tools = tools
+        self._store_threads = ThreadPoolExecutor(_STORE_THREADS, "api-store")
+        self._change_threads = ThreadPoolExecutor(_STORE_THREADS, "api-change")
+        self._source_threads = ThreadPoolExecutor(_SOURCE_THREADS, "api-source")
+        self._long_threads = ThreadPoolExecutor(1, "api-check")
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a call of the store gives, which does not block the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._store_threads, lambda: call(*args, **kwargs))
+
+    async def run_change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a change gives, which may ask sources too: no read waits for it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._change_threads, lambda: call(*args, **kwargs))
+
+    async def run_at_source(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a call of a source's server gives; raises `Problem` after `SOURCE_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SOURCE_SECONDS):
+                return await loop.run_in_executor(
+                    self._source_threads, lambda: call(*args, **kwargs)
+                )
+        except TimeoutError:
+            raise Problem(
+                503,
+                f"The source's server did not answer within {SOURCE_SECONDS:.0f} s: check host and"
+                " port in its url, and firewalls.",
+                headers={"Retry-After": "5"},
+            ) from None
+
+    async def run_long(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a call gives that may take long; one runs at a time."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._long_threads, lambda: call(*args, **kwargs))
+
+    def close(self) -> None:
+        """Close the connection; calls under way are not waited for."""
+        for threads in (
+            self._store_threads, self._change_threads, self._source_threads, self._long_threads,
+        ):  # fmt: skip
+            threads.shutdown(wait=False, cancel_futures=True)
+        self.store.close()

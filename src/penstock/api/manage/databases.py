@@ -1,0 +1,240 @@
+"""What a source's database has: tables, columns and slots, for pickers; and whether it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from psycopg.rows import dict_row
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.manage.context import Context
+from penstock.api.manage.pages import Paged, after, following, paged
+from penstock.api.manage.settings import source_of
+from penstock.api.problems import Problem, documented
+from penstock.api.requests import body_of, json_answer, read_object
+from penstock.api.schemas import Page
+from penstock.config.sources import PostgresSource, PostgresUrl
+from penstock.core import queries
+from penstock.core.connect import address
+from penstock.core.tables import TablePattern, matches_any
+from penstock.postgres.admin import Catalog, open_catalog
+
+_SQL: Final = queries.load("penstock.api.manage", "manage.sql")
+_SOURCE: Final = "/v1/sources/{source}"
+_CONNECT_SECONDS: Final = 4
+
+T = TypeVar("T")
+
+
+class _Table(BaseModel):
+    name: str = Field(description="As `tables` of a source or a sink takes it: schema.table.")
+    table_schema: str
+    table_name: str
+    partitioned: bool
+    rows: int | None = Field(description="The server's estimate.")
+    has_key: bool = Field(description="Whether it has a primary key.")
+    readable: bool = Field(description="Whether the source's role may read it, as a backfill does.")
+    published: bool = Field(description="Whether the source's publication has it.")
+    selected: bool = Field(description="Whether the source's `tables` have it.")
+
+
+class _Tables(Page):
+    """The tables of a source's database, by schema and name."""
+
+    data: list[_Table]
+
+
+class _Column(BaseModel):
+    name: str
+    type: str
+    nullable: bool
+    generated: bool
+    key: int | None = Field(description="Its place in the primary key, from 1.")
+
+
+class _Columns(BaseModel):
+    """The columns of a table, in its order."""
+
+    data: list[_Column]
+
+
+class _Slot(BaseModel):
+    name: str
+    own: bool = Field(description="Whether it is the source's.")
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active: bool
+    wal_status: str | None
+    invalidation_reason: str | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    current_lsn: str | None
+    retained_bytes: int | None = Field(description="WAL that the server keeps for it.")
+    lag_bytes: int | None = Field(description="WAL that was not confirmed yet.")
+    lag_seconds: float | None
+
+
+class _Slots(Page):
+    """The replication slots of a source's server, by name."""
+
+    data: list[_Slot]
+
+
+class _NewSource(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    url: PostgresUrl
+
+
+class _Tested(BaseModel):
+    """A server that answered, and the role's rights there."""
+
+    address: str
+    version: str
+    database: str
+    role: str
+    wal_level: str
+    is_standby: bool
+    may_replicate: bool
+    may_create: bool
+    milliseconds: float
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints of sources' databases to `api`."""
+    away = documented(409, 502)
+
+    @api.get(
+        f"{_SOURCE}/tables",
+        response_model=_Tables,
+        summary="List a source's tables",
+        responses=away,
+    )
+    async def list_tables(source: str, query: Annotated[Paged, Query()]) -> Response:
+        settings = await source_of(context, source)
+        schema, name = after(query.cursor, str, str) or ("", "")
+
+        def read(catalog: Catalog) -> list[dict[str, Any]]:
+            values = {
+                "publication": settings.publication, "schema": schema, "name": name,
+                "limit": query.limit + 1,
+            }  # fmt: skip
+            return _rows(catalog, "tables", values)
+
+        found = await context.run_at_source(_asked, settings, read)
+        page, last = following(found, query.limit, lambda row: (row["schema"], row["name"]))
+        return json_answer({"data": [_table(settings, row) for row in page], "next": last})
+
+    @api.get(
+        f"{_SOURCE}/tables/{{table}}/columns",
+        response_model=_Columns,
+        summary="List the columns of a table",
+        responses=away,
+    )
+    async def list_columns(source: str, table: str) -> Response:
+        settings = await source_of(context, source)
+        pattern = None
+        with contextlib.suppress(ValueError):
+            pattern = TablePattern.parse(table)
+        missing = Problem(404, f"The source has no table {table!r}; expected schema.table.")
+        if pattern is None or pattern.table is None or "\0" in table:
+            raise missing
+        values = {"schema": pattern.schema, "name": pattern.table}
+
+        def read(catalog: Catalog) -> list[dict[str, Any]]:
+            return _rows(catalog, "columns", values)
+
+        found = await context.run_at_source(_asked, settings, read)
+        if not found:
+            raise missing
+        return json_answer({"data": found})
+
+    @api.get(
+        f"{_SOURCE}/slots",
+        response_model=_Slots,
+        summary="List the replication slots of a source's server",
+        responses=away,
+    )
+    async def list_slots(source: str, query: Annotated[Paged, Query()]) -> Response:
+        settings = await source_of(context, source)
+
+        def read(catalog: Catalog) -> list[dict[str, Any]]:
+            return _rows(catalog, "slots", {})
+
+        found = await context.run_at_source(_asked, settings, read)
+        page, last = paged(found, query, lambda row: str(row["name"]))
+        data = [{**row, "own": row["name"] == settings.slot} for row in page]
+        return json_answer({"data": data, "next": last})
+
+    @api.post(
+        f"{_SOURCE}/test",
+        response_model=_Tested,
+        summary="Test the connection of a source",
+        responses=away,
+    )
+    async def test_source(source: str) -> Response:
+        settings = await source_of(context, source)
+        return json_answer(await context.run_at_source(_tested, settings))
+
+    @api.post(
+        "/v1/test-source",
+        response_model=_Tested,
+        summary="Test a connection that is not stored",
+        responses=documented(413, 502),
+        openapi_extra=body_of(_NewSource),
+    )
+    async def test_new_source(request: Request) -> Response:
+        new = _NewSource.model_validate(await read_object(request))
+        settings = PostgresSource(type="postgres", url=new.url)
+        return json_answer(await context.run_at_source(_tested, settings))
+
+
+@contextlib.contextmanager
+def _opened(source: PostgresSource) -> Iterator[Catalog]:
+    with open_catalog(source, connect_timeout=_CONNECT_SECONDS) as catalog:
+        catalog.connection.execute(_SQL["session"])
+        yield catalog
+
+
+def _asked(source: PostgresSource, read: Callable[[Catalog], T]) -> T:
+    with _opened(source) as catalog:
+        return read(catalog)
+
+
+def _rows(catalog: Catalog, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    with catalog.connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[query], values).fetchall()
+
+
+def _table(source: PostgresSource, row: dict[str, Any]) -> dict[str, Any]:
+    schema, name = row.pop("schema"), row.pop("name")
+    return {
+        "name": str(TablePattern(schema, name)),
+        "table_schema": schema,
+        "table_name": name,
+        **row,
+        "selected": matches_any(source.patterns, schema, name),
+    }
+
+
+def _tested(source: PostgresSource) -> dict[str, Any]:
+    began = time.monotonic()
+    with _opened(source) as catalog:
+        server = catalog.server
+    return {
+        "address": address(source.url.get_secret_value()),
+        "version": server.version,
+        "database": server.database,
+        "role": server.role,
+        "wal_level": server.wal_level,
+        "is_standby": server.is_standby,
+        "may_replicate": server.may_replicate,
+        "may_create": server.may_create,
+        "milliseconds": round((time.monotonic() - began) * 1000, 1),
+    }

@@ -1,0 +1,211 @@
+"""`/v1/dead-letters`: what sinks and consumers could not deliver; list, replay, drop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.manage.context import Context
+from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.settings import name_of, pipelines_of
+from penstock.api.problems import Problem, documented, problem_of, wrong
+from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
+from penstock.api.schemas import Page, Success
+from penstock.config.strict import DIGITS, Flag, Whole
+from penstock.core.errors import PenstockError
+from penstock.streams.records import StoredLetter
+
+_LETTERS: Final = "/v1/dead-letters"
+_MAX_ID: Final = 2**63 - 1
+_AT_ONCE: Final = 100
+
+_Id = Annotated[int, Path(alias="id", ge=1, le=_MAX_ID), DIGITS]
+
+
+class _Query(Paged):
+    sink: str | None = Field(None, description="Those of this sink, by name or id.")
+    consumer: str | None = Field(None, description="Those of this consumer, by name or id.")
+
+
+class _Letter(BaseModel):
+    id: int
+    sink: str | None
+    consumer: str | None
+    idempotency_key: str | None
+    subject: str | None
+    code: str
+    reason: str
+    deliver_count: int | None
+    at: datetime
+    replayed_at: datetime | None
+
+
+class _WholeLetter(_Letter):
+    """A dead letter with its message: what was to be sent, or what was captured."""
+
+    message: str
+
+
+class _LettersPage(Page):
+    """Dead letters without their messages, the oldest first."""
+
+    data: list[_Letter]
+
+
+class _Selection(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    ids: (
+        Annotated[
+            list[Annotated[Whole, Field(ge=1, le=_MAX_ID)]],
+            Field(min_length=1, max_length=_AT_ONCE),
+        ]
+        | None
+    ) = None
+    sink: str | None = None
+    consumer: str | None = None
+
+
+class _Dropped(_Selection):
+    replayed: Flag = Field(False, description="Only those that were replayed.")
+
+
+class _Failed(BaseModel):
+    id: int
+    detail: str
+
+
+class _Replayed(BaseModel):
+    """What came of a replay; `left` of the selection are to be replayed by another request."""
+
+    replayed: int
+    failed: list[_Failed]
+    left: bool
+
+
+class _Count(BaseModel):
+    """How many were deleted."""
+
+    dropped: int
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints of dead letters to `api`."""
+    letters = context.store.letters
+
+    async def named(sink: str | None, consumer: str | None) -> tuple[str | None, str | None]:
+        if sink is not None and consumer is not None:
+            raise wrong("consumer", "a dead letter is of a sink or of a consumer: give one of them")
+        if sink is not None:
+            sink = await name_of(context, "sink", sink)
+        if consumer is not None:
+            consumer = await name_of(context, "consumer", consumer)
+        return sink, consumer
+
+    async def letter_of(number: int) -> StoredLetter:
+        letter = await context.run(letters.get, number)
+        if letter is None:
+            raise Problem(404, f"There is no dead letter {number}.")
+        return letter
+
+    async def replay(letter: StoredLetter) -> None:
+        if letter.consumer is not None:
+            await (await context.consumers.get(letter.consumer)).replay(letter.id)
+        elif context.tools is not None:
+            config = await pipelines_of(context)
+            await context.run_long(context.tools.replay, context.store, config, letter)
+        else:
+            raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
+
+    @api.get(_LETTERS, response_model=_LettersPage, summary="List dead letters")
+    async def list_letters(query: Annotated[_Query, Query()]) -> Response:
+        (last,) = after(query.cursor, int) or (0,)
+        sink, consumer = await named(query.sink, query.consumer)
+        found = await context.run(letters.page, sink, consumer, limit=query.limit + 1, after=last)
+        page, following_ = following(found, query.limit, lambda letter: (letter.id,))
+        return json_answer({"data": [_body(letter) for letter in page], "next": following_})
+
+    @api.get(f"{_LETTERS}/{{id}}", response_model=_WholeLetter, summary="Show a dead letter")
+    async def show_letter(number: _Id) -> Response:
+        letter = await letter_of(number)
+        return json_answer({**_body(letter), "message": letter.message})
+
+    @api.post(
+        f"{_LETTERS}/{{id}}/replay",
+        response_model=Success,
+        summary="Deliver a dead letter again",
+        description="A sink's is published once more, a consumer's goes back into it.",
+        responses=documented(409, 502),
+    )
+    async def replay_letter(number: _Id) -> Response:
+        await replay(await letter_of(number))
+        return Json(SUCCESS)
+
+    @api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
+    async def drop_letter(number: _Id) -> Response:
+        if not await context.run(letters.purge, id=number):
+            raise Problem(404, f"There is no dead letter {number}.")
+        return Json(SUCCESS)
+
+    @api.post(
+        f"{_LETTERS}/replay",
+        response_model=_Replayed,
+        summary="Deliver many dead letters again",
+        description=f"Those with these `ids`, or the first {_AT_ONCE} of a sink or a consumer that "
+        "were not replayed. What fails stays as it is.",
+        responses=documented(409, 413),
+        openapi_extra=body_of(_Selection),
+    )
+    async def replay_letters(request: Request) -> Response:
+        selection = _Selection.model_validate(await read_object(request))
+        found, left = await selected(selection)
+        failed = []
+        for letter in found:
+            try:
+                await replay(letter)
+            except (PenstockError, Problem) as error:
+                failed.append({"id": letter.id, "detail": problem_of(error).detail})
+        return json_answer({"replayed": len(found) - len(failed), "failed": failed, "left": left})
+
+    async def selected(selection: _Selection) -> tuple[Sequence[StoredLetter], bool]:
+        sink, consumer = await named(selection.sink, selection.consumer)
+        if selection.ids is not None:
+            if sink is not None or consumer is not None:
+                raise wrong("ids", "give ids, a sink or a consumer: one of them")
+            return [await letter_of(number) for number in selection.ids], False
+        if sink is None and consumer is None:
+            raise wrong("ids", "missing: give ids, a sink or a consumer")
+        found = await context.run(letters.page, sink, consumer, limit=_AT_ONCE + 1, unreplayed=True)
+        return found[:_AT_ONCE], len(found) > _AT_ONCE
+
+    @api.post(
+        f"{_LETTERS}/drop",
+        response_model=_Count,
+        summary="Delete many dead letters for ever",
+        description="Those that fit all that is given; one of `ids`, `sink` and `consumer` must be.",
+        responses=documented(413),
+        openapi_extra=body_of(_Dropped),
+    )
+    async def drop_letters(request: Request) -> Response:
+        selection = _Dropped.model_validate(await read_object(request))
+        sink, consumer = await named(selection.sink, selection.consumer)
+        if selection.ids is None and sink is None and consumer is None:
+            raise wrong("ids", "missing: give ids, a sink or a consumer")
+        count = 0
+        for number in selection.ids or (None,):
+            count += await context.run(
+                letters.purge, sink, consumer, number, replayed=selection.replayed
+            )
+        return json_answer({"dropped": count})
+
+
+def _body(letter: StoredLetter) -> dict[str, Any]:
+    body = dataclasses.asdict(letter)
+    # A consumer's letter has its stream's own position here, which is not the message's.
+    return {name: value for name, value in body.items() if name not in ("message", "lsn", "idx")}

@@ -1,0 +1,287 @@
+"""`/v1/sources`, `/v1/sinks`, `/v1/consumers`, …: the entities of the desired state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.manage.access import grant_of
+from penstock.api.manage.changes import Asked, Changed, delete, put
+from penstock.api.manage.context import Context
+from penstock.api.manage.etags import etag
+from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.secrets import merged
+from penstock.api.manage.settings import name_of
+from penstock.api.problems import Problem, documented
+from penstock.api.requests import body_of, json_answer, read_object
+from penstock.api.schemas import ConsumerStatus, Page
+from penstock.config.document import Spec
+from penstock.config.models import SECTIONS
+from penstock.core import queries
+from penstock.streams.consumers.facts import facts_body
+from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
+
+_SQL: Final = queries.load("penstock.api.manage", "manage.sql")
+_MATCH: Final[dict[str, Any]] = {
+    "parameters": [
+        {
+            "name": "If-Match",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string"},
+            "description": "The `ETag` of what the change is made from: refused where that is older.",
+        }
+    ]
+}
+
+
+class _DryRun(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = Field(False, description="Only show what would be done.")
+
+
+class _List(Paged):
+    pass
+
+
+class _ConsumerList(Paged):
+    status: bool = Field(False, description="Show each one's `status`, too.")
+
+
+class _Refusal(BaseModel):
+    """Why a process can't run the entity as it is."""
+
+    reason: str
+    at: datetime
+
+
+class _Entity(BaseModel):
+    """An entity of the desired state; secrets of its `spec` are masked."""
+
+    name: str
+    id: UUID
+    version: int = Field(description="Its `ETag`.")
+    managed_by: Literal["file", "api", "console"]
+    changed_at: datetime
+    spec: dict[str, Any] = Field(description="Its keys, as penstock.yaml has them.")
+    refusal: _Refusal | None
+
+
+class _Consumer(_Entity):
+    status: ConsumerStatus | None = Field(None, description="Null where it is not served yet.")
+
+
+class _FieldChange(BaseModel):
+    path: str
+    before: Any
+    after: Any
+    secret: bool
+
+
+class _Change(BaseModel):
+    """What a change does; `consequences` are in words."""
+
+    action: Literal["create", "update", "delete", "take over", "nothing"]
+    fields: list[_FieldChange]
+    consequences: list[str]
+    warnings: list[str] = Field(description="What could not be checked, or may not be meant.")
+    dry_run: bool
+
+
+class _Changed(_Change):
+    entity: _Entity | None = Field(description="As it is now; null where there is none.")
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints of each kind of entity to `api`."""
+    for kind, section in SECTIONS.items():
+        _add_reads(api, context, kind, section)
+        _add_writes(api, context, kind, section)
+
+
+def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> None:
+    path, one = f"/v1/{section}", f"/v1/{section}/{{{kind}}}"
+    is_consumer = kind == "consumer"
+    model = _Consumer if is_consumer else _Entity
+    page_model = _page_of(kind, model)
+    query_model = _ConsumerList if is_consumer else _List
+
+    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
+        (last,) = after(query.cursor, str) or ("",)
+        values = {"kind": kind, "after": last, "limit": query.limit + 1}
+        found = await context.run(_rows, context, "entity_page", values)
+        page, cursor = following(found, query.limit, lambda entity: (entity["name"],))
+        if isinstance(query, _ConsumerList) and query.status:
+            page = await _with_status(context, page)
+        return json_answer({"data": page, "next": cursor})
+
+    list_entities.__annotations__["query"] = Annotated[query_model, Query()]
+    api.add_api_route(
+        path, list_entities, response_model=page_model, summary=f"List the {section}",
+        operation_id=f"list_{section}",
+    )  # fmt: skip
+
+    async def show_entity(request: Request) -> Response:
+        entity = await _entity(context, kind, request.path_params[kind])
+        if is_consumer:
+            (entity,) = await _with_status(context, [entity])
+        return json_answer(entity, headers=etag(entity["version"]))
+
+    api.add_api_route(
+        one, show_entity, response_model=model, summary=f"Show a {kind}",
+        operation_id=f"show_{kind}", openapi_extra=_named(kind),
+    )  # fmt: skip
+
+
+def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> None:
+    one = f"/v1/{section}/{{{kind}}}"
+    body = body_of(
+        {"type": "object", "description": f"The {kind}'s keys, as penstock.yaml has them."}
+    )
+
+    async def asked(request: Request, query: _DryRun) -> Asked:
+        given: str = request.path_params[kind]
+        name = await name_of(context, kind, given)
+        if name == given and _is_id(given):
+            raise Problem(404, f"There is no {kind} with the id {given}.")
+        return Asked(kind, name, request.headers, grant_of(request).name, query.dry_run)
+
+    async def answer(changed: Changed, of: Asked) -> Response:
+        planned = changed.planned
+        entity = None
+        if changed.after is not None:
+            with contextlib.suppress(Problem):  # deleted by another meanwhile
+                entity = await _entity(context, kind, of.name)
+        shown = None if planned is None else planned.shown()
+        result = {
+            "entity": entity,
+            "action": "nothing" if shown is None else shown["action"],
+            "fields": [] if shown is None else shown["fields"],
+            "consequences": [] if planned is None else list(planned.consequences),
+            "warnings": list(changed.warnings),
+            "dry_run": of.dry_run,
+        }
+        made = changed.before is None and changed.after is not None
+        headers = None if entity is None else etag(entity["version"])
+        return json_answer(result, 201 if made else 200, headers)
+
+    async def replace(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
+        spec = await read_object(request)
+        of = await asked(request, query)
+        return await answer(await context.run_change(put, context, of, lambda _: spec), of)
+
+    api.add_api_route(
+        one, replace, methods=["PUT"], response_model=_Changed, summary=f"Create or replace a {kind}",
+        description="The same once more changes nothing. A secret that comes back as shown stays.",
+        operation_id=f"put_{kind}", openapi_extra=_named(kind, _MATCH, body),
+        responses={201: {"model": _Changed, "description": "Created"}, **documented(409, 412, 413)},
+    )  # fmt: skip
+
+    async def change(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
+        patch = await read_object(request)
+        of = await asked(request, query)
+
+        def spec_of(old: Spec | None) -> Mapping[str, Any]:
+            if old is None:
+                raise Problem(404, f"There is no {kind} {of.name!r}.")
+            result: dict[str, Any] = merged(old, patch)
+            return result
+
+        return await answer(await context.run_change(put, context, of, spec_of), of)
+
+    api.add_api_route(
+        one, change, methods=["PATCH"], response_model=_Changed, summary=f"Change a {kind}",
+        description="A merge patch (RFC 7396): changes the keys that it gives; null sets one to its "
+        "default.",
+        operation_id=f"patch_{kind}", openapi_extra=_named(kind, _MATCH, body),
+        responses=documented(409, 412, 413),
+    )  # fmt: skip
+
+    async def remove(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
+        of = await asked(request, query)
+        return await answer(await context.run_change(delete, context, of), of)
+
+    api.add_api_route(
+        one, remove, methods=["DELETE"], response_model=_Changed, summary=f"Delete a {kind}",
+        description="Refused while others refer to it. The answer has its consequences; with `dry_run` "
+        "nothing else happens.",
+        operation_id=f"delete_{kind}", openapi_extra=_named(kind, _MATCH),
+        responses=documented(409, 412),
+    )  # fmt: skip
+
+
+def _named(kind: str, *more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return OpenAPI's description of a path's name, and of more."""
+    name = {
+        "name": kind, "in": "path", "required": True, "schema": {"type": "string"},
+        "description": "Its name or its id.",
+    }  # fmt: skip
+    result: dict[str, Any] = {"parameters": [name]}
+    for part in more:
+        for key, value in part.items():
+            result[key] = [*result[key], *value] if key == "parameters" else value
+    return result
+
+
+def _page_of(kind: str, model: type[BaseModel]) -> type[BaseModel]:
+    return type(
+        f"_{kind.capitalize()}Page",
+        (Page,),
+        {"__annotations__": {"data": list[model]}, "__doc__": "Entities by name.",  # type: ignore[valid-type]
+         "__module__": __name__},
+    )  # fmt: skip
+
+
+def _is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def _entity(context: Context, kind: str, text: str) -> dict[str, Any]:
+    name = await name_of(context, kind, text)
+    found = await context.run(_rows, context, "entity", {"kind": kind, "name": name})
+    if not found:
+        raise Problem(404, f"There is no {kind} {text!r}.")
+    return found[0]
+
+
+def _rows(context: Context, query: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    with context.store.connection() as connection:
+        rows = connection.execute(_SQL[query], values).fetchall()
+    return [
+        {
+            "name": name,
+            "id": id_,
+            "version": version,
+            "managed_by": managed_by,
+            "changed_at": at,
+            "spec": shown,
+            "refusal": None if reason is None else {"reason": reason, "at": since},
+        }
+        for name, id_, version, managed_by, at, shown, reason, since in rows
+    ]
+
+
+async def _with_status(context: Context, entities: Any) -> list[dict[str, Any]]:
+    infos: list[ConsumerInfo] = []
+    for entity in entities:
+        with contextlib.suppress(ConsumerError):
+            infos.append((await context.consumers.get(entity["name"])).info)
+    facts = {info.name: (info, each) for info, each in await context.consumers.facts(infos)}
+    result = []
+    for entity in entities:
+        info, each = facts.get(entity["name"], (None, None))
+        status = None if info is None or each is None else facts_body(info, each)
+        result.append({**entity, "status": status})
+    return result

@@ -1,0 +1,39 @@
+"""ETags: an entity's is its version, so that a change of what has changed since is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from penstock.api.problems import Problem
+
+_TAG = re.compile(r'(?:W/)?"([^"]*)"')
+
+
+def etag(version: int) -> dict[str, str]:
+    """Return the header of an answer that shows what has this version."""
+    return {"ETag": f'"{version}"'}
+
+
+def check(headers: Mapping[str, str], version: int | None, what: str) -> None:
+    """Raise `Problem` where `If-Match` or `If-None-Match` rules a change out.
+
+    `version` is that of what is to be changed, None where it is not there.
+    """
+    wanted = headers.get("if-match")
+    if wanted is not None and not _holds(wanted, version):
+        now = "is not there" if version is None else f'has the ETag "{version}" now'
+        raise Problem(
+            412,
+            f"If-Match: {what} {now}: it was changed since. Read it again, and change that.",
+            headers=None if version is None else etag(version),
+        )
+    unwanted = headers.get("if-none-match")
+    if unwanted is not None and _holds(unwanted, version):
+        raise Problem(412, f"If-None-Match: {what} is there already.")
+
+
+def _holds(header: str, version: int | None) -> bool:
+    if version is None:
+        return False
+    return header.strip() == "*" or str(version) in _TAG.findall(header)

@@ -1,0 +1,77 @@
+-- What the Management API reads of the store.
+
+-- name: name_of
+-- The name of the entity of a kind that has a UUID.
+SELECT name FROM penstock.ids WHERE kind = %s AND id = %s
+
+-- name: spec
+SELECT spec FROM penstock.entities WHERE kind = %s AND name = %s
+
+-- name: entity_page
+-- The first entities of a kind behind a name, as they may be shown, and why a process can't run them.
+SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
+FROM penstock.entities e LEFT JOIN penstock.refusals r USING (kind, name)
+WHERE e.kind = %(kind)s AND e.name > %(after)s ORDER BY e.name LIMIT %(limit)s
+
+-- name: entity
+-- One of them.
+SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
+FROM penstock.entities e LEFT JOIN penstock.refusals r USING (kind, name)
+WHERE e.kind = %(kind)s AND e.name = %(name)s
+
+-- name: session
+-- For the questions to a source's server: none may keep the request waiting.
+SELECT pg_catalog.set_config('statement_timeout', '4s', false),
+       pg_catalog.set_config('lock_timeout', '2s', false)
+
+-- name: tables
+-- The tables of a source's database behind one of a name, by schema and name. `rows` is the server's
+-- estimate, null before it has one.
+SELECT n.nspname::text AS schema, c.relname::text AS name,
+       c.relkind = 'p' AS partitioned,
+       CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END AS rows,
+       EXISTS (SELECT FROM pg_catalog.pg_index i
+               WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+           AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
+       EXISTS (SELECT FROM pg_catalog.pg_publication_tables t
+               WHERE t.pubname = %(publication)s
+                 AND (t.schemaname, t.tablename) = (n.nspname, c.relname)) AS published
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'penstock', 'tide')
+  AND n.nspname !~ '^pg_(toast|temp_)'
+  AND (n.nspname::text COLLATE "C", c.relname::text COLLATE "C")
+      > (%(schema)s::text COLLATE "C", %(name)s::text COLLATE "C")
+ORDER BY n.nspname::text COLLATE "C", c.relname::text COLLATE "C" LIMIT %(limit)s
+
+-- name: columns
+-- The columns of a table in their order; `key` is the place in the primary key, from 1. No row: there
+-- is no such table.
+SELECT a.attname::text AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type,
+       NOT a.attnotnull AS nullable, a.attgenerated <> '' AS generated,
+       pg_catalog.array_position((i.indkey::smallint[])[0:i.indnkeyatts - 1], a.attnum) + 1 AS key
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary
+WHERE n.nspname = %(schema)s AND c.relname = %(name)s AND c.relkind IN ('r', 'p')
+ORDER BY a.attnum
+
+-- name: slots
+-- All replication slots of the server, as `slot` of postgres/setup.sql has one.
+SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type AS slot_type,
+       s.database::text AS database, s.active AS active, s.wal_status AS wal_status,
+       pg_catalog.to_jsonb(s) ->> 'invalidation_reason' AS invalidation_reason,
+       s.restart_lsn::text AS restart_lsn, s.confirmed_flush_lsn::text AS confirmed_flush_lsn,
+       w.lsn::text AS current_lsn,
+       pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained_bytes,
+       GREATEST(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint AS lag_bytes,
+       EXTRACT(epoch FROM r.flush_lag)::float8 AS lag_seconds
+FROM pg_catalog.pg_replication_slots s
+LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
+ORDER BY s.slot_name::text COLLATE "C"

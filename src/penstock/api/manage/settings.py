@@ -1,0 +1,78 @@
+"""The configuration that the API works with: the desired state of its store."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from uuid import UUID
+
+from penstock.api.manage.context import Context
+from penstock.api.problems import Problem
+from penstock.config.document import Key, Spec
+from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
+from penstock.core import queries
+from penstock.core.text import dotted
+from penstock.desired.configured import usable_config, validated
+from penstock.desired.entities import Snapshot
+
+_SQL: Final = queries.load("penstock.api.manage", "manage.sql")
+
+
+async def config_of(context: Context) -> Config:
+    """Return the configuration of the desired state, without what can't be used in this process."""
+    snapshot = await context.run(context.state.read)
+    base = Config(sources={}, sinks={})
+    return (await context.run(usable_config, snapshot, os.environ, base))[0]
+
+
+async def pipelines_of(context: Context) -> Config:
+    """Return the same without consumers."""
+    snapshot = await context.run(context.state.read)
+    entities = {key: each for key, each in snapshot.entities.items() if key[0] != "consumer"}
+    few = Snapshot(snapshot.version, entities)
+    base = Config(sources={}, sinks={})
+    return (await context.run(usable_config, few, os.environ, base))[0]
+
+
+async def source_of(context: Context, text: str) -> PostgresSource:
+    """Return the settings of the source that a path has by its name or UUID; raises `Problem`."""
+    name = await name_of(context, "source", text)
+    key: Key = "source", name
+
+    def read() -> Spec | None:
+        with context.store.connection() as connection:
+            row = connection.execute(_SQL["spec"], key).fetchone()
+        return None if row is None else row[0]
+
+    spec = await context.run(read)
+    if spec is None:
+        raise Problem(404, f"There is no source {text!r}.")
+    parts, problems = validated({key: spec}, os.environ)
+    if name not in parts.sources:
+        raise Problem(
+            409,
+            f"Source {name!r} can't be used in this process: "
+            + "; ".join(f"{dotted(path)}: {message}" for _, path, message in problems),
+        )
+    return parts.sources[name]
+
+
+async def name_of(context: Context, kind: str, text: str) -> str:
+    """Return the name of the entity that a path has by its name or its UUID.
+
+    What is no entity's UUID is a name, of one that may not be there.
+    """
+    if "\0" in text:
+        raise Problem(404, f"There is no {kind} {text!r}.")
+    try:
+        wanted = UUID(text)
+    except ValueError:
+        return text
+
+    def look() -> str:
+        with context.store.connection() as connection:
+            row = connection.execute(_SQL["name_of"], [kind, wanted]).fetchone()
+        return text if row is None else str(row[0])
+
+    return await context.run(look)

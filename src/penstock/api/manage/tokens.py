@@ -1,0 +1,104 @@
+"""`/v1/tokens`: who may use the API."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.auth import Role
+from penstock.api.manage.context import Context
+from penstock.api.manage.pages import Paged, paged
+from penstock.api.problems import Problem, documented, wrong
+from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
+from penstock.api.schemas import Page, Success
+from penstock.config.strict import Name
+from penstock.streams.records import Token
+
+_TOKENS: Final = "/v1/tokens"
+
+
+class _NewToken(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    role: Role = "worker"
+    consumers: Annotated[list[Name], Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="Those that a worker may use; null stands for all."
+    )
+
+
+class _Token(BaseModel):
+    name: str
+    role: Role
+    consumers: list[str] | None
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class _Tokens(Page):
+    """Tokens by name, revoked ones too."""
+
+    data: list[_Token]
+
+
+class _MadeToken(_Token):
+    """A token, and its secret, which is shown this once."""
+
+    token: str
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints of tokens to `api`."""
+
+    @api.get(_TOKENS, response_model=_Tokens, summary="List the tokens, without their secrets")
+    async def list_tokens(query: Annotated[Paged, Query()]) -> Response:
+        found = await context.run(context.store.tokens.all)
+        page, last = paged(found, query, lambda token: token.name)
+        return json_answer({"data": [_body(token) for token in page], "next": last})
+
+    @api.post(
+        _TOKENS,
+        status_code=201,
+        response_model=_MadeToken,
+        summary="Make a token",
+        description="Its secret is in this answer alone: the store keeps its hash.",
+        responses=documented(409, 413),
+        openapi_extra=body_of(_NewToken),
+    )
+    async def create_token(request: Request) -> Response:
+        new = _NewToken.model_validate(await read_object(request))
+        if new.role != "worker" and new.consumers is not None:
+            raise wrong(
+                "consumers", f"only a worker's token is for some: leave it out of {new.role}'s"
+            )
+        secret = await context.run(context.store.tokens.create, new.name, new.role, new.consumers)
+        for token in await context.run(context.store.tokens.all):
+            if token.name == new.name:
+                return json_answer(
+                    {**_body(token), "token": secret}, 201, {"Cache-Control": "no-store"}
+                )
+        raise Problem(409, f"The token {new.name!r} was deleted by hand as it was made.")
+
+    @api.delete(
+        f"{_TOKENS}/{{token}}",
+        response_model=Success,
+        summary="Revoke a token",
+        description="It is worthless at once and for ever; its name stays taken.",
+        responses=documented(409),
+    )
+    async def revoke_token(token: str) -> Response:
+        known = {each.name: each for each in await context.run(context.store.tokens.all)}
+        if token not in known:
+            raise Problem(404, f"There is no token {token!r}.")
+        if not await context.run(context.store.tokens.revoke, token):
+            raise Problem(409, f"The token {token!r} is revoked already.")
+        return Json(SUCCESS)
+
+
+def _body(token: Token) -> dict[str, Any]:
+    return dataclasses.asdict(token)

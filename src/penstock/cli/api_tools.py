@@ -1,0 +1,38 @@
+"""What the API can do beside the store: checks, and replays of sinks' dead letters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.config.settings import Config
+    from penstock.core.finding import Finding
+    from penstock.desired.entities import Snapshot
+    from penstock.desired.plan import Plan
+    from penstock.streams.records import StoredLetter
+    from penstock.streams.store import Store
+
+
+class ApiTools:
+    """The `penstock.api.manage.context.Tools` of a process: imported at the first use."""
+
+    def check(self, config: Config) -> Sequence[Finding]:
+        """Return what `penstock check` finds in a configuration, but for Java."""
+        from penstock.check.config import inspect_config
+
+        return list(inspect_config(config))
+
+    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+        """Return warnings about a plan's sinks, checked against their sources; raises `ConfigError`."""
+        from penstock.check.changes import inspect_plan
+
+        return inspect_plan(plan, snapshot, os.environ)
+
+    def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
+        """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
+        from penstock.trial.replay import Replay
+
+        with Replay(store, config) as replay:
+            replay.send(letter)

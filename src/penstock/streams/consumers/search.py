@@ -1,0 +1,120 @@
+"""Finds messages of a stream by position, by time and by key; takes none and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from psycopg import sql
+
+from penstock.config.consumers import Filters
+from penstock.core.group_hash import group_hash, key_start
+from penstock.core.message import Position
+from penstock.streams.consumers.entry import StreamPosition
+from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.selection import ALL
+from penstock.streams.consumers.sessions import Sessions, composed
+from penstock.streams.consumers.view import StreamRef
+from penstock.streams.copy import KEY_BYTES
+from penstock.streams.names import segment_table
+from penstock.streams.records import commit_position, stream_end
+
+_GROUPS: Final = sql.SQL("(m.group_hash = ANY (%(hashes)s) OR m.old_group_hash = ANY (%(hashes)s))")
+_KEYS: Final = sql.SQL("m.key = ANY (%(keys)s)")
+_TABLE: Final = sql.SQL("m.table_schema = %(schema)s AND m.table_name = %(table)s")
+
+
+class Key(NamedTuple):
+    """The messages of one row, or of one group.
+
+    Attributes:
+        schema: The table's schema.
+        table: Its name.
+        values: JSON texts of arrays, any of which may be the key's values: as `record_pks` has them.
+        columns: The columns that the stream is grouped by; without any it is the primary key.
+    """
+
+    schema: str
+    table: str
+    values: tuple[bytes, ...]
+    columns: tuple[str, ...] = ()
+
+
+class Found(NamedTuple):
+    """A message: where it stands in the stream, as users know its position, and its JSON."""
+
+    at: StreamPosition
+    position: Position
+    message: bytes
+
+
+class StreamSearch:
+    """Finds messages of one stream; `base` is what its LSNs have over the source's."""
+
+    def __init__(self, sessions: Sessions, stream: StreamRef, base: int) -> None:
+        self._sessions = sessions
+        self._base = base
+        self._reader = Reader(sessions, stream, 0, Filters())
+
+    def behind(self, position: Position) -> StreamPosition:
+        """Return the stream's own position of the last message at `position`."""
+        lsn = max(0, min(position.lsn + self._base, (1 << 63) - 1))
+        return lsn, stream_end(position.idx)
+
+    async def at_time(self, time: datetime) -> StreamPosition:
+        """Return the position before the first message that was committed at `time` or later."""
+        await self._reader.view.refresh()
+        text = time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return await self._reader.at_time(text)
+
+    async def page(self, after: StreamPosition, limit: int, key: Key | None = None) -> list[Found]:
+        """Return the first messages behind `after`, `limit` at most, those of `key` where it is given.
+
+        Of a stream of kind rows only the newest version of each row is there.
+        """
+        view = self._reader.view
+        await view.refresh()
+        return await view.whole(lambda: self._page(after, limit, key))
+
+    async def _page(self, after: StreamPosition, limit: int, key: Key | None) -> list[Found]:
+        view = self._reader.view
+        found: list[Found] = []
+        condition, values = _condition(key, of_rows=view.of_rows)
+        for segment in view.segments:
+            begin, last = max(after, segment.after), min(view.head, segment.through)
+            if begin >= last or len(found) >= limit:
+                continue
+            query = composed(
+                "found",
+                segment=segment_table(segment.id),
+                condition=view.newest(segment, condition),
+            )
+            params = {**view.range(begin, last), **values, "limit": limit - len(found)}
+            for lsn, idx, text in await self._sessions.messages(query, params):
+                position = commit_position(lsn, idx)
+                shown = Position(position.lsn - self._base, position.idx)
+                found.append(Found((lsn, idx), shown, text))
+        return found
+
+
+def _condition(
+    key: Key | None, *, of_rows: bool
+) -> tuple[sql.Composable, dict[str, str | Sequence[str] | Sequence[int]]]:
+    """Return the condition that a message is of `key`, and its parameters."""
+    if key is None:
+        return ALL, {}
+    if of_rows and not key.columns:
+        names = [_row_key(key, values) for values in key.values]
+        return _KEYS, {"keys": names}
+    start = key_start(key.schema, key.table, *key.columns)
+    hashes = [group_hash(start + values + b"]") for values in key.values]
+    # Of two groups with one hash only this table's is meant.
+    condition = sql.SQL("{} AND {}").format(_GROUPS, _TABLE)
+    return condition, {"hashes": hashes, "schema": key.schema, "table": key.table}
+
+
+def _row_key(key: Key, values: bytes) -> str:
+    text = b"%b.%b:%b" % (key.schema.encode(), key.table.encode(), values)
+    return f"sha256:{hashlib.sha256(text).hexdigest()}" if len(text) > KEY_BYTES else text.decode()
