@@ -46,7 +46,7 @@ def test_messages_come_whole_and_in_order(store: Store, stream: StreamRecord) ->
             received = await consumer.receive(10, 0.0)
             first = orjson.loads(received.deliveries[0].message)
             assert first["record"] == {"id": 1, "name": "Ä"}
-            assert first["metadata"]["consumer"] == {"id": str(consumer.info.id), "name": "workers"}
+            assert first["metadata"]["consumer"] == {"id": consumer.info.uuid, "name": "workers"}
             assert first["metadata"]["commit_lsn"] == received.deliveries[0].position.lsn
             assert ids(received.deliveries) == [1, 2]
             assert received[1:] == (0, 2)

@@ -94,7 +94,7 @@ def _add_streams(api: APIRouter, consumers: Consumers) -> None:
     @api.get(f"{_STREAMS}/{{stream}}", response_model=StreamBody, summary="Show a stream")
     async def show_stream(stream: str) -> Response:
         for info in await consumers.streams():
-            if info.name == stream:
+            if stream in (info.name, info.uuid):
                 return _json(stream_body(info))
         raise UnknownStream(f"There is no stream {stream!r}.")
 

@@ -78,6 +78,13 @@ class Filters(StrictModel):
     action: _Actions = (ANY,)
 
 
+def check_max_deliver(value: int) -> int:
+    """Return a `max_deliver`; raises `ValueError` for 0."""
+    if value == 0:
+        raise ValueError("0 would deliver nothing: expected -1 (for ever), or 1 and more")
+    return value
+
+
 class ConsumerSettings(StrictModel):
     """What every consumer has; times are in milliseconds."""
 
@@ -87,13 +94,13 @@ class ConsumerSettings(StrictModel):
     max_waiting: Whole = Field(20, ge=1, le=10_000)
     deliver_policy: Literal["all", "new"] = "all"
     filters: Filters = Filters()
+    deletes: Flag = False
+    """Of a stream of kind rows: whether hard deletes are handed out."""
 
     @field_validator("max_deliver")
     @classmethod
     def _check_max_deliver(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("0 would deliver nothing: expected -1 (for ever), or 1 and more")
-        return value
+        return check_max_deliver(value)
 
     def stored(self) -> dict[str, Any]:
         """Return what the store keeps, secrets included; defaults are left out."""

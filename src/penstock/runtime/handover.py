@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,19 +29,25 @@ def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monito
 
 
 class NextQuery:
-    """The next query of the one source that `config` has; `target` is the source's in the store.
+    """The next query of the one source that `config` has.
 
-    All its sinks are NATS sinks. `start` it, `wait`, and give it to the `Run` that takes it over, or
-    `close` it.
+    `target` is the source's in the store, `uuids` are the sinks'. All its sinks are
+    NATS sinks. `start` it, `wait`, and give it to the `Run` that takes it over, or `close` it.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, target: StoreTarget) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        target: StoreTarget,
+        uuids: Mapping[str, str],
+    ) -> None:
         (self.source,) = config.sources
         self._config = config
         self._target = target
         self.monitor = monitor_for(spark, config, self._handle)
         # A starting sink is one only while the store has it as that, too.
-        routes = routes_of(config, self.source, {}, config.sinks)
+        routes = routes_of(config, self.source, {}, config.sinks, uuids)
         self.pipeline = Pipeline(
             spark, config, self.source, routes, target, self.monitor.address, waits=True
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Self
 
 import structlog
@@ -58,6 +58,7 @@ class StoreSession:
         self._store = Store.open(url)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
+        self._uuids: dict[str, str] = {}
         self._drainers: dict[str, Drainer] = {}
         self._done: dict[str, Position] = {}
         self._claims = Claims(self._on_taken)
@@ -88,10 +89,17 @@ class StoreSession:
                 " its streams go on behind what they hold, backfill what is missing",
                 source=name, wal_end=format_lsn(wal_end or 0),
             )  # fmt: skip
+        self._uuids |= self.uuids(self._config.sinks_of(name))
         for sink_name, sink in self._config.streams.items():
             if sink.source == name:
-                stream = self._store.register_stream(sink_name, source, sink.kind, sink.retention)
+                stream = self._store.register_stream(
+                    sink_name, source, sink.kind, sink.retention, sink.group
+                )
                 self._streams[sink_name] = stream.id
+
+    def uuids(self, sinks: Iterable[str]) -> dict[str, str]:
+        """Return the ids of sinks, which are made where there are none."""
+        return {name: self._store.id_of("sink", name) for name in sinks}
 
     def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
         """Claim a source, waiting for a while; return False where `stopping` came first."""
@@ -131,7 +139,7 @@ class StoreSession:
                     self._drain(name, sink)
 
     def _drain(self, name: str, sink: NatsSinkSettings) -> None:
-        target = NatsSink(sink, name=name, source=sink.source)
+        target = NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
         drainer = Drainer(
             self.url, self._sources[sink.source].id, name, target, sink.detach_after,
             self._on_report,
@@ -188,7 +196,7 @@ class StoreSession:
 
     def routes(self, source: str) -> list[Route]:
         """Return the routes of a source."""
-        return routes_of(self._config, source, self._streams, self._starting)
+        return routes_of(self._config, source, self._streams, self._starting, self._uuids)
 
     # -- what the processes of the run report
 
@@ -220,11 +228,16 @@ class StoreSession:
 
 
 def routes_of(
-    config: Config, source: str, streams: Mapping[str, int], starting: Collection[str]
+    config: Config,
+    source: str,
+    streams: Mapping[str, int],
+    starting: Collection[str],
+    uuids: Mapping[str, str],
 ) -> list[Route]:
     """Return the routes of a source; where its sinks agree on the groups, the source has them.
 
-    `streams` gives the ids of streams, `starting` are the sinks that a backfill's reads go to first.
+    `streams` gives the ids of streams, `uuids` those of sinks, `starting` are the sinks that a
+    backfill's reads go to first.
     """
     sinks = config.sinks_of(source)
     agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
@@ -234,6 +247,7 @@ def routes_of(
             sink.model_copy(update={"group_by": None}) if agree else sink,
             streams.get(name),
             name in starting,
+            uuids.get(name),
         )
         for name, sink in sinks.items()
     ]

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
@@ -85,6 +86,11 @@ class Store:
         ((made_at,),) = self._connection.rows(_SQL["made_at"])
         return str(made_at)
 
+    def id_of(self, kind: str, name: str) -> str:
+        """Return the UUID of a source, sink, consumer or target; it is made where there is none."""
+        ((found,),) = self._connection.rows(_SQL["id_of"], [kind, name])
+        return str(found)
+
     # Sources
 
     def sources(self) -> list[SourceRecord]:
@@ -149,11 +155,17 @@ class Store:
         return next((stream for stream in self.streams() if stream.name == name), None)
 
     def register_stream(
-        self, name: str, source: SourceRecord, kind: str, retention: timedelta | None
+        self,
+        name: str,
+        source: SourceRecord,
+        kind: str,
+        retention: timedelta | None,
+        group: Mapping[str, Any] | None = None,
     ) -> StreamRecord:
         """Make a stream with its first segment and its own consumer, or find it.
 
-        `retention` is taken over; source and kind of a stream cannot change.
+        `retention` is taken over, as are the settings of its own consumer in `group`; source and kind
+        of a stream cannot change.
         """
         with self._registering() as connection:
             stream = self.stream(name)
@@ -162,12 +174,15 @@ class Store:
                 _same("kind", stream.kind, kind, name)
                 if stream.retention != retention:
                     connection.execute(_SQL["set_retention"], [retention, stream.id])
+                self._change_own(connection, name, group or {})
             else:
-                values = [name, source.id, kind, retention]
+                values = {"name": name, "source": source.id, "kind": kind, "retention": retention}
                 row = connection.execute(_SQL["create_stream"], values).fetchone()
                 stream_id = _found(row)[0]
                 create_segment(connection, stream_id, kind, START)
-                self._create_consumer(connection, stream_id, name, "pull", True, {})
+                self._create_consumer(
+                    connection, stream_id, name, "pull", True, _stored(group or {})
+                )
                 connection.execute(_SQL["notify"], ["k"])
             found = self.stream(name)
         assert found is not None  # noqa: S101 - made above
@@ -212,6 +227,18 @@ class Store:
         assert found is not None  # noqa: S101 - made above
         return found
 
+    def _change_own(
+        self, connection: psycopg.Connection[Any], stream: str, group: Mapping[str, Any]
+    ) -> None:
+        own = self._consumer(stream)
+        if own is None:
+            return
+        settings = _stored({**own.settings, **group})
+        if settings != own.settings:
+            connection.execute(_SQL["change_consumer"], [own.type, Jsonb(settings), own.id])
+            for notice in (f"c{own.id}", "k"):
+                connection.execute(_SQL["notify"], [notice])
+
     def _consumer(self, name: str) -> ConsumerRecord | None:
         return next((consumer for consumer in self.consumers() if consumer.name == name), None)
 
@@ -224,7 +251,13 @@ class Store:
         own: bool,
         settings: Mapping[str, Any],
     ) -> None:
-        values = [stream_id, name, type_, own, Jsonb(dict(settings))]
+        values = {
+            "stream": stream_id,
+            "name": name,
+            "type": type_,
+            "own": own,
+            "settings": Jsonb(dict(settings)),
+        }
         try:
             row = connection.execute(_SQL["create_consumer"], values).fetchone()
         except psycopg.errors.UniqueViolation:
@@ -253,6 +286,10 @@ def create_segment(
 
 def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
     return sql.SQL(text).format(**parts)
+
+
+def _stored(group: Mapping[str, Any]) -> dict[str, Any]:
+    return settings_of("pull", group).stored()
 
 
 def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:

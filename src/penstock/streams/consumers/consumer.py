@@ -165,7 +165,7 @@ class Consumer:
                 for message in held
                 if message[:2] in texts
             ]
-        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings.filters)
+        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings)
         await reader.view.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
         return [ConsumerMessage(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]

@@ -11,16 +11,21 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
 
 -- name: consumers
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, s.id, s.kind, s.source_id
-FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
+       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
+JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
+ORDER BY c.name
 
 -- name: streams
 SELECT s.id, s.name, s.kind, o.name, s.retention,
-       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base
-FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id ORDER BY s.name
+       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base,
+       i.id::text
+FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id
+JOIN penstock.ids i ON i.kind = 'sink' AND i.name = s.name ORDER BY s.name
 
 -- name: stream
-SELECT id, source_id FROM penstock.streams WHERE name = %s
+SELECT id, source_id, kind FROM penstock.streams WHERE name = %s
 
 -- name: named
 -- Whether a stream or a consumer has the name.
@@ -41,6 +46,9 @@ WHERE id = %(consumer)s
 
 -- name: delete_consumer
 DELETE FROM penstock.consumers WHERE id = %s
+
+-- name: delete_id
+DELETE FROM penstock.ids WHERE kind = 'consumer' AND name = %s
 
 -- name: segments
 SELECT id, after_lsn, after_idx, through_lsn, through_idx FROM penstock.segments

@@ -12,7 +12,8 @@ import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.config.consumers import settings_of
+from penstock.config.consumers import ConsumerSettings, settings_of
+from penstock.config.deletes import OF_CHANGES
 from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
@@ -28,6 +29,7 @@ from penstock.streams.consumers.types import (
     StreamInfo,
     UnknownConsumer,
     UnknownStream,
+    WrongSetting,
 )
 from penstock.streams.consumers.view import StreamRef
 from penstock.streams.names import batches_table, consumer_table
@@ -48,6 +50,8 @@ class Consumers:
         self._sessions = Sessions(url, pool_size)
         self._consumers: dict[int, Consumer] = {}
         self._names: dict[str, ConsumerInfo] = {}
+        self._uuids: dict[str, ConsumerInfo] = {}
+        self._streams: dict[str, str] = {}
         self._stale = True
         self._loading = asyncio.Lock()
         self._callbacks: list[Callable[[], None]] = []
@@ -67,19 +71,24 @@ class Consumers:
         await self._sessions.close()
 
     async def get(self, name: str) -> Consumer:
-        """Return a consumer; raises `UnknownConsumer`."""
-        info = self._names.get(name)
+        """Return a consumer by its name or its UUID; raises `UnknownConsumer`."""
+        info = self._found(name)
         if info is None or self._stale:
             await self._load(name)
-            info = self._names.get(name)
+            info = self._found(name)
         if info is None:
             raise _unknown(name)
         return self._consumers[info.id]
 
+    def _found(self, name: str) -> ConsumerInfo | None:
+        return self._names.get(name) or self._uuids.get(name)
+
     async def own(self, stream: str) -> Consumer:
-        """Return a stream's own consumer group; raises `UnknownStream`."""
+        """Return the own consumer group of the stream with a name or UUID; raises `UnknownStream`."""
+        if stream not in self._names and stream not in self._streams:
+            await self._load(stream)
         try:
-            consumer = await self.get(stream)
+            consumer = await self.get(self._streams.get(stream, stream))
         except UnknownConsumer:
             consumer = None
         if consumer is None or not consumer.info.own:
@@ -90,10 +99,12 @@ class Consumers:
         """Return all streams by name."""
         found = []
         for row in await self._sessions.rows(SQL["streams"]):
-            id_, name, kind, source, retention, segments, at, source_id, base = row
+            id_, name, kind, source, retention, segments, at, source_id, base, uuid = row
             head = await self._head(source_id)
             position = None if head == START else commit_position(head[0] - base, head[1])
-            found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
+            found.append(
+                StreamInfo(id_, name, kind, source, retention, segments, position, at, uuid)
+            )
         return found
 
     async def base(self, consumer: Consumer) -> int:
@@ -136,7 +147,8 @@ class Consumers:
         rows = await self._sessions.rows(SQL["stream"], (spec.stream,))
         if not rows:
             raise UnknownStream(f"There is no stream {spec.stream!r}.")
-        stream, source = rows[0]
+        stream, source, kind = rows[0]
+        check_settings(settings, kind)
         start = await self._head(source) if settings.deliver_policy == "new" else START
         taken = NameTaken(
             f"There is a stream or a consumer {spec.name!r} already: take another name."
@@ -145,7 +157,13 @@ class Consumers:
             async with self._changing() as connection:
                 if await _rows(connection, SQL["named"], {"name": spec.name}):
                     raise taken
-                values = (stream, spec.name, spec.type, False, Jsonb(settings.stored()))
+                values = {
+                    "stream": stream,
+                    "name": spec.name,
+                    "type": spec.type,
+                    "own": False,
+                    "settings": Jsonb(settings.stored()),
+                }
                 made = await _rows(connection, _STORE_SQL["create_consumer"], values)
                 log = consumer_table(made[0][0])
                 table = sql.Identifier(f"consumer_{made[0][0]}")
@@ -161,7 +179,8 @@ class Consumers:
 
         Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
-        info = (await self.get(name)).info
+        consumer = await self.get(name)
+        info = consumer.info
         async with self._changing() as connection:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
@@ -169,7 +188,9 @@ class Consumers:
             kind, stored = rows[0]
             values = {**stored, **changes}
             given = {key: value for key, value in values.items() if value is not None}
-            settings = Jsonb(settings_of(kind, given).stored())
+            checked = settings_of(kind, given)
+            check_settings(checked, consumer.stream.kind)
+            settings = Jsonb(checked.stored())
             await connection.execute(SQL["set_settings"], (settings, info.id))
         return (await self.get(name)).info
 
@@ -201,6 +222,7 @@ class Consumers:
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
+            await connection.execute(SQL["delete_id"], (info.name,))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
@@ -211,7 +233,7 @@ class Consumers:
     async def _load(self, name: str | None = None) -> None:
         """Read the list, unless another call has while this one waited and has found `name`."""
         async with self._loading:
-            if name is not None and not self._stale and name in self._names:
+            if name is not None and not self._stale and self._found(name) is not None:
                 return
             self._stale = not self._notices.is_used
             try:
@@ -221,12 +243,14 @@ class Consumers:
                 if isinstance(error, psycopg.errors.UndefinedTable):
                     raise self._sessions.unavailable(error) from None
                 raise
-            self._names = {}
+            self._names, self._uuids, self._streams = {}, {}, {}
             for row in rows:
-                id_, name_, stream, type_, own, settings, *state, stream_id, kind, source = row
+                id_, name_, stream, type_, own, settings, *state, uuid = row[:10]
+                stream_id, kind, source, stream_uuid = row[10:]
                 checked = settings_of(type_, settings)
-                info = ConsumerInfo(id_, name_, stream, type_, own, checked, *state)
-                self._names[name_] = info
+                info = ConsumerInfo(id_, name_, stream, type_, own, checked, *state, uuid=uuid)
+                self._names[name_] = self._uuids[uuid] = info
+                self._streams[stream_uuid] = stream
                 consumer = self._consumers.get(id_)
                 if consumer is None:
                     of = StreamRef(stream_id, kind, source)
@@ -277,6 +301,12 @@ class Consumers:
                     await consumer.begin()
         for callback in self._callbacks:
             callback()
+
+
+def check_settings(settings: ConsumerSettings, kind: str) -> None:
+    """Raise `WrongSetting` for what does not go with a stream of this kind."""
+    if settings.deletes and kind != "rows":
+        raise WrongSetting(f"deletes: {OF_CHANGES}.", "deletes")
 
 
 def _unknown(name: str) -> UnknownConsumer:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import psycopg
 from psycopg import sql
 
-from penstock.config.consumers import Filters
+from penstock.config.consumers import ConsumerSettings
 from penstock.core import queries
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import StreamPosition
@@ -50,10 +50,11 @@ class Segment(NamedTuple):
 class StreamView:
     """The head and the segments of a stream as last read, and a consumer's conditions on them."""
 
-    def __init__(self, sessions: Sessions, stream: StreamRef, filters: Filters) -> None:
+    def __init__(self, sessions: Sessions, stream: StreamRef, settings: ConsumerSettings) -> None:
         self._sessions = sessions
         self._stream = stream
-        self.matches = matches(filters)
+        deletes = settings.deletes or stream.kind != "rows"
+        self.matches = matches(settings.filters, deletes=deletes)
         """The condition that a message is one of the consumer's."""
         self.head: StreamPosition = START
         self.head_stale = True
