@@ -383,7 +383,7 @@ def test_rows_give_the_newest_version_alone(store: Store) -> None:
     async def work() -> None:
         stream = make_stream(store, kind="rows")
         publish(store, stream, [inserted(1, n=1), inserted(2, n=1), updated(1, n=2)])
-        async with workers(store) as consumer:
+        async with workers(store, deletes=True) as consumer:
             got = (await consumer.receive(10, 0.0)).deliveries
             assert idxs(got) == [1, 2]
             publish(store, stream, [updated(1, n=3), deleted(2)])  # while they are processed
