@@ -18,6 +18,7 @@ from penstock.core import queries
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.notices import Notices
+from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.types import (
@@ -59,6 +60,8 @@ class Consumers:
             self._sessions, connected=self._listening, received=self._notified, lost=self._missed
         )
 
+        self._limit = ReceiveLimit(self._sessions, self._notices.send)
+
     async def open(self) -> None:
         """Connect; where the store does not answer, every later call tries again."""
         await self._notices.open()
@@ -68,6 +71,7 @@ class Consumers:
         await self._notices.close()
         for consumer in self._consumers.values():
             await consumer.close()
+        await self._limit.close()
         await self._sessions.close()
 
     async def get(self, name: str) -> Consumer:
@@ -255,13 +259,15 @@ class Consumers:
                 if consumer is None:
                     of = StreamRef(stream_id, kind, source)
                     self._consumers[id_] = Consumer(
-                        self._sessions, info, of, self._save, self._freed
-                    )
+                        self._sessions, info, of, self._save, self._freed,
+                        self._limit.of(id_),
+                    )  # fmt: skip
                 elif consumer.info != info:
                     consumer.change(info)
             known = {info.id for info in self._names.values()}
             for id_ in self._consumers.keys() - known:
                 gone = self._consumers.pop(id_)
+                self._limit.forget(id_)
                 why = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
                 await gone.close(why)
 
@@ -289,6 +295,10 @@ class Consumers:
         elif kind == "c" and number.isdigit():
             if (found := self._consumers.get(int(number))) is not None:
                 found.log_moved()
+        elif kind == "w" and number.isdigit():
+            self._limit.asked(int(number))
+        elif kind == "f" and number.isdigit():
+            self._limit.freed(int(number))
         elif kind == "k":
             self._stale = True
             self._notices.run(self._changed())
