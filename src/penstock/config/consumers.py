@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from penstock.config.strict import Flag, StrictModel, Whole
+from penstock.config.transforms import Filter
 from penstock.core.message import ACTIONS
 from penstock.core.tables import TablePattern
 
@@ -69,13 +70,15 @@ class Filters(StrictModel):
     """Which messages a consumer gets; each member is a name, a list of names, or `*` for all.
 
     `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`;
-    `resource_id` is the schema of a database, or the connection of a SaaS API.
+    `resource_id` is the schema of a database, or the connection of a SaaS API. `sql` is a condition,
+    in the language of sinks' filters.
     """
 
     table: _Tables = (ANY,)
     collection_id: _Tables = (ANY,)
     resource_id: _Names = (ANY,)
     action: _Actions = (ANY,)
+    sql: Filter | None = None
 
 
 def check_max_deliver(value: int) -> int:

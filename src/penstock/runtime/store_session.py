@@ -13,14 +13,16 @@ import structlog
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
-from penstock.core.errors import SinkError, StoreError
+from penstock.core.errors import SetupError, SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
+from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route
 from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
@@ -89,6 +91,7 @@ class StoreSession:
                 " its streams go on behind what they hold, backfill what is missing",
                 source=name, wal_end=format_lsn(wal_end or 0),
             )  # fmt: skip
+        self._note_catalog(name)
         self._uuids |= self.uuids(self._config.sinks_of(name))
         for sink_name, sink in self._config.streams.items():
             if sink.source == name:
@@ -96,6 +99,19 @@ class StoreSession:
                     sink_name, source, sink.kind, sink.retention, sink.group
                 )
                 self._streams[sink_name] = stream.id
+
+    def _note_catalog(self, name: str) -> None:
+        """Note a source's tables in the store, for the filters of consumers."""
+        if not any(sink.source == name for sink in self._config.streams.values()):
+            return
+        try:
+            with open_catalog(self._config.sources[name]) as catalog:
+                columns = source_columns(catalog)
+        except SetupError as error:
+            log.warning("the tables can't be noted for the filters of consumers", source=name,
+                        error=str(error))  # fmt: skip
+            return
+        self._store.save_catalog(name, columns)
 
     def uuids(self, sinks: Iterable[str]) -> dict[str, str]:
         """Return the ids of sinks, which are made where there are none."""

@@ -19,8 +19,12 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
+from penstock.expressions.catalog import Columns
+from penstock.streams.catalogs import catalog_body, read_catalog
 from penstock.streams.claim import Claim
 from penstock.streams.connection import StoreConnection
+from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.types import ConsumerError
 from penstock.streams.letters import DeadLetters
 from penstock.streams.migrate import migrate
 from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, batches_table
@@ -219,13 +223,42 @@ class Store:
                     f"Consumer {name!r} reads the stream {old.stream!r}, not {stream!r}.",
                     remedy="Give this one another name, or delete the other.",
                 )
-            elif (old.type, old.settings) != (type, settings):
+            self._filter(connection, of, name, type, settings)
+            if old is not None and (old.type, old.settings) != (type, settings):
                 connection.execute(_SQL["change_consumer"], [type, Jsonb(settings), old.id])
                 connection.execute(_SQL["notify"], [f"c{old.id}"])
             connection.execute(_SQL["notify"], ["k"])
             found = self._consumer(name)
         assert found is not None  # noqa: S101 - made above
         return found
+
+    def _filter(
+        self,
+        connection: psycopg.Connection[Any],
+        stream: StreamRecord,
+        name: str,
+        type_: str,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Make the function of a consumer's filter in SQL, if it has one."""
+        text = settings_of(type_, settings).filters.sql
+        consumer = self._consumer(name)
+        if text is None or consumer is None:
+            return
+        row = connection.execute(sql_filter.FILTER_SQL["catalog"], [stream.id]).fetchone()
+        tables, source, version = _found(row)
+        columns = None if tables is None else read_catalog(tables)
+        try:
+            made = sql_filter.planned(text, columns, source, version)
+        except ConsumerError as error:
+            raise StoreError("expression", f"consumers.{name}.{error}") from None
+        connection.execute(sql_filter.create(consumer.id, made))
+
+    def save_catalog(self, source: str, columns: Columns) -> None:
+        """Note the tables and columns of a source, which consumers' filters are checked against."""
+        with self.connection() as connection:
+            values = [source, Jsonb(catalog_body(columns))]
+            connection.execute(sql_filter.FILTER_SQL["save_catalog"], values)
 
     def _change_own(
         self, connection: psycopg.Connection[Any], stream: str, group: Mapping[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from penstock.config.consumers import settings_of
+from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.registry import check_settings
 from penstock.streams.consumers.state import START
@@ -100,6 +100,7 @@ class InMemoryConsumers:
         settings = settings_of(spec.type, spec.settings)
         stream = self.stream(spec.stream)
         check_settings(settings, stream.kind)
+        _check_filter(settings)
         self._made += 1
         info = ConsumerInfo(
             self._made, spec.name, spec.stream, spec.type, own, settings, None, self.clock.now,
@@ -171,6 +172,7 @@ class InMemoryConsumers:
         given = {key: value for key, value in values.items() if value is not None}
         settings = settings_of(info.type, given)
         check_settings(settings, consumer.stream.kind)
+        _check_filter(settings)
         consumer.change(replace(info, settings=settings))
         self._changed()
         return consumer.info
@@ -192,3 +194,9 @@ class InMemoryConsumers:
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the list or a consumer's settings changed."""
         self._callbacks.append(callback)
+
+
+def _check_filter(settings: ConsumerSettings) -> None:
+    """Raise `Refused` for a filter that Postgres alone evaluates."""
+    if settings.filters.sql is not None:
+        raise Refused("filters.sql is evaluated by Postgres: there is none in memory.")

@@ -32,8 +32,8 @@ class Reader:
     ) -> None:
         self._sessions = sessions
         self._consumer = consumer
-        self.view = StreamView(sessions, stream, settings)
-        self.ahead = ReadAhead(sessions, self.view)
+        self.view = StreamView(sessions, stream, settings, consumer)
+        self.ahead = ReadAhead(sessions, self.view, consumer)
         self.groups = ParkedGroups(sessions, self.view)
         self._passable = (START, START)  # between these are none of the consumer's messages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -15,6 +15,8 @@ from psycopg.types.json import Jsonb
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.core import queries
+from penstock.streams.catalogs import read_catalog
+from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.notices import Notices
@@ -35,6 +37,9 @@ from penstock.streams.consumers.types import (
 from penstock.streams.consumers.view import StreamRef
 from penstock.streams.names import batches_table, consumer_table
 from penstock.streams.records import commit_position
+
+if TYPE_CHECKING:
+    from penstock.expressions.postgres.translate import Translated
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
@@ -153,6 +158,7 @@ class Consumers:
             raise UnknownStream(f"There is no stream {spec.stream!r}.")
         stream, source, kind = rows[0]
         check_settings(settings, kind)
+        made = await self._planned(settings, stream)
         start = await self._head(source) if settings.deliver_policy == "new" else START
         taken = NameTaken(
             f"There is a stream or a consumer {spec.name!r} already: take another name."
@@ -168,12 +174,15 @@ class Consumers:
                     "own": False,
                     "settings": Jsonb(settings.stored()),
                 }
-                made = await _rows(connection, _STORE_SQL["create_consumer"], values)
-                log = consumer_table(made[0][0])
-                table = sql.Identifier(f"consumer_{made[0][0]}")
+                rows = await _rows(connection, _STORE_SQL["create_consumer"], values)
+                number = rows[0][0]
+                log = consumer_table(number)
+                table = sql.Identifier(f"consumer_{number}")
                 await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
                 first = State(start).encode().decode()
                 await connection.execute(composed("first_entry", log=log), (first,))
+                if made is not None:
+                    await connection.execute(sql_filter.create(number, made))
         except psycopg.errors.UniqueViolation:
             raise taken from None
         return (await self.get(spec.name)).info
@@ -194,9 +203,22 @@ class Consumers:
             given = {key: value for key, value in values.items() if value is not None}
             checked = settings_of(kind, given)
             check_settings(checked, consumer.stream.kind)
+            of = consumer.stream
+            made = await self._planned(checked, of.id) if "filters" in changes else None
             settings = Jsonb(checked.stored())
             await connection.execute(SQL["set_settings"], (settings, info.id))
+            if made is not None:
+                await connection.execute(sql_filter.create(info.id, made))
         return (await self.get(name)).info
+
+    async def _planned(self, settings: ConsumerSettings, stream: int) -> Translated | None:
+        """Return a consumer's filter in SQL; raises `WrongSetting` and `Refused`."""
+        if settings.filters.sql is None:
+            return None
+        rows = await self._sessions.rows(sql_filter.FILTER_SQL["catalog"], (stream,))
+        tables, source, version = rows[0]
+        columns = None if tables is None else read_catalog(tables)
+        return sql_filter.planned(settings.filters.sql, columns, source, version)
 
     async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
         async with self._changing() as connection:
@@ -227,6 +249,7 @@ class Consumers:
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
             await connection.execute(SQL["delete_id"], (info.name,))
+            await connection.execute(sql_filter.drop(info.id))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
