@@ -181,7 +181,9 @@ class MemoryConsumer(InMemoryConsumer):
 
     def __init__(self, name: str, of: WebhookSettings, number: int = 7) -> None:
         clock = Clock(datetime.now(UTC), running=True)
-        info = ConsumerInfo(number, name, "s", "webhook", False, of, None, clock.now)
+        info = ConsumerInfo(
+            number, name, "s", "webhook", False, of, None, clock.now, uuid=f"uuid-{number}"
+        )  # fmt: skip
         super().__init__(info, InMemoryStream(1, "s", "changes", "shop", clock.now), clock, START)
         self.clock = clock
         self.away = False

@@ -144,9 +144,11 @@ def make_stream(
     source: str = "shop",
     kind: str = "changes",
     retention: timedelta | None = None,
+    **group: Any,
 ) -> StreamRecord:
-    """Register a source and a stream of it."""
-    return store.register_stream(name, store.register_source(source, "tag"), kind, retention)
+    """Register a source and a stream of it, whose own group has the settings in `group`."""
+    of = store.register_source(source, "tag")
+    return store.register_stream(name, of, kind, retention, group)
 
 
 def source_of(store: Store, stream: StreamRecord) -> SourceRecord:

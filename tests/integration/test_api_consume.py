@@ -246,15 +246,30 @@ def test_a_streams_own_group(shop: Shop, ask: str) -> None:
     assert body["refused"] == [{"ack_id": "garbage", "reason": "unknown"}]
 
 
-def test_a_new_stream_of_rows_has_deletes(shop: Shop) -> None:
+def test_a_stream_of_rows_hands_out_deletes_where_it_is_asked_for(shop: Shop) -> None:
     rows = make_stream(shop.store, "rows", kind="rows")
+    path = "/v1/http-consumers/copy"
+    shop.client.post("/v1/http-consumers", json={"name": "copy", "stream": "rows"})
     publish(shop.store, rows, [inserted("a", n=1), updated("b", n=1), updated("a", n=2)])
     publish(shop.store, rows, [deleted("b")])
-    answer = shop.client.get("/v1/streams/rows/receive", params={"batch_size": 10, **WAIT})
+    asked = {"batch_size": 10, **WAIT}
+    assert ids(shop.client.get(f"{path}/next", params=asked)) == ["a"]
+    info = shop.client.get(f"{path}/next").json()["info"]
+    assert info == {"num_pending": 0, "num_ack_pending": 1}
+    shop.client.patch(path, json={"deletes": True})
+    shop.client.post(f"{path}/rewind", json={"to": "all"})
+    answer = shop.client.get(f"{path}/next", params=asked)
+    assert sorted(ids(answer)) == ["a", "b"]
+    shop.client.patch("/v1/http-consumers/rows", json={"deletes": True})
+    answer = shop.client.get("/v1/streams/rows/receive", params=asked)
     seen = {item["data"]["record"]["id"]: item["data"] for item in answer.json()["data"]}
     assert list(seen["a"]) == ["record", "metadata"]
     assert seen["a"]["record"] == {"id": "a", "n": 2}
     assert seen["b"]["action"] == "delete"
+    body = problem(
+        shop.client.patch("/v1/http-consumers/events", json={"deletes": True}), 422, "deletes"
+    )
+    assert "`actions`" in body["detail"]
 
 
 def test_workers_in_parallel_get_each_message_once(shop: Shop) -> None:

@@ -130,7 +130,7 @@ def test_the_message_is_whole(stream: Stream) -> None:
             message = orjson.loads(request.body)
             assert message["record"] == {"id": "a"}
             assert message["action"] == "insert"
-            assert message["metadata"]["consumer"] == {"id": str(info.id), "name": "billing"}
+            assert message["metadata"]["consumer"] == {"id": info.uuid, "name": "billing"}
             lsn, idx = message["metadata"]["commit_lsn"], message["metadata"]["commit_idx"]
             assert request.id == f"msg_{info.id}_{lsn}_{stream_idx(idx)}"
             await all_acked(consumers)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.consumer_model import Model
 
-from penstock.config.consumers import Filters
+from penstock.config.consumers import ConsumerSettings, Filters
 from penstock.streams.consumers.ack_tokens import make_tokens, read_tokens
 from penstock.streams.consumers.decide import Step
 from penstock.streams.consumers.entry import DeliveryFailure, Entry
@@ -29,7 +29,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stream = InMemoryStream(1, "events", "changes", "shop", datetime.now(UTC))
-        self.view = View(self.stream, Filters(table=("items",)))
+        self.view = View(self.stream, ConsumerSettings(filters=Filters(table=("items",))))
         self.model = Model()
         self.log: list[bytes] = []
         self.seen = [0, 0]

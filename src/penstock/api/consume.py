@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,13 @@ from penstock.api.requests import (
 from penstock.api.schemas import BEARER, ReceivedIds, ReceivedMessages, Success
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.registry import Consumers
-from penstock.streams.consumers.types import Delivery, Outcome, Received
+from penstock.streams.consumers.types import (
+    Delivery,
+    Outcome,
+    Received,
+    UnknownConsumer,
+    UnknownStream,
+)
 
 _RECEIVE: Final = {"batch_size": (1, 1000, 1), "wait_for_ms": (0, 300_000, 0)}
 _MAX_TOKENS: Final = 10_000
@@ -106,6 +113,7 @@ class _Form(NamedTuple):
     tokens: str
     written: Callable[[Received], bytes]
     model: type
+    operation: str = ""  # what the ids of its operations begin with, the parameter if none
 
 
 def _messages(received: Received) -> bytes:
@@ -139,6 +147,16 @@ _FORMS: Final = (
         model=ReceivedMessages,
     ),
     _Form(
+        path="/v1/consumers/{consumer}",
+        parameter="consumer",
+        receive=("receive", ["GET", "POST"]),
+        token="ack_token",  # noqa: S106
+        tokens="ack_tokens",
+        written=_messages,
+        model=ReceivedMessages,
+        operation="short",
+    ),
+    _Form(
         path="/v1/streams/{stream}",
         parameter="stream",
         receive=("receive", ["GET", "POST"]),
@@ -170,9 +188,13 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
     async def consumer_of(request: Request) -> Consumer:
         name = request.path_params[parameter]
         grant: Grant = request.scope["grant"]
-        if not grant.may_consume(name):
-            raise Problem(403, f"The token {grant.name!r} is not for {parameter} {name!r}.")
-        return await find(name)
+        if grant.may_consume(name):
+            return await find(name)
+        with contextlib.suppress(UnknownConsumer, UnknownStream):
+            consumer = await find(name)  # it may be an id
+            if grant.may_consume(consumer.info.name):
+                return consumer
+        raise Problem(403, f"The token {grant.name!r} is not for {parameter} {name!r}.")
 
     async def receive(request: Request) -> Response:
         values = query(request, _RECEIVE)
@@ -255,7 +277,7 @@ def _declare(
     api.add_api_route(
         path, endpoint, methods=[method], summary=summary, description=description,
         response_model=model, openapi_extra=extra, responses=documented(*codes),
-        operation_id=f"{form.parameter}_{action}_{method.lower()}",
+        operation_id=f"{form.operation or form.parameter}_{action}_{method.lower()}",
     )  # fmt: skip
 
 

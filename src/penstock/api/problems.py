@@ -27,12 +27,14 @@ from penstock.streams.consumers.types import (
     UnknownConsumer,
     UnknownDeadLetter,
     UnknownStream,
+    WrongSetting,
 )
 
 _STATUS: Final[dict[type[ConsumerError], int]] = {
     UnknownConsumer: 404,
     UnknownDeadLetter: 404,
     UnknownStream: 404,
+    WrongSetting: 422,
     NameTaken: 409,
     Refused: 409,
     TooManyWaiting: 429,
@@ -210,7 +212,9 @@ def _methods(request: Request) -> str:
 def _of_consumer(error: ConsumerError) -> Problem:
     status = _STATUS.get(type(error), 409)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
-    errors = [("name", str(error))] if isinstance(error, NameTaken) else ()
+    errors = [("name", str(error))] if isinstance(error, NameTaken) else []
+    if isinstance(error, WrongSetting):
+        errors = [(error.field, str(error).removeprefix(f"{error.field}: "))]
     return Problem(status, str(error), errors, headers=headers)
 
 

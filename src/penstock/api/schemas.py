@@ -166,7 +166,7 @@ class ConsumerBody(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    id: str
+    id: str = Field(description="A UUID.")
     name: str
     stream: str
     type: Literal["pull", "webhook"]
@@ -185,6 +185,7 @@ class ConsumersBody(Page):
 class StreamBody(BaseModel):
     """A stream."""
 
+    id: str = Field(description="A UUID.")
     name: str
     kind: Literal["changes", "rows"]
     source: str
@@ -239,7 +240,7 @@ class Rewind(BaseModel):
 def consumer_body(info: ConsumerInfo, facts: ConsumerFacts | None) -> dict[str, Any]:
     """Return what the API shows of a consumer: no secret."""
     return {
-        "id": str(info.id),
+        "id": info.uuid,
         "name": info.name,
         "stream": info.stream,
         "type": info.type,
@@ -254,6 +255,7 @@ def consumer_body(info: ConsumerInfo, facts: ConsumerFacts | None) -> dict[str, 
 def stream_body(info: StreamInfo) -> dict[str, Any]:
     """Return what the API shows of a stream."""
     return {
+        "id": info.uuid,
         "name": info.name,
         "kind": info.kind,
         "source": info.source,

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from penstock.config.strict import Flag, StrictModel, Whole
+from penstock.config.transforms import Filter
 from penstock.core.message import ACTIONS
 from penstock.core.tables import TablePattern
 
@@ -69,13 +70,22 @@ class Filters(StrictModel):
     """Which messages a consumer gets; each member is a name, a list of names, or `*` for all.
 
     `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`;
-    `resource_id` is the schema of a database, or the connection of a SaaS API.
+    `resource_id` is the schema of a database, or the connection of a SaaS API. `sql` is a condition,
+    in the language of sinks' filters.
     """
 
     table: _Tables = (ANY,)
     collection_id: _Tables = (ANY,)
     resource_id: _Names = (ANY,)
     action: _Actions = (ANY,)
+    sql: Filter | None = None
+
+
+def check_max_deliver(value: int) -> int:
+    """Return a `max_deliver`; raises `ValueError` for 0."""
+    if value == 0:
+        raise ValueError("0 would deliver nothing: expected -1 (for ever), or 1 and more")
+    return value
 
 
 class ConsumerSettings(StrictModel):
@@ -87,13 +97,13 @@ class ConsumerSettings(StrictModel):
     max_waiting: Whole = Field(20, ge=1, le=10_000)
     deliver_policy: Literal["all", "new"] = "all"
     filters: Filters = Filters()
+    deletes: Flag = False
+    """Of a stream of kind rows: whether hard deletes are handed out."""
 
     @field_validator("max_deliver")
     @classmethod
     def _check_max_deliver(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("0 would deliver nothing: expected -1 (for ever), or 1 and more")
-        return value
+        return check_max_deliver(value)
 
     def stored(self) -> dict[str, Any]:
         """Return what the store keeps, secrets included; defaults are left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.config.consumers import Consumer
+from penstock.config.deletes import OF_CHANGES
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
 from penstock.core.text import Path, nearest
@@ -44,14 +45,15 @@ def of_sinks(
 
 
 def of_consumers(
-    consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Iterable[str]
+    consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Mapping[str, str]
 ) -> Iterator[Contradiction]:
-    """Yield what is wrong between consumers and streams; both are given by their names."""
-    streams = dict.fromkeys(streams)
+    """Yield what is wrong between consumers and streams; `streams` has the kind of each."""
     for name, consumer in consumers.items():
         if name in streams:
             message = f"stream {name!r} has a consumer of that name, its own: choose another"
             yield ("consumers", name), message
+        if consumer.deletes and streams.get(consumer.stream) == "changes":
+            yield ("consumers", name, "deletes"), OF_CHANGES
         if consumer.stream not in streams:
             path: Path = ("consumers", name, "stream")
             if consumer.stream in sinks:

@@ -172,7 +172,7 @@ class Reader:
         """Check what entities say of each other."""
         root = self.document.value
         given = _names(root, "sinks")
-        streams = [n for n, sink in given.items() if _type(sink) == "stream"]
+        streams = {n: _kind(sink) for n, sink in given.items() if _type(sink) == "stream"}
         for path, message in (
             *contradictions.of_sinks(parts.sources, parts.sinks, _names(root, "sources")),
             *contradictions.of_consumers(parts.consumers, given, streams),
@@ -273,6 +273,10 @@ def _names(root: Any, key: str) -> dict[str, Any]:
     """Return the parts under a key as the file has them, wrong ones too."""
     value = root.get(key) if isinstance(root, dict) else None
     return value if isinstance(value, dict) else {}
+
+
+def _kind(sink: Any) -> str:
+    return str(sink.get("kind", "changes")) if isinstance(sink, Mapping) else ""
 
 
 def _type(part: Any) -> str:

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from penstock.config.deletes import check_deletes
 from penstock.config.strict import Flag, Number, StrictModel, Whole
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
@@ -85,8 +94,10 @@ class NatsSinkConfig(StrictModel):
     url: str = Field("nats://localhost:4222", repr=False)
     """Servers of one cluster, separated by commas, `nats://` or `tls://`."""
     kind: Literal["changes", "rows"] = "changes"
-    """Every change with its old values, or the newest version of each row alone: deletes are not
-    sent, and messages have neither `changes` nor `action`."""
+    """Every change with its old values, or the newest version of each row alone, whose messages have
+    neither `changes` nor `action`."""
+    deletes: Flag = False
+    """Whether hard deletes are sent in kind rows, with `"action": "delete"`."""
     subject: str = DEFAULT_SUBJECT
     """Subject template, see `penstock.core.subject`; without `{action}` in kind rows if unset."""
     stream: str | None = None
@@ -116,6 +127,11 @@ class NatsSinkConfig(StrictModel):
         if isinstance(given, dict) and given.get("kind") == "rows" and "subject" not in given:
             return {**given, "subject": ROWS_SUBJECT}
         return given
+
+    @field_validator("deletes")
+    @classmethod
+    def _check_deletes(cls, value: bool, info: ValidationInfo) -> bool:
+        return check_deletes(value, info.data.get("kind"), info.data.get("actions", ()))
 
     @field_validator("url")
     @classmethod

@@ -65,7 +65,9 @@ class Config(StoreSettings):
     def _check_references(self) -> Self:
         found = [
             *contradictions.of_sinks(self.sources, self.sinks, self.sources),
-            *contradictions.of_consumers(self.consumers, self.sinks, self.streams),
+            *contradictions.of_consumers(
+                self.consumers, self.sinks, {n: sink.kind for n, sink in self.streams.items()}
+            ),
             *contradictions.of_store(has_url=self.store is not None, master=self.spark.master),
         ]
         if found:

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from penstock.config.consumers import check_max_deliver
+from penstock.config.deletes import check_deletes
 from penstock.config.durations import Duration
 from penstock.config.jetstream import JetStreamSettings
 from penstock.config.nats import GroupBy, NatsSinkConfig
 from penstock.config.sources import Table
-from penstock.config.strict import Flag, StrictModel
+from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.config.transforms import (
     NOT_IN_SUBJECT,
     Filter,
@@ -40,6 +42,8 @@ class SinkSettings(StrictModel):
     group_by: GroupBy = None
     kind: Literal["changes", "rows"] = "changes"
     """Every change with its old values, or the newest version of each row alone."""
+    deletes: Flag = False
+    """Of kind rows: whether hard deletes are sent, or handed out by the stream's own group."""
     filter: Filter | None = None
     """A condition; what it does not hold for is not sent."""
     transform: TransformSettings | None = None
@@ -63,6 +67,11 @@ class SinkSettings(StrictModel):
                 "a truncate has no row: remove it from `actions`, or set `kind: changes`"
             )
         return kind
+
+    @field_validator("deletes")
+    @classmethod
+    def _check_deletes(cls, value: bool, info: ValidationInfo) -> bool:
+        return check_deletes(value, info.data.get("kind"), info.data.get("actions", ()))
 
     @field_validator("sort_by")
     @classmethod
@@ -141,6 +150,23 @@ class StreamSinkSettings(SinkSettings):
     type: Literal["stream"]
     retention: Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
+    ack_wait_ms: Annotated[Whole, Field(ge=1, le=86_400_000)] | None = None
+    """This setting of the stream's own group, as are those below; without it, it is not changed."""
+    max_deliver: Annotated[Whole, Field(ge=-1, le=1_000_000)] | None = None
+    max_ack_pending: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
+    max_waiting: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The settings of the stream's own group, as far as the file has them."""
+        names = ("ack_wait_ms", "max_deliver", "max_ack_pending", "max_waiting")
+        given = {name: getattr(self, name) for name in names}
+        return {k: v for k, v in given.items() if v is not None} | {"deletes": self.deletes}
+
+    @field_validator("max_deliver")
+    @classmethod
+    def _check_max_deliver(cls, value: int | None) -> int | None:
+        return None if value is None else check_max_deliver(value)
 
     @field_validator("route")
     @classmethod

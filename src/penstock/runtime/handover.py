@@ -30,11 +30,11 @@ def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monito
 
 
 class NextQuery:
-    """The next query of the one source that `config` has; `target` is the source's in the store.
+    """The next query of the one source that `config` has.
 
-    `streams` are the ids of its streams, `starting` the sinks that a backfill's reads may go to first:
-    all, where None are named. `start` it, `wait`, and give it to the `Run` that takes it over, or
-    `close` it.
+    `target` is the source's in the store, `uuids` are its sinks', `streams` the ids of its streams,
+    `starting` the sinks that a backfill's reads may go to first: all, where None are named. `start` it,
+    `wait`, and give it to the `Run` that takes it over, or `close` it.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class NextQuery:
         spark: SparkSession,
         config: Config,
         target: StoreTarget,
+        uuids: Mapping[str, str],
         streams: Mapping[str, int] | None = None,
         starting: Collection[str] | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class NextQuery:
         self.monitor = monitor_for(spark, config, self._handle)
         # A starting sink is one only while the store has it as that, too.
         starting = config.sinks if starting is None else starting
-        routes = routes_of(config, self.source, streams or {}, starting)
+        routes = routes_of(config, self.source, streams or {}, starting, uuids)
         self.pipeline = Pipeline(
             spark, config, self.source, routes, target, self.monitor.address, waits=True
         )

@@ -404,7 +404,8 @@ class SourceRunner:
             return None
         query = None
         try:
-            query = NextQuery(spark, desired, run.store.target(self.name), streams, ())
+            uuids = run.store.uuids(sinks)
+            query = NextQuery(spark, desired, run.store.target(self.name), uuids, streams, ())
             query.start()
             if query.wait(_HANDOVER_SECONDS):
                 return query

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Self
 
 import structlog
@@ -13,14 +13,16 @@ import structlog
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
-from penstock.core.errors import SinkError, StoreError
+from penstock.core.errors import SetupError, SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
+from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route
 from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
@@ -62,6 +64,7 @@ class StoreSession:
         self._store = Store.open(url)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
+        self._uuids: dict[str, str] = {}
         self._drainers: dict[str, Drainer] = {}
         self._done: dict[str, Position] = {}
         self._claims = Claims(self._on_taken)
@@ -94,7 +97,26 @@ class StoreSession:
                 " its streams go on behind what they hold, backfill what is missing",
                 source=name, wal_end=format_lsn(wal_end or 0),
             )  # fmt: skip
+        self._note_catalog(name)
+        self._uuids |= self.uuids(self._config.sinks_of(name))
         self._streams |= register_streams(self._store, self._config, source)
+
+    def _note_catalog(self, name: str) -> None:
+        """Note a source's tables in the store, for the filters of consumers."""
+        if not any(sink.source == name for sink in self._config.streams.values()):
+            return
+        try:
+            with open_catalog(self._config.sources[name]) as catalog:
+                columns = source_columns(catalog)
+        except SetupError as error:
+            log.warning("the tables can't be noted for the filters of consumers", source=name,
+                        error=str(error))  # fmt: skip
+            return
+        self._store.save_catalog(name, columns)
+
+    def uuids(self, sinks: Iterable[str]) -> dict[str, str]:
+        """Return the ids of sinks, which are made where there are none."""
+        return {name: self._store.id_of("sink", name) for name in sinks}
 
     def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
         """Claim a source, waiting for a while; return False where `stopping` came first."""
@@ -135,7 +157,7 @@ class StoreSession:
                     self._drain(name, sink)
 
     def _drain(self, name: str, sink: NatsSinkSettings) -> None:
-        target = NatsSink(sink, name=name, source=sink.source)
+        target = NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
         drainer = Drainer(
             self.url, self._sources[sink.source].id, name, target, sink.detach_after,
             self._on_report,
@@ -192,7 +214,7 @@ class StoreSession:
 
     def routes(self, source: str) -> list[Route]:
         """Return the routes of a source."""
-        return routes_of(self._config, source, self._streams, self._starting)
+        return routes_of(self._config, source, self._streams, self._starting, self._uuids)
 
     # -- what the processes of the run report
 
@@ -226,18 +248,23 @@ class StoreSession:
 def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:
     """Register the streams of a source, and return their ids by name; raises `StoreError`."""
     return {
-        name: store.register_stream(name, source, sink.kind, sink.retention).id
+        name: store.register_stream(name, source, sink.kind, sink.retention, sink.group).id
         for name, sink in config.streams.items()
         if sink.source == source.name
     }
 
 
 def routes_of(
-    config: Config, source: str, streams: Mapping[str, int], starting: Collection[str]
+    config: Config,
+    source: str,
+    streams: Mapping[str, int],
+    starting: Collection[str],
+    uuids: Mapping[str, str],
 ) -> list[Route]:
     """Return the routes of a source; where its sinks agree on the groups, the source has them.
 
-    `streams` gives the ids of streams, `starting` are the sinks that a backfill's reads go to first.
+    `streams` gives the ids of streams, `uuids` those of sinks, `starting` are the sinks that a
+    backfill's reads go to first.
     """
     sinks = config.sinks_of(source)
     agree = len({repr(sink.group_by) for sink in sinks.values()}) == 1
@@ -247,6 +274,7 @@ def routes_of(
             sink.model_copy(update={"group_by": None}) if agree else sink,
             streams.get(name),
             name in starting,
+            uuids.get(name),
         )
         for name, sink in sinks.items()
     ]

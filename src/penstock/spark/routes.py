@@ -23,14 +23,16 @@ _FEW: Final = 64
 class Route:
     """A sink, and which messages of its source it gets; `stream_id` is a stream's in the store.
 
-    Where `settings` have no `group_by`, the source's groups are the sink's. While a sink `starts`, what
-    a backfill reads for it is published, though the live messages go to its backlog.
+    `uuid` is the sink's. Where `settings` have no `group_by`, the source's groups are the sink's. While
+    a sink `starts`, what a backfill reads for it is published, though the live messages go to its
+    backlog.
     """
 
     name: str
     settings: Sink
     stream_id: int | None = None
     starts: bool = False
+    uuid: str | None = None
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
@@ -73,7 +75,7 @@ def actions_of(sink: Sink) -> set[str]:
     """Return the actions of messages that a sink gets."""
     # A backfill is requested, so `actions` does not filter its reads.
     actions = {*sink.actions, READ}
-    if isinstance(sink, NatsSinkSettings) and sink.kind == "rows":
+    if isinstance(sink, NatsSinkSettings) and sink.kind == "rows" and not sink.deletes:
         # JetStream gets no message of a row that is gone: it must not fail on its way either.
         actions.discard(DELETE)
     return actions

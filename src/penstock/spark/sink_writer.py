@@ -49,7 +49,13 @@ class SinkWriter:
         self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
         if steps.regroups:
             settings = settings.model_copy(update={"group_by": None})
-        self._sink = NatsSink(settings, name=self.name, source=source, on_retry=self._on_retry)
+        self._sink = NatsSink(
+            settings,
+            name=self.name,
+            source=source,
+            uuid=steps.route.uuid,
+            on_retry=self._on_retry,
+        )
 
     def connect(self) -> SinkError | None:
         """Connect, and return why that is not possible."""

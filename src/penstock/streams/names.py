@@ -13,9 +13,13 @@ LOCK_MIGRATE: Final = 7381
 LOCK_RUN: Final = 7382
 """With a source's id, held by a session: runs the source's pipeline."""
 
+LOCK_PERMITS: Final = 7383
+"""With a consumer's id: takes permits for receives."""
+
 CHANNEL: Final = "penstock"
 """Notifications: `s<source id>` there is a new head; `c<consumer id>` the consumer changed; `k` the
-list of streams and consumers did; `t` the tokens did; `b` the backfills did."""
+list of streams and consumers did; `w<consumer id>` another process needs permits for its receives,
+`f<consumer id>` some are free; `t` the tokens did; `b` the backfills did."""
 
 
 def batches_table(source_id: int) -> sql.Identifier:

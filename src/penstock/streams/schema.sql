@@ -312,6 +312,33 @@ ALTER TABLE penstock.tokens DROP CONSTRAINT tokens_role_check;
 ALTER TABLE penstock.tokens
     ADD CONSTRAINT tokens_role_check CHECK (role IN ('worker', 'viewer', 'admin'))
 
+-- name: migration_8
+-- Streams and consumers that were there before have ids as well.
+SELECT penstock.id_of('sink', name) FROM penstock.streams;
+SELECT penstock.id_of('consumer', name) FROM penstock.consumers;
+
+-- The tables and columns of a source, as the run that captures it knows them: filters of consumers are
+-- checked against these.
+CREATE TABLE penstock.catalogs (
+    source text PRIMARY KEY,
+    tables jsonb NOT NULL,
+    at timestamptz NOT NULL DEFAULT now()
+);
+
+-- How many receives each process may serve at a time (`max_waiting`). A process that was not seen for
+-- some seconds has ended, and what it held is free.
+CREATE TABLE penstock.receivers (
+    process uuid PRIMARY KEY,
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE TABLE penstock.receive_permits (
+    consumer_id integer NOT NULL REFERENCES penstock.consumers ON DELETE CASCADE,
+    process uuid NOT NULL REFERENCES penstock.receivers ON DELETE CASCADE,
+    permits integer NOT NULL,
+    PRIMARY KEY (consumer_id, process)
+);
+CREATE INDEX ON penstock.receive_permits (process);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -15,11 +15,16 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
+from penstock.expressions.catalog import Columns
+from penstock.streams.catalogs import catalog_body, read_catalog
 from penstock.streams.claim import Claim
 from penstock.streams.connection import StoreConnection
+from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.types import ConsumerError
 from penstock.streams.letters import DeadLetters
 from penstock.streams.migrate import migrate
 from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, batches_table
@@ -85,6 +90,11 @@ class Store:
         ((made_at,),) = self._connection.rows(_SQL["made_at"])
         return str(made_at)
 
+    def id_of(self, kind: str, name: str) -> str:
+        """Return the UUID of a source, sink, consumer or target; it is made where there is none."""
+        ((found,),) = self._connection.rows(_SQL["id_of"], [kind, name])
+        return str(found)
+
     # Sources
 
     def sources(self) -> list[SourceRecord]:
@@ -149,11 +159,17 @@ class Store:
         return next((stream for stream in self.streams() if stream.name == name), None)
 
     def register_stream(
-        self, name: str, source: SourceRecord, kind: str, retention: timedelta | None
+        self,
+        name: str,
+        source: SourceRecord,
+        kind: str,
+        retention: timedelta | None,
+        group: Mapping[str, Any] | None = None,
     ) -> StreamRecord:
         """Make a stream with its first segment and its own consumer, or find it.
 
-        `retention` is taken over; source and kind of a stream cannot change.
+        `retention` is taken over, as are the settings of its own consumer in `group`; source and kind
+        of a stream cannot change.
         """
         with self._registering() as connection:
             stream = self.stream(name)
@@ -162,12 +178,15 @@ class Store:
                 _same("kind", stream.kind, kind, name)
                 if stream.retention != retention:
                     connection.execute(_SQL["set_retention"], [retention, stream.id])
+                self._change_own(connection, name, group or {})
             else:
-                values = [name, source.id, kind, retention]
+                values = {"name": name, "source": source.id, "kind": kind, "retention": retention}
                 row = connection.execute(_SQL["create_stream"], values).fetchone()
                 stream_id = _found(row)[0]
                 create_segment(connection, stream_id, kind, START)
-                self._create_consumer(connection, stream_id, name, "pull", True, {})
+                self._create_consumer(
+                    connection, stream_id, name, "pull", True, _stored(group or {})
+                )
                 connection.execute(_SQL["notify"], ["k"])
             found = self.stream(name)
         assert found is not None  # noqa: S101 - made above
@@ -204,13 +223,54 @@ class Store:
                     f"Consumer {name!r} reads the stream {old.stream!r}, not {stream!r}.",
                     remedy="Give this one another name, or delete the other.",
                 )
-            elif (old.type, old.settings) != (type, settings):
+            self._filter(connection, of, name, type, settings)
+            if old is not None and (old.type, old.settings) != (type, settings):
                 connection.execute(_SQL["change_consumer"], [type, Jsonb(settings), old.id])
                 connection.execute(_SQL["notify"], [f"c{old.id}"])
             connection.execute(_SQL["notify"], ["k"])
             found = self._consumer(name)
         assert found is not None  # noqa: S101 - made above
         return found
+
+    def _filter(
+        self,
+        connection: psycopg.Connection[Any],
+        stream: StreamRecord,
+        name: str,
+        type_: str,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Make the function of a consumer's filter in SQL, if it has one."""
+        text = settings_of(type_, settings).filters.sql
+        consumer = self._consumer(name)
+        if text is None or consumer is None:
+            return
+        row = connection.execute(sql_filter.FILTER_SQL["catalog"], [stream.id]).fetchone()
+        tables, source, version = _found(row)
+        columns = None if tables is None else read_catalog(tables)
+        try:
+            made = sql_filter.planned(text, columns, source, version)
+        except ConsumerError as error:
+            raise StoreError("expression", f"consumers.{name}.{error}") from None
+        connection.execute(sql_filter.create(consumer.id, made))
+
+    def save_catalog(self, source: str, columns: Columns) -> None:
+        """Note the tables and columns of a source, which consumers' filters are checked against."""
+        with self.connection() as connection:
+            values = [source, Jsonb(catalog_body(columns))]
+            connection.execute(sql_filter.FILTER_SQL["save_catalog"], values)
+
+    def _change_own(
+        self, connection: psycopg.Connection[Any], stream: str, group: Mapping[str, Any]
+    ) -> None:
+        own = self._consumer(stream)
+        if own is None:
+            return
+        settings = _stored({**own.settings, **group})
+        if settings != own.settings:
+            connection.execute(_SQL["change_consumer"], [own.type, Jsonb(settings), own.id])
+            for notice in (f"c{own.id}", "k"):
+                connection.execute(_SQL["notify"], [notice])
 
     def _consumer(self, name: str) -> ConsumerRecord | None:
         return next((consumer for consumer in self.consumers() if consumer.name == name), None)
@@ -224,7 +284,13 @@ class Store:
         own: bool,
         settings: Mapping[str, Any],
     ) -> None:
-        values = [stream_id, name, type_, own, Jsonb(dict(settings))]
+        values = {
+            "stream": stream_id,
+            "name": name,
+            "type": type_,
+            "own": own,
+            "settings": Jsonb(dict(settings)),
+        }
         try:
             row = connection.execute(_SQL["create_consumer"], values).fetchone()
         except psycopg.errors.UniqueViolation:
@@ -253,6 +319,10 @@ def create_segment(
 
 def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
     return sql.SQL(text).format(**parts)
+
+
+def _stored(group: Mapping[str, Any]) -> dict[str, Any]:
+    return settings_of("pull", group).stored()
 
 
 def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:

@@ -150,8 +150,13 @@ ORDER BY lsn DESC, idx DESC LIMIT 1
 SELECT st.id, st.name, st.source_id, so.name, st.kind, st.retention, st.created_at
 FROM penstock.streams st JOIN penstock.sources so ON so.id = st.source_id ORDER BY st.id
 
+-- name: id_of
+SELECT penstock.id_of(%s, %s)::text
+
 -- name: create_stream
-INSERT INTO penstock.streams (name, source_id, kind, retention) VALUES (%s, %s, %s, %s) RETURNING id
+INSERT INTO penstock.streams (name, source_id, kind, retention)
+VALUES (%(name)s, %(source)s, %(kind)s, %(retention)s)
+RETURNING id, penstock.id_of('sink', %(name)s)
 
 -- name: set_retention
 UPDATE penstock.streams SET retention = %s WHERE id = %s
@@ -165,8 +170,9 @@ SELECT co.id, co.stream_id, st.name, co.name, co.type, co.own, co.settings, co.d
 FROM penstock.consumers co JOIN penstock.streams st ON st.id = co.stream_id ORDER BY co.id
 
 -- name: create_consumer
-INSERT INTO penstock.consumers (stream_id, name, type, own, settings) VALUES (%s, %s, %s, %s, %s)
-RETURNING id
+INSERT INTO penstock.consumers (stream_id, name, type, own, settings)
+VALUES (%(stream)s, %(name)s, %(type)s, %(own)s, %(settings)s)
+RETURNING id, penstock.id_of('consumer', %(name)s)
 
 -- name: change_consumer
 UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s

@@ -224,7 +224,7 @@ class InMemoryConsumer:
 
     @property
     def _view(self) -> View:
-        return View(self.stream, self.settings.filters)
+        return View(self.stream, self.settings)
 
     def _expire(self) -> None:
         self._step(lambda _: None)
@@ -292,7 +292,7 @@ class InMemoryConsumer:
 
     def _with_consumer(self, message: bytes) -> bytes:
         name = self.info.name.replace("\\", "\\\\").replace('"', '\\"')
-        consumer = f',"consumer":{{"id":"{self.info.id}","name":"{name}"}}}}}}'
+        consumer = f',"consumer":{{"id":"{self.info.uuid}","name":"{name}"}}}}}}'
         return message[:-2] + consumer.encode()
 
     @staticmethod

@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from penstock.config.consumers import settings_of
+from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.streams.consumers.facts import ConsumerFacts
+from penstock.streams.consumers.registry import check_settings
 from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import (
     ConsumerInfo,
@@ -24,6 +25,7 @@ from penstock.streams.records import commit_position
 from penstock.testing.clock import Clock
 from penstock.testing.consumer import InMemoryConsumer
 from penstock.testing.stream import InMemoryStream
+from penstock.testing.uuids import uuid_of
 
 
 class InMemoryConsumers:
@@ -40,8 +42,10 @@ class InMemoryConsumers:
         self._made = 0
         self._callbacks: list[Callable[[], None]] = []
 
-    def add_stream(self, name: str, kind: str = "changes", source: str = "") -> InMemoryStream:
-        """Make a stream and its own consumer group.
+    def add_stream(
+        self, name: str, kind: str = "changes", source: str = "", **group: Any
+    ) -> InMemoryStream:
+        """Make a stream and its own consumer group, which has the settings in `group`.
 
         Raises:
             NameTaken: A stream or a consumer has this name.
@@ -50,28 +54,32 @@ class InMemoryConsumers:
         number = len(self._streams) + 1
         stream = InMemoryStream(number, name, kind, source, self.clock.now)
         self._streams[name] = stream
-        self._add(ConsumerSpec(name, name), own=True)
+        self._add(ConsumerSpec(name, name, settings=group), own=True)
         return stream
 
     def stream(self, name: str) -> InMemoryStream:
-        """Return a stream.
+        """Return a stream by its name or its UUID.
 
         Raises:
             UnknownStream: There is no stream of this name.
         """
-        if name not in self._streams:
-            raise UnknownStream(f"There is no stream {name!r}.")
-        return self._streams[name]
+        for stream in self._streams.values():
+            if name in (stream.name, uuid_of("sink", stream.name)):
+                return stream
+        raise UnknownStream(f"There is no stream {name!r}.")
 
     def consumer(self, name: str) -> InMemoryConsumer:
-        """Return a consumer; a stream's own group has the stream's name.
+        """Return a consumer by its name or its UUID; a stream's own group has the stream's name.
 
         Raises:
             UnknownConsumer: There is no consumer of this name.
         """
-        if name not in self._consumers:
-            raise UnknownConsumer(f"There is no consumer {name!r}.")
-        return self._consumers[name]
+        if (found := self._consumers.get(name)) is not None:
+            return found
+        for consumer in self._consumers.values():
+            if consumer.info.uuid == name:
+                return consumer
+        raise UnknownConsumer(f"There is no consumer {name!r}.")
 
     def add(self, spec: ConsumerSpec) -> InMemoryConsumer:
         """Make a consumer.
@@ -91,10 +99,13 @@ class InMemoryConsumers:
     def _add(self, spec: ConsumerSpec, *, own: bool) -> InMemoryConsumer:
         settings = settings_of(spec.type, spec.settings)
         stream = self.stream(spec.stream)
+        check_settings(settings, stream.kind)
+        _check_filter(settings)
         self._made += 1
         info = ConsumerInfo(
-            self._made, spec.name, spec.stream, spec.type, own, settings, None, self.clock.now
-        )
+            self._made, spec.name, spec.stream, spec.type, own, settings, None, self.clock.now,
+            uuid=uuid_of("consumer", spec.name),
+        )  # fmt: skip
         cursor = stream.head if settings.deliver_policy == "new" else START
         consumer = self._consumers[spec.name] = InMemoryConsumer(info, stream, self.clock, cursor)
         self._changed()
@@ -126,6 +137,7 @@ class InMemoryConsumers:
                 segments=1,
                 head=commit_position(*stream.head) if stream.rows else None,
                 created_at=stream.created_at,
+                uuid=uuid_of("sink", name),
             )
             for name, stream in sorted(self._streams.items())
         ]
@@ -168,6 +180,8 @@ class InMemoryConsumers:
         values = {**info.settings.stored(), **changes}
         given = {key: value for key, value in values.items() if value is not None}
         settings = settings_of(info.type, given)
+        check_settings(settings, consumer.stream.kind)
+        _check_filter(settings)
         consumer.change(replace(info, settings=settings))
         self._changed()
         return consumer.info
@@ -182,10 +196,16 @@ class InMemoryConsumers:
         consumer = self.consumer(name)
         if consumer.info.own:
             raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
-        del self._consumers[name]
+        del self._consumers[consumer.info.name]
         consumer.close(UnknownConsumer(f"There is no consumer {name!r} any more."))
         self._changed()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the list or a consumer's settings changed."""
         self._callbacks.append(callback)
+
+
+def _check_filter(settings: ConsumerSettings) -> None:
+    """Raise `Refused` for a filter that Postgres alone evaluates."""
+    if settings.filters.sql is not None:
+        raise Refused("filters.sql is evaluated by Postgres: there is none in memory.")

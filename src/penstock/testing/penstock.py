@@ -56,7 +56,7 @@ class InMemoryPenstock:
             for name, sink in config.sinks.items():
                 stream = None
                 if sink.type == "stream":
-                    stream = self.consumers.add_stream(name, sink.kind, sink.source)
+                    stream = self.consumers.add_stream(name, sink.kind, sink.source, **sink.group)
                 self._sinks[name] = InMemorySink(name, sink, stream)
         except BaseException:
             self.close()

@@ -18,6 +18,7 @@ from penstock.spark.plan import plan
 from penstock.spark.routes import Route
 from penstock.spark.steps import Steps
 from penstock.testing.stream import InMemoryStream
+from penstock.testing.uuids import uuid_of
 
 _LINE: Final = "\r\n"
 
@@ -77,7 +78,7 @@ class InMemorySink:
         self._steps.start()
         self._encoder = None
         if isinstance(settings, NatsSinkSettings):
-            self._encoder = Encoder(settings, name, settings.source, b"_")
+            self._encoder = Encoder(settings, name, settings.source, b"_", uuid_of("sink", name))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take a transaction's messages (`WIRE_SCHEMA`)."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import orjson
 import pyarrow as pa
 
-from penstock.config.consumers import ANY, Filters
+from penstock.config.consumers import ANY, ConsumerSettings, Filters
+from penstock.core.message import DELETE
 from penstock.core.tables import TablePattern
 from penstock.streams import copy
 from penstock.streams.consumers.decide import Row
@@ -127,10 +128,11 @@ class InMemoryStream:
 class View:
     """A stream as one consumer reads it; it knows all that is next in each group (`GroupRows`)."""
 
-    def __init__(self, stream: InMemoryStream, filters: Filters) -> None:
+    def __init__(self, stream: InMemoryStream, settings: ConsumerSettings) -> None:
         self.stream = stream
-        self._filters = filters
-        self._takes_all = filters == Filters()
+        self._filters = settings.filters
+        self._deletes = settings.deletes or stream.kind != "rows"
+        self._takes_all = self._filters == Filters() and self._deletes
 
     def behind(self, cursor: tuple[int, int]) -> Iterator[Row]:
         """Yield what stands behind a position, as a `Step` takes it."""
@@ -157,11 +159,14 @@ class View:
 
     def _row(self, row: StreamRow) -> Row:
         text: bytes | None = row.message
-        if not self._takes_all and not matches(self._filters, row):
+        if not self._takes_all and not self._takes(row):
             text = None
         elif self.stream.is_superseded(row):
             text = b""
         return row.lsn, row.idx, row.group, row.old_group, text
+
+    def _takes(self, row: StreamRow) -> bool:
+        return (self._deletes or row.action != DELETE) and matches(self._filters, row)
 
 
 def matches(filters: Filters, row: StreamRow) -> bool:

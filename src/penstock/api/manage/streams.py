@@ -65,7 +65,7 @@ def add(api: APIRouter, consumers: Consumers) -> None:
     @api.get(f"{_STREAMS}/{{stream}}", response_model=StreamBody, summary="Show a stream")
     async def show_stream(stream: str) -> Response:
         for info in await consumers.streams():
-            if info.name == stream:
+            if stream in (info.name, info.uuid):
                 return json_answer(stream_body(info))
         raise UnknownStream(f"There is no stream {stream!r}.")
 

@@ -146,7 +146,12 @@ class Handover:
             return None
         query = None
         try:
-            query = NextQuery(self._spark, desired.config, run.store.target(desired.source))
+            query = NextQuery(
+                self._spark,
+                desired.config,
+                run.store.target(desired.source),
+                run.store.uuids(desired.config.sinks),
+            )
             query.start()
         except Exception as error:
             log.info("the next query could not be started beside this one", group=self._group,

@@ -12,12 +12,14 @@ from typing import Final
 
 import pyarrow as pa
 
+from penstock.core.message import DELETE
 from penstock.core.subject import MAX_SUBJECT_BYTES
 
 MAX_HEADER: Final = 65_535
 """The bytes of a message's headers, its id among them, that JetStream takes."""
 FEW: Final = 64
 FEW_BYTES: Final = 1 << 20
+_DELETE: Final = DELETE.encode()
 _NAMES: Final = ("record", "changes", "action", "metadata", "idempotency_key")
 
 
@@ -71,7 +73,7 @@ class FewEncoder:
             if self.has_changes:
                 what = b'%b,"changes":%b,"action":"%b"' % (record, changes, action)
             else:
-                what = record
+                what = record + b',"action":"delete"' if action == _DELETE else record
             body = b'{"record":%b,"metadata":%b%b' % (what, metadata[:-1], self.after_metadata)
             payload = size + len(body) - 2  # without the line end behind it
             frames.append(

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.json_members import Members, text_of
-from penstock.core.message import SUBJECT_FIELD
+from penstock.core.message import DELETE, SUBJECT_FIELD
 from penstock.core.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
 from penstock.sinks.nats.few_frames import FEW, MAX_HEADER, FewEncoder, FewFrames
 from penstock.sinks.nats.outbox_formats import OutboxFormatter, owner_header
@@ -62,6 +62,8 @@ _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
+_DELETE: Final = _constant(DELETE.encode())
+_DELETED: Final = _constant(b',"action":"delete"')
 _ID: Final = b"\r\nNats-Msg-Id: "
 _VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
@@ -83,16 +85,26 @@ class _Texts:
 
 
 class Encoder:
-    """Makes blocks of frames from a batch, with Arrow kernels: nothing here is done row by row."""
+    """Makes blocks of frames from a batch, with Arrow kernels: nothing here is done row by row.
 
-    def __init__(self, config: NatsSinkConfig, name: str, source: str, inbox: bytes):
+    `uuid` is the sink's id in the store; where there is no store, its name stands for it.
+    """
+
+    def __init__(
+        self,
+        config: NatsSinkConfig,
+        name: str,
+        source: str,
+        inbox: bytes,
+        uuid: str | None = None,
+    ):
         self._template = config.template
         self._has_changes = config.kind == "changes"
         self._form = None if config.form is None else OutboxFormatter(config.form)
         owner = b"" if config.form is None else owner_header(name)
         self._owner = _constant(owner)
         self._source = source
-        consumer = orjson.dumps({"consumer": {"id": name, "name": name}})
+        consumer = orjson.dumps({"consumer": {"id": uuid or name, "name": name}})
         after_metadata = b"," + consumer[1:] + b"}\r\n"
         expected = f"Nats-Expected-Stream: {config.stream}\r\n" if config.stream else ""
         header = b"\r\nNATS/1.0\r\n" + expected.encode() + b"Nats-Msg-Id: "
@@ -189,7 +201,9 @@ class Encoder:
         record = _text(batch, "record")
         metadata = _open_object(_text(batch, "metadata", _NO_METADATA))
         if not self._has_changes:
-            return [record, _ROW_METADATA, metadata]
+            is_delete = pc.equal(_text(batch, "action"), _DELETE)
+            deleted = pc.if_else(is_delete, _DELETED, _NOTHING)
+            return [record, _NOTHING, deleted, _ROW_METADATA, metadata]
         changes, action = _text(batch, "changes"), _text(batch, "action")
         return [record, _CHANGES, changes, _ACTION, action, _METADATA, metadata]
 

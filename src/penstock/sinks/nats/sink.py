@@ -65,6 +65,7 @@ class NatsSink:
         *,
         name: str,
         source: str,
+        uuid: str | None = None,
         on_retry: OnRetry | None = None,
         should_stop: Callable[[], bool] | None = None,
     ):
@@ -74,7 +75,7 @@ class NatsSink:
         self._should_stop = should_stop or (lambda: False)
         # One inbox for the sink's life: acks of a lost connection's messages are as good as any.
         self._inbox = new_inbox()
-        self._encoder = Encoder(config, name, source, self._inbox)
+        self._encoder = Encoder(config, name, source, self._inbox, uuid)
         self._connection: Connection | None = None
         self._was_connected = False
         self._next_server = 0
@@ -92,12 +93,14 @@ class NatsSink:
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         """Publish `batch`; returns when every message is acked or a dead letter.
 
-        Of kind rows the messages that leave no row behind, deletes and truncates, are passed by.
+        Of kind rows the messages that leave no row behind are passed by: truncates, and deletes unless
+        they are asked for.
         With `patience` it raises `Unfinished`, for any `SinkError`, and where so many seconds pass
         without an ack, or beyond what the batch takes at `STEADY_RATE`.
         """
         if self._config.kind == "rows":
-            batch = batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=_NO_ROWS)))
+            gone = _NO_ROWS.slice(1) if self._config.deletes else _NO_ROWS
+            batch = batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=gone)))
         if not batch.num_rows:
             return Written()
         self._patience = Patience(patience, batch.num_rows)

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 from typing import Final
 
+from psycopg import sql
+
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import StreamPosition
 from penstock.streams.consumers.sessions import Sessions, composed, stopped
+from penstock.streams.consumers.sql_filter import FAILED, FILTER_FAILED, FILTER_SQL
 from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import StoreUnavailable
-from penstock.streams.consumers.view import BYTES, StreamView
+from penstock.streams.consumers.view import BYTES, Segment, StreamView
 from penstock.streams.names import segment_table
 
 _ROWS: Final = 5_000
@@ -21,9 +24,10 @@ _FEW: Final = 2_000
 class ReadAhead:
     """The buffer of one consumer. Used by one task, but for the task that fills it beside the steps."""
 
-    def __init__(self, sessions: Sessions, view: StreamView) -> None:
+    def __init__(self, sessions: Sessions, view: StreamView, consumer: int) -> None:
         self._sessions = sessions
         self._view = view
+        self._consumer = consumer
         self.rows: list[Row] = []
         """What comes behind the cursor."""
         self._start: StreamPosition = START  # `rows` begin behind it
@@ -83,12 +87,31 @@ class ReadAhead:
             rows = await self._sessions.messages(
                 query, {**view.range(max(end, segment.after), last), "limit": limit}
             )
+            if view.has_sql:
+                rows = await self._without_failed(segment, rows)
             if generation != self._generation:
                 return
             self.rows += rows
             self._end = last if len(rows) < limit else rows[-1][:2]
             limit -= len(rows)
             view.measure(rows)
+
+    async def _without_failed(self, segment: Segment, rows: list[Row]) -> list[Row]:
+        """Return rows without the messages whose filter can't be evaluated: these are dead letters."""
+        failed = [row for row in rows if row[4] and row[4][:1] == FAILED]
+        if not failed:
+            return rows
+        params = {
+            "consumer": self._consumer,
+            "code": FILTER_FAILED,
+            "lsns": [row[0] for row in failed],
+            "idxs": [row[1] for row in failed],
+            "reasons": [bytes(row[4] or b"")[1:].decode() for row in failed],
+        }
+        query = sql.SQL(FILTER_SQL["add_letters"]).format(segment=segment_table(segment.id))
+        await self._sessions.execute(query, params)
+        gone = {row[:2] for row in failed}
+        return [(*row[:4], None) if row[:2] in gone else row for row in rows]
 
     def fill_beside(self, passing: int) -> None:
         """Start to read on beside the step that passes `passing` rows, if few are left then."""

@@ -11,6 +11,7 @@ from penstock.streams.consumers.entry import Entry
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.sessions import SQL, Sessions
 from penstock.streams.consumers.steps import Steps
 from penstock.streams.consumers.types import (
@@ -35,6 +36,7 @@ class Consumer:
         stream: What it reads.
         save: Stores a change of `disabled`.
         freed: Called when other processes may have something to hand out.
+        permits: Those of its receives.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class Consumer:
         stream: StreamRef,
         save: Callable[[ConsumerInfo, str | None], Awaitable[None]],
         freed: Callable[[int], None],
+        permits: Permits,
     ) -> None:
         self.stream = stream
         self._sessions = sessions
         self._save = save
         self._freed = freed
         self._steps = Steps(sessions, info, stream)
-        self._loop = Loop(self._steps, freed)
+        self._loop = Loop(self._steps, freed, permits)
 
     @property
     def info(self) -> ConsumerInfo:
@@ -165,7 +168,7 @@ class Consumer:
                 for message in held
                 if message[:2] in texts
             ]
-        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings.filters)
+        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings)
         await reader.view.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
         return [ConsumerMessage(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]

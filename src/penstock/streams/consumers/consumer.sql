@@ -11,23 +11,30 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
 
 -- name: consumers
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, s.id, s.kind, s.source_id
-FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id ORDER BY c.name
+       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
+JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
+ORDER BY c.name
 
 -- name: consumer_page
 -- The first consumers behind a name, as `consumers` has them.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, s.id, s.kind, s.source_id
+       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
+JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 WHERE c.name > %s ORDER BY c.name LIMIT %s
 
 -- name: streams
 SELECT s.id, s.name, s.kind, o.name, s.retention,
-       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base
-FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id ORDER BY s.name
+       (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base,
+       i.id::text
+FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id
+JOIN penstock.ids i ON i.kind = 'sink' AND i.name = s.name ORDER BY s.name
 
 -- name: stream
-SELECT id, source_id FROM penstock.streams WHERE name = %s
+SELECT id, source_id, kind FROM penstock.streams WHERE name = %s
 
 -- name: stream_ref
 -- A stream, and what its LSNs have over those of today's source.
@@ -223,3 +230,40 @@ SELECT m.lsn, m.idx, m.message FROM (
 
 -- name: drop_log
 DROP TABLE IF EXISTS {log}
+
+-- name: lock_permits
+SELECT pg_advisory_xact_lock(%(lock)s, %(consumer)s)
+
+-- name: take_permits
+-- What a process may hold from now on: `wanted` or more, half of what is free, as far as there is
+-- enough. What processes held that were not seen for a while is free.
+WITH seen AS (
+    INSERT INTO penstock.receivers (process) VALUES (%(process)s::uuid)
+    ON CONFLICT (process) DO UPDATE SET seen_at = clock_timestamp()
+    RETURNING process
+), gone AS (
+    DELETE FROM penstock.receivers
+    WHERE process <> %(process)s::uuid
+      AND seen_at < clock_timestamp() - make_interval(secs => %(expiry)s)
+), others AS (
+    SELECT greatest(%(most)s - coalesce(sum(p.permits), 0), 0)::int AS free
+    FROM penstock.receive_permits p JOIN penstock.receivers r USING (process)
+    WHERE p.consumer_id = %(consumer)s AND p.process <> %(process)s::uuid
+      AND r.seen_at >= clock_timestamp() - make_interval(secs => %(expiry)s)
+)
+INSERT INTO penstock.receive_permits AS p (consumer_id, process, permits)
+SELECT c.id, s.process,
+       least(o.free, greatest(%(wanted)s, %(held)s + (o.free - %(held)s + 1) / 2))
+FROM others o, seen s, penstock.consumers c WHERE c.id = %(consumer)s
+ON CONFLICT (consumer_id, process) DO UPDATE SET permits = excluded.permits
+RETURNING p.permits
+
+-- name: put_permits
+UPDATE penstock.receive_permits SET permits = %(keep)s
+WHERE consumer_id = %(consumer)s AND process = %(process)s::uuid
+
+-- name: see_receiver
+UPDATE penstock.receivers SET seen_at = clock_timestamp() WHERE process = %s::uuid
+
+-- name: remove_receiver
+DELETE FROM penstock.receivers WHERE process = %s::uuid

@@ -97,7 +97,7 @@ class ParkedGroups:
             query = composed(
                 "look_up",
                 segment=segment_table(segment.id),
-                condition=view.newest(segment, view.matches),
+                condition=view.newest(segment, view.parked),
             )
             for number, *row in await self._sessions.messages(query, params):
                 found[left[number - 1][0]].append(tuple(row))

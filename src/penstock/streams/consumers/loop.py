@@ -15,6 +15,7 @@ import structlog
 
 from penstock.streams.consumers.ack_tokens import Ref, read_tokens
 from penstock.streams.consumers.claims import Claims
+from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.reports import Kind, Refused, Request
 from penstock.streams.consumers.sessions import stopped
 from penstock.streams.consumers.steps import Steps
@@ -47,13 +48,15 @@ class Loop:
     Args:
         steps: The consumer's.
         freed: Called when other processes may have something to hand out.
+        permits: Those of its receives.
     """
 
-    def __init__(self, steps: Steps, freed: Callable[[int], None]) -> None:
+    def __init__(self, steps: Steps, freed: Callable[[int], None], permits: Permits) -> None:
         self._steps = steps
+        self._permits = permits
         self._freed = freed
         self._asked: list[_Asked] = []
-        self._waiters = Waiters(steps.info.name)
+        self._waiters = Waiters()
         self._claims = Claims(self._give_back)
         self._calls: deque[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
@@ -78,15 +81,21 @@ class Loop:
     async def receive(self, limit: int, wait: float) -> Received:
         """Hand out up to `limit` messages, as soon as there is one; none after `wait` seconds.
 
-        Cancelling takes nothing. Raises `TooManyWaiting` where too many receives wait already.
+        Cancelling takes nothing. Raises `TooManyWaiting` where too many receives are served already.
         """
-        most = self._steps.info.settings.max_waiting
-        if wait > 0 and self._waiters.full(most):
-            raise self._waiters.too_many(most)
         self._start()
         self._claims.received(limit)
         if (received := self._claimed(limit)) is not None:
             return received
+        info = self._steps.info
+        await self._permits.enter(info.name, info.settings.max_waiting)
+        try:
+            return await self._receive(limit, wait)
+        finally:
+            self._permits.leave()
+
+    async def _receive(self, limit: int, wait: float) -> Received:
+        self._start()
         done = self._waiters.add(limit, wait).done
         try:
             return await done
@@ -226,8 +235,7 @@ class Loop:
             numbers = await steps.pending.number(taken.state), len(taken.state.held)
         if len(taken.deliveries) > mine:
             claims.add(taken.first + mine, taken.deliveries[mine:], numbers)
-        most = steps.info.settings.max_waiting
-        unclaimed = self._waiters.answer(waiting, deliveries, numbers, now, most)
+        unclaimed = self._waiters.answer(waiting, deliveries, numbers, now)
         self._give_back(unclaimed)
         if taken.moved and (asked or taken.dead):
             self._freed(steps.info.id)

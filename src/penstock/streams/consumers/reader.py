@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from penstock.config.consumers import Filters
+from penstock.config.consumers import ConsumerSettings
 from penstock.core.group_hash import group_hash
 from penstock.streams.consumers.ahead import ReadAhead
 from penstock.streams.consumers.decide import Row
@@ -28,12 +28,12 @@ class Reader:
     """Reads a stream for a consumer. Used by one task; `ahead` may be filled beside it."""
 
     def __init__(
-        self, sessions: Sessions, stream: StreamRef, consumer: int, filters: Filters
+        self, sessions: Sessions, stream: StreamRef, consumer: int, settings: ConsumerSettings
     ) -> None:
         self._sessions = sessions
         self._consumer = consumer
-        self.view = StreamView(sessions, stream, filters)
-        self.ahead = ReadAhead(sessions, self.view)
+        self.view = StreamView(sessions, stream, settings, consumer)
+        self.ahead = ReadAhead(sessions, self.view, consumer)
         self.groups = ParkedGroups(sessions, self.view)
         self._passable = (START, START)  # between these are none of the consumer's messages
 

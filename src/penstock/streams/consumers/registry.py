@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.config.consumers import settings_of
+from penstock.config.consumers import ConsumerSettings, settings_of
+from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
 from penstock.config.yaml_lines import escaped
 from penstock.core import queries
+from penstock.streams.catalogs import read_catalog
+from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.notices import Notices
+from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.search import StreamSearch
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State
@@ -31,10 +35,14 @@ from penstock.streams.consumers.types import (
     StreamInfo,
     UnknownConsumer,
     UnknownStream,
+    WrongSetting,
 )
 from penstock.streams.consumers.view import StreamRef
 from penstock.streams.names import batches_table, consumer_table
 from penstock.streams.records import commit_position
+
+if TYPE_CHECKING:
+    from penstock.expressions.postgres.translate import Translated
 
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
@@ -51,12 +59,16 @@ class Consumers:
         self._sessions = Sessions(url, pool_size)
         self._consumers: dict[int, Consumer] = {}
         self._names: dict[str, ConsumerInfo] = {}
+        self._uuids: dict[str, ConsumerInfo] = {}
+        self._streams: dict[str, str] = {}
         self._stale = True
         self._loading = asyncio.Lock()
         self._callbacks: list[Callable[[], None]] = []
         self._notices = Notices(
             self._sessions, connected=self._listening, received=self._notified, lost=self._missed
         )
+
+        self._limit = ReceiveLimit(self._sessions, self._notices.send)
 
     async def open(self) -> None:
         """Connect; where the store does not answer, every later call tries again."""
@@ -67,22 +79,28 @@ class Consumers:
         await self._notices.close()
         for consumer in self._consumers.values():
             await consumer.close()
+        await self._limit.close()
         await self._sessions.close()
 
     async def get(self, name: str) -> Consumer:
-        """Return a consumer; raises `UnknownConsumer`."""
-        info = self._names.get(name)
+        """Return a consumer by its name or its UUID; raises `UnknownConsumer`."""
+        info = self._found(name)
         if info is None or self._stale:
             await self._load(name)
-            info = self._names.get(name)
+            info = self._found(name)
         if info is None:
             raise _unknown(name)
         return self._consumers[info.id]
 
+    def _found(self, name: str) -> ConsumerInfo | None:
+        return self._names.get(name) or self._uuids.get(name)
+
     async def own(self, stream: str) -> Consumer:
-        """Return a stream's own consumer group; raises `UnknownStream`."""
+        """Return the own consumer group of the stream with a name or UUID; raises `UnknownStream`."""
+        if stream not in self._names and stream not in self._streams:
+            await self._load(stream)
         try:
-            consumer = await self.get(stream)
+            consumer = await self.get(self._streams.get(stream, stream))
         except UnknownConsumer:
             consumer = None
         if consumer is None or not consumer.info.own:
@@ -94,17 +112,20 @@ class Consumers:
         found = []
         heads: dict[int, tuple[int, int]] = {}
         for row in await self._sessions.rows(SQL["streams"]):
-            id_, name, kind, source, retention, segments, at, source_id, base = row
+            id_, name, kind, source, retention, segments, at, source_id, base, uuid = row
             if source_id not in heads:
                 heads[source_id] = await self._head(source_id)
             head = heads[source_id]
             position = None if head == START else commit_position(head[0] - base, head[1])
-            found.append(StreamInfo(id_, name, kind, source, retention, segments, position, at))
+            found.append(
+                StreamInfo(id_, name, kind, source, retention, segments, position, at, uuid)
+            )
         return found
 
     async def search(self, stream: str) -> StreamSearch:
         """Return what finds messages of a stream; raises `UnknownStream`."""
-        rows = await self._sessions.rows(SQL["stream_ref"], (stream,))
+        name = (await self.own(stream)).info.stream
+        rows = await self._sessions.rows(SQL["stream_ref"], (name,))
         if not rows:
             raise UnknownStream(f"There is no stream {stream!r}.")
         *ref, base = rows[0]
@@ -166,7 +187,9 @@ class Consumers:
         rows = await self._sessions.rows(SQL["stream"], (spec.stream,))
         if not rows:
             raise UnknownStream(f"There is no stream {spec.stream!r}.")
-        stream, source = rows[0]
+        stream, source, kind = rows[0]
+        check_settings(settings, kind)
+        made = await self._planned(settings, stream)
         start = await self._head(source) if settings.deliver_policy == "new" else START
         taken = NameTaken(
             f"There is a stream or a consumer {spec.name!r} already: take another name."
@@ -175,13 +198,22 @@ class Consumers:
             async with self._changing_state() as connection:
                 if await _rows(connection, SQL["named"], {"name": spec.name}):
                     raise taken
-                values = (stream, spec.name, spec.type, False, Jsonb(settings.stored()))
-                made = await _rows(connection, _STORE_SQL["create_consumer"], values)
-                log = consumer_table(made[0][0])
-                table = sql.Identifier(f"consumer_{made[0][0]}")
+                values = {
+                    "stream": stream,
+                    "name": spec.name,
+                    "type": spec.type,
+                    "own": False,
+                    "settings": Jsonb(settings.stored()),
+                }
+                rows = await _rows(connection, _STORE_SQL["create_consumer"], values)
+                number = rows[0][0]
+                log = consumer_table(number)
+                table = sql.Identifier(f"consumer_{number}")
                 await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
                 first = State(start).encode().decode()
                 await connection.execute(composed("first_entry", log=log), (first,))
+                if made is not None:
+                    await connection.execute(sql_filter.create(number, made))
                 stored = escaped({**settings.stored(), "type": spec.type, "stream": spec.stream})
                 await _change_entity(connection, spec.name, stored, by)
         except psycopg.errors.UniqueViolation:
@@ -195,7 +227,8 @@ class Consumers:
 
         Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
-        info = (await self.get(name)).info
+        consumer = await self.get(name)
+        info = consumer.info
         async with self._changing_state() as connection:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
@@ -203,15 +236,30 @@ class Consumers:
             kind, stored = rows[0]
             values = {**stored, **changes}
             given = {key: value for key, value in values.items() if value is not None}
-            settings = Jsonb(settings_of(kind, given).stored())
+            checked = settings_of(kind, given)
+            check_settings(checked, consumer.stream.kind)
+            of = consumer.stream
+            made = await self._planned(checked, of.id) if "filters" in changes else None
+            settings = Jsonb(checked.stored())
             await connection.execute(SQL["set_settings"], (settings, info.id))
+            if made is not None:
+                await connection.execute(sql_filter.create(info.id, made))
             if not info.own:
-                found = await _rows(connection, _STORE_SQL["entity"], ("consumer", name))
+                found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
                 old = found[0][0] if found else escaped({**stored, "type": kind})
                 spec = {**old, "stream": info.stream, **escaped(changes)}
                 spec = {key: value for key, value in spec.items() if value is not None}
-                await _change_entity(connection, name, spec, by)
+                await _change_entity(connection, info.name, spec, by)
         return (await self.get(name)).info
+
+    async def _planned(self, settings: ConsumerSettings, stream: int) -> Translated | None:
+        """Return a consumer's filter in SQL; raises `WrongSetting` and `Refused`."""
+        if settings.filters.sql is None:
+            return None
+        rows = await self._sessions.rows(sql_filter.FILTER_SQL["catalog"], (stream,))
+        tables, source, version = rows[0]
+        columns = None if tables is None else read_catalog(tables)
+        return sql_filter.planned(settings.filters.sql, columns, source, version)
 
     async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
         async with self._changing() as connection:
@@ -248,7 +296,8 @@ class Consumers:
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
-            await _change_entity(connection, name, None, by)
+            await connection.execute(sql_filter.drop(info.id))
+            await _change_entity(connection, info.name, None, by)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
@@ -259,7 +308,7 @@ class Consumers:
     async def _load(self, name: str | None = None) -> None:
         """Read the list, unless another call has while this one waited and has found `name`."""
         async with self._loading:
-            if name is not None and not self._stale and name in self._names:
+            if name is not None and not self._stale and self._found(name) is not None:
                 return
             self._stale = not self._notices.is_used
             try:
@@ -269,21 +318,25 @@ class Consumers:
                 if isinstance(error, psycopg.errors.UndefinedTable):
                     raise self._sessions.unavailable(error) from None
                 raise
-            self._names = {}
+            self._names, self._uuids, self._streams = {}, {}, {}
             for row in rows:
-                id_, stream_id, kind, source = row[0], *row[-3:]
-                info = self._names[row[1]] = _info(row)
+                id_, (stream_id, kind, source, stream_uuid) = row[0], row[10:]
+                info = _info(row)
+                self._names[info.name] = self._uuids[info.uuid] = info
+                self._streams[stream_uuid] = info.stream
                 consumer = self._consumers.get(id_)
                 if consumer is None:
                     of = StreamRef(stream_id, kind, source)
                     self._consumers[id_] = Consumer(
-                        self._sessions, info, of, self._save, self._freed
-                    )
+                        self._sessions, info, of, self._save, self._freed,
+                        self._limit.of(id_),
+                    )  # fmt: skip
                 elif consumer.info != info:
                     consumer.change(info)
             known = {info.id for info in self._names.values()}
             for id_ in self._consumers.keys() - known:
                 gone = self._consumers.pop(id_)
+                self._limit.forget(id_)
                 why = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
                 await gone.close(why)
 
@@ -311,6 +364,10 @@ class Consumers:
         elif kind == "c" and number.isdigit():
             if (found := self._consumers.get(int(number))) is not None:
                 found.log_moved()
+        elif kind == "w" and number.isdigit():
+            self._limit.asked(int(number))
+        elif kind == "f" and number.isdigit():
+            self._limit.freed(int(number))
         elif kind == "k":
             self._stale = True
             self._notices.run(self._changed())
@@ -325,9 +382,16 @@ class Consumers:
             callback()
 
 
+def check_settings(settings: ConsumerSettings, kind: str) -> None:
+    """Raise `WrongSetting` for what does not go with a stream of this kind."""
+    if settings.deletes and kind != "rows":
+        raise WrongSetting(f"deletes: {OF_CHANGES}.", "deletes")
+
+
 def _info(row: tuple[Any, ...]) -> ConsumerInfo:
-    id_, name, stream, type_, own, settings, *state = row[:9]
-    return ConsumerInfo(id_, name, stream, type_, own, settings_of(type_, settings), *state)
+    id_, name, stream, type_, own, settings, *state, uuid = row[:10]
+    checked = settings_of(type_, settings)
+    return ConsumerInfo(id_, name, stream, type_, own, checked, *state, uuid=uuid)
 
 
 def _unknown(name: str) -> UnknownConsumer:

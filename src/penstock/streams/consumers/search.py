@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from penstock.config.consumers import Filters
+from penstock.config.consumers import ConsumerSettings
 from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import Position
 from penstock.streams.consumers.entry import StreamPosition
@@ -56,7 +56,7 @@ class StreamSearch:
     def __init__(self, sessions: Sessions, stream: StreamRef, base: int) -> None:
         self._sessions = sessions
         self._base = base
-        self._reader = Reader(sessions, stream, 0, Filters())
+        self._reader = Reader(sessions, stream, 0, ConsumerSettings(deletes=True))
 
     def behind(self, position: Position) -> StreamPosition:
         """Return the stream's own position of the last message at `position`."""

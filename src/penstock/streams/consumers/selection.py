@@ -14,9 +14,12 @@ from penstock.streams.names import segment_table
 ALL: Final = sql.SQL("true")
 
 
-def matches(filters: Filters) -> sql.Composable:
-    """Return the condition that a message is one of those that `filters` name."""
-    conditions: list[sql.Composable] = []
+def matches(filters: Filters, *, deletes: bool = True) -> sql.Composable:
+    """Return the condition that a message is one of those that `filters` name.
+
+    Without `deletes` it is none of a row that is gone.
+    """
+    conditions: list[sql.Composable] = [] if deletes else [sql.SQL("m.action <> 'delete'")]
     for tables in (filters.table, filters.collection_id):
         if ANY not in tables:
             found = sql.SQL(" OR ").join(_table(table) for table in tables)

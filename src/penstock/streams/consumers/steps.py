@@ -63,10 +63,10 @@ class Steps:
 
     def _set_up(self) -> None:
         info = self.info
-        self.reader = Reader(self.sessions, self.stream, info.id, info.settings.filters)
+        self.reader = Reader(self.sessions, self.stream, info.id, info.settings)
         self.pending = Pending(self.reader)
         name = info.name.replace("\\", "\\\\").replace('"', '\\"')
-        self._suffix = f',"consumer":{{"id":"{info.id}","name":"{name}"}}}}}}'.encode()
+        self._suffix = f',"consumer":{{"id":"{info.uuid}","name":"{name}"}}}}}}'.encode()
 
     @property
     def ack_wait(self) -> int:
@@ -89,7 +89,8 @@ class Steps:
 
     def change(self, info: ConsumerInfo) -> None:
         """Take over changed settings."""
-        filtered = info.settings.filters != self.info.settings.filters
+        old, new = self.info.settings, info.settings
+        filtered = (old.filters, old.deletes) != (new.filters, new.deletes)
         self.info = info
         if filtered:
             self.pending.close()

@@ -43,6 +43,17 @@ class NameTaken(ConsumerError, code="name_taken"):  # noqa: N818
     """Another consumer or a stream has that name."""
 
 
+class WrongSetting(ConsumerError, code="wrong_setting"):  # noqa: N818
+    """A setting does not go with the stream; `field` is its name."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.field)
+
+
 class Refused(ConsumerError, code="refused"):  # noqa: N818
     """The request makes no sense for this consumer."""
 
@@ -78,6 +89,8 @@ class ConsumerInfo:
     disabled: str | None
     created_at: datetime
     disabled_at: datetime | None = None
+    uuid: str = field(kw_only=True)
+    """What users know it by, beside its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,7 @@ class StreamInfo:
     segments: int
     head: Position | None
     created_at: datetime
+    uuid: str
 
 
 class Delivery(NamedTuple):

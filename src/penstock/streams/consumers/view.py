@@ -10,13 +10,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 import psycopg
 from psycopg import sql
 
-from penstock.config.consumers import Filters
+from penstock.config.consumers import ConsumerSettings
 from penstock.core import queries
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import StreamPosition
 from penstock.streams.consumers.line import Call, Statement, numbers
 from penstock.streams.consumers.selection import ALL, matches, superseded
 from penstock.streams.consumers.sessions import Sessions, composed
+from penstock.streams.consumers.sql_filter import passed
 from penstock.streams.consumers.state import START
 from penstock.streams.names import batches_table
 
@@ -50,11 +51,23 @@ class Segment(NamedTuple):
 class StreamView:
     """The head and the segments of a stream as last read, and a consumer's conditions on them."""
 
-    def __init__(self, sessions: Sessions, stream: StreamRef, filters: Filters) -> None:
+    def __init__(
+        self, sessions: Sessions, stream: StreamRef, settings: ConsumerSettings, consumer: int
+    ) -> None:
         self._sessions = sessions
         self._stream = stream
-        self.matches = matches(filters)
+        deletes = settings.deletes or stream.kind != "rows"
+        named = matches(settings.filters, deletes=deletes)
+        self._named = named
+        self._passed = None if settings.filters.sql is None else passed(consumer)
+        self.matches: sql.Composable = named
         """The condition that a message is one of the consumer's."""
+        self.parked: sql.Composable = named
+        """The condition that one is that was taken as one before, by another filter perhaps."""
+        if self._passed is not None:
+            good = "{} AND coalesce(left({}, 1) <> '!', false)"
+            self.matches = sql.SQL(good).format(named, self._passed)
+            self.parked = sql.SQL("{} AND {} IS NOT NULL").format(named, self._passed)
         self.head: StreamPosition = START
         self.head_stale = True
         """Whether the head may have moved on."""
@@ -73,6 +86,11 @@ class StreamView:
     def of_rows(self) -> bool:
         """Whether the stream keeps the newest version of each row alone."""
         return self._stream.kind == "rows"
+
+    @property
+    def has_sql(self) -> bool:
+        """Whether a condition in SQL is evaluated, which may fail."""
+        return self._passed is not None
 
     async def refresh(self, cursor: StreamPosition = START) -> None:
         """Read the head, and the segments up to there, if the head may have moved.
@@ -117,13 +135,16 @@ class StreamView:
     def text(self, segment: Segment) -> sql.Composable:
         """Return the expression for the JSON of `Row`."""
         parts: list[sql.Composable] = []
-        if self.matches is not ALL:
-            parts.append(sql.SQL("WHEN NOT ({}) THEN NULL").format(self.matches))
+        message = self._passed or sql.SQL("m.message")
+        if self._named is not ALL:
+            parts.append(sql.SQL("WHEN NOT ({}) THEN NULL").format(self._named))
         if self.of_rows:
-            parts.append(sql.SQL("WHEN {} THEN ''").format(self._superseded(segment)))
+            # What the filter leaves out is null, superseded or not.
+            text = sql.SQL("left({}, 0)").format(message)
+            parts.append(sql.SQL("WHEN {} THEN {}").format(self._superseded(segment), text))
         if not parts:
-            return sql.SQL("m.message")
-        return sql.SQL("CASE {} ELSE m.message END").format(sql.SQL(" ").join(parts))
+            return message
+        return sql.SQL("CASE {} ELSE {} END").format(sql.SQL(" ").join(parts), message)
 
     def newest(self, segment: Segment, condition: sql.Composable = ALL) -> sql.Composable:
         """Return the condition that a message fulfils `condition` and is not superseded."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.streams.consumers.types import Delivery, Received, TooManyWaiting
+from penstock.streams.consumers.types import Delivery, Received
 
 
 @dataclass(slots=True, eq=False)
@@ -21,10 +21,9 @@ class Waiter:
 
 
 class Waiters:
-    """The receives of the consumer `name`, the first one first."""
+    """The receives of a consumer, the first one first."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._waiters: deque[Waiter] = deque()
 
     def __bool__(self) -> bool:
@@ -46,17 +45,12 @@ class Waiters:
         """Return those that are not answered."""
         return [waiter for waiter in self._waiters if not waiter.done.done()]
 
-    def full(self, most: int) -> bool:
-        """Return whether `most` wait already."""
-        return sum(w.waits and not w.done.done() for w in self._waiters) >= most
-
     def answer(
         self,
         waiting: Sequence[Waiter],
         deliveries: Sequence[Delivery],
         numbers: tuple[int, int],
         now: float,
-        most: int,
     ) -> list[Delivery]:
         """Give deliveries to the receives in `waiting`, and end those whose time is up.
 
@@ -65,7 +59,6 @@ class Waiters:
             deliveries: What it hands out, up to the sum of their limits.
             numbers: How many messages were never handed out, and how many are not acked.
             now: The event loop's time.
-            most: How many receives may wait.
 
         Returns:
             The deliveries whose clients went away meanwhile.
@@ -75,8 +68,6 @@ class Waiters:
         for waiter in waiting:
             mine = list(deliveries[at : at + waiter.limit])
             if not mine and waiter.deadline > now and not waiter.done.done():
-                if not waiter.waits and self.full(most):
-                    waiter.done.set_exception(self.too_many(most))
                 waiter.waits = True
                 continue
             at += len(mine)
@@ -86,13 +77,6 @@ class Waiters:
                 waiter.done.set_result(Received(mine, *numbers))
         self._waiters = deque(self.open())
         return unclaimed
-
-    def too_many(self, most: int) -> TooManyWaiting:
-        """Return the error of a receive where `most` wait already."""
-        return TooManyWaiting(
-            f"{most} receives wait for {self._name!r} already: wait with fewer workers, or raise the "
-            "consumer's max_waiting."
-        )
 
     def end(self) -> list[Waiter]:
         """Forget all; return them."""

@@ -1,0 +1,1 @@
+"""Conditions in Postgres' own SQL, over messages that a stream of the store has."""

@@ -1,0 +1,79 @@
+"""A consumer's `filters.sql` as a function of the store, which gives of a message what is handed out.
+
+It returns the message itself where the condition holds, null where it does not, and `!` and the reason
+where it can't be evaluated: then the message becomes a dead letter, and no other one is held up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from penstock.core import queries
+from penstock.expressions.catalog import Columns
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.postgres.quoting import quoted
+from penstock.streams.consumers.types import Refused, WrongSetting
+
+if TYPE_CHECKING:
+    from penstock.expressions.postgres.translate import Translated
+
+FILTER_FAILED: Final = "filter_failed"
+FAILED: Final = b"!"
+"""What the function's answer begins with where the condition can't be evaluated."""
+FIELD: Final = "filters.sql"
+FILTER_SQL: Final = queries.load("penstock.streams.consumers", "sql_filter.sql")
+_UNICODE: Final = 17
+"""The first version of Postgres that knows upper and lower case whatever the system has."""
+
+
+def filter_function(consumer: int) -> sql.Identifier:
+    """Return the name of a consumer's function."""
+    return sql.Identifier("penstock", f"filter_{consumer}")
+
+
+def passed(consumer: int) -> sql.Composable:
+    """Return what a consumer's function gives for the message `m`."""
+    return sql.SQL("{}(m.message, m.action)").format(filter_function(consumer))
+
+
+def planned(text: str, columns: Columns | None, source: str, version: int) -> Translated:
+    """Return a filter in SQL; `version` is that of the store's server (180001).
+
+    Raises `Refused` where the source's `columns` are not known yet, and `WrongSetting` for what they
+    refuse.
+    """
+    if columns is None:
+        raise Refused(
+            f"{FIELD}: the tables of source {source!r} are not known yet, as it never ran: start "
+            "`penstock run`, and try again."
+        )
+    # The parser takes a while to import.
+    from penstock.expressions.parse import parse_condition  # noqa: PLC0415
+    from penstock.expressions.postgres.translate import translate  # noqa: PLC0415
+
+    casing = "pg_c_utf8" if version // 10_000 >= _UNICODE else "default"
+    try:
+        return translate(parse_condition(text), columns, casing=casing)
+    except ExpressionError as error:
+        raise WrongSetting(f"{FIELD}: {error}.", FIELD) from None
+
+
+def create(consumer: int, made: Translated) -> sql.Composed:
+    """Return the statement that makes a consumer's function, or replaces it."""
+    names = [
+        f"CASE WHEN {is_missing} THEN {quoted(name)} END"
+        for name, is_missing in made.missing.items()
+    ]
+    body = FILTER_SQL["body"].format(
+        condition=made.sql, bad=made.bad, missing=", ".join(names) or "NULL::text"
+    )
+    return sql.SQL(FILTER_SQL["create"]).format(
+        function=filter_function(consumer), body=sql.Literal(body)
+    )
+
+
+def drop(consumer: int) -> sql.Composed:
+    """Return the statement that drops a consumer's function, if there is one."""
+    return sql.SQL(FILTER_SQL["drop"]).format(function=filter_function(consumer))
