@@ -51,6 +51,7 @@ class Consumers:
         self._sessions = Sessions(url, pool_size)
         self._consumers: dict[int, Consumer] = {}
         self._names: dict[str, ConsumerInfo] = {}
+        self._rows: dict[int, tuple[tuple[Any, ...], ConsumerInfo]] = {}
         self._stale = True
         self._loading = asyncio.Lock()
         self._callbacks: list[Callable[[], None]] = []
@@ -270,9 +271,13 @@ class Consumers:
                     raise self._sessions.unavailable(error) from None
                 raise
             self._names = {}
+            found: dict[int, tuple[tuple[Any, ...], ConsumerInfo]] = {}
             for row in rows:
                 id_, stream_id, kind, source = row[0], *row[-3:]
-                info = self._names[row[1]] = _info(row)
+                old, was = self._rows.get(id_, (None, None))
+                info = was if was is not None and old == row else _info(row)
+                found[id_] = row, info
+                self._names[info.name] = info
                 consumer = self._consumers.get(id_)
                 if consumer is None:
                     of = StreamRef(stream_id, kind, source)
@@ -281,8 +286,8 @@ class Consumers:
                     )
                 elif consumer.info != info:
                     consumer.change(info)
-            known = {info.id for info in self._names.values()}
-            for id_ in self._consumers.keys() - known:
+            self._rows = found  # what has not changed is not validated again
+            for id_ in self._consumers.keys() - found.keys():
                 gone = self._consumers.pop(id_)
                 why = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")
                 await gone.close(why)
