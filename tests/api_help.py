@@ -16,6 +16,7 @@ from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.app import Api
 from penstock.api.health import Server
+from penstock.api.manage.context import Tools
 from penstock.core.message import Position
 from penstock.streams.store import Store
 
@@ -25,8 +26,8 @@ TIMEOUT = 120.0
 class ApiServer:
     """One instance of the API; several may stand over one store."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self.app = Api(url)
+    def __init__(self, url: str, token: str, tools: Tools | None = None) -> None:
+        self.app = Api(url, tools=tools)
         self._server = Server(self.app, "127.0.0.1:0")
         self.address = self._server.address
         self.client = self.as_bearer(token)

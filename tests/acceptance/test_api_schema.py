@@ -12,19 +12,36 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from tests.api_help import Shop
 
+from penstock.cli.api_tools import ApiTools
+from penstock.config.models import SECTIONS
 from penstock.embedded.handles import Database
 
 _SECONDS = 90
 _MAX_WAIT = 5  # milliseconds that a receive may wait here
 # What a JSON schema can't say: which strings are URLs, tables, secrets, and which settings are whose.
+_THERE = {"consumer": "workers", "stream": "events", "source": "shop", "sink": "events"}
 _SETTINGS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "422"]}}
+
+_BY_HAND = (
+    "POST /v1/http-consumers",
+    "PATCH /v1/http-consumers/{consumer}",
+    *(f"{method} /v1/{kind}s/{{{kind}}}" for kind in SECTIONS for method in ("PUT", "PATCH")),
+    "GET /v1/streams/{stream}/messages",
+    "POST /v1/plan",
+    "POST /v1/apply",
+    "POST /v1/test-source",
+    "POST /v1/tokens",
+    "POST /v1/backfills",
+    "POST /v1/dead-letters/replay",
+    "POST /v1/dead-letters/drop",
+)
 
 
 @schemathesis.hook
 def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
     """Let half of what is sent be about something that is there, and nothing wait."""
     if case.method != "DELETE":
-        for name, there in (("consumer", "workers"), ("stream", "events")):
+        for name, there in _THERE.items():
             given = case.path_parameters.get(name)
             if isinstance(given, str) and len(given) % 2:
                 case.path_parameters[name] = there
@@ -40,14 +57,18 @@ def test_every_operation(database: Database) -> None:
     with Shop(database.url) as shop:
         shop.consumer("workers", max_deliver=3, ack_wait_ms=100)
         shop.publish(*range(50))
+        for path, spec in (
+            ("sources/shop", {"type": "postgres", "url": database.url}),
+            ("sinks/events", {"type": "stream", "source": "shop"}),
+        ):
+            assert shop.client.put(f"/v1/{path}", json=spec).status_code == 201
         config = SchemathesisConfig.from_dict(
             {
                 "seed": 1,
                 "max-time": _SECONDS,
                 "generation": {"deterministic": True, "max-examples": 12, "no-shrink": True},
                 "operations": [
-                    {"include-name": "POST /v1/http-consumers", "checks": _SETTINGS},
-                    {"include-name": "PATCH /v1/http-consumers/{consumer}", "checks": _SETTINGS},
+                    {"include-name": name, "checks": _SETTINGS} for name in _BY_HAND
                 ],
                 "headers": {"Authorization": f"Bearer {shop.token}"},
             }

@@ -31,7 +31,7 @@ def every_endpoint(shop: Shop) -> list[tuple[str, str]]:
     names = {"{consumer}": "workers", "{stream}": "events", "{id}": "1"}
     found = []
     for path, operations in paths.items():
-        target = re.sub(r"{\w+}", lambda match: names[match[0]], path)
+        target = re.sub(r"{\w+}", lambda match: names.get(match[0], "shop"), path)
         found += [(method.upper(), target) for method in operations]
     return found
 
@@ -78,6 +78,22 @@ def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
         if not target.endswith(consuming):
             problem(worker.request(method, target), 403)
     assert shop.client.get(path).status_code == 200  # it was not deleted
+
+
+def test_a_viewer_reads_and_changes_and_consumes_nothing(shop: Shop) -> None:
+    path = shop.consumer()
+    token = shop.store.tokens.create("v", "viewer")
+    with shop.api.as_bearer(token) as client:
+        viewer = known(client)
+        for method, target in every_endpoint(shop):
+            answer = viewer.request(method, target)
+            if target.endswith(("next", "receive", "ack", "nack", "extend")):
+                problem(answer, 403)
+            elif method == "GET" or target == "/v1/plan":
+                assert answer.status_code not in (401, 403, 500), (method, target, answer.text)
+            else:
+                assert "may only read" in problem(answer, 403)["detail"]
+    assert shop.client.get(path).status_code == 200
 
 
 def test_a_workers_token_is_for_its_consumers(shop: Shop) -> None:

@@ -51,7 +51,7 @@ ORDER BY n.nspname::text COLLATE "C", c.relname::text COLLATE "C" LIMIT %(limit)
 -- is no such table.
 SELECT a.attname::text AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type,
        NOT a.attnotnull AS nullable, a.attgenerated <> '' AS generated,
-       pg_catalog.array_position((i.indkey::smallint[])[0:i.indnkeyatts - 1], a.attnum) + 1 AS key
+       pg_catalog.array_position((i.indkey::smallint[])[0:i.indnkeyatts - 1], a.attnum) AS key
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

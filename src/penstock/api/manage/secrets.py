@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from penstock.api.problems import wrong
 from penstock.config.secret_values import masked, replaced, secrets
 from penstock.core.redact import MASK
 from penstock.core.text import Path, dotted
+
+_IN_URLS: Final = (f":{MASK}@", f"//{MASK}@", f"={MASK}")
 
 
 def restored(kind: str, spec: Mapping[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -22,14 +24,15 @@ def restored(kind: str, spec: Mapping[str, Any], old: Mapping[str, Any] | None) 
         for path, stored in secrets(kind, old):
             if _at(spec, path) == _at(shown, path):
                 kept[path] = stored
-    result: dict[str, Any] = replaced(spec, kept)
-    for path, value in secrets(kind, result):
-        if MASK in value and path not in kept:
+    for path in _masks(spec, ()):
+        if path not in kept:
             raise wrong(
                 dotted(path),
-                f"{MASK} is what the API shows of a secret, and what stands beside it has changed:"
-                " give the secret itself, or ${NAME} for a variable of the process",
+                f"{MASK} is what the API shows of a secret, and here it stands for none that is stored,"
+                " or beside what has changed: give the secret itself, or ${NAME} for a variable of the"
+                " process",
             )
+    result: dict[str, Any] = replaced(spec, kept)
     return result
 
 
@@ -44,6 +47,19 @@ def merged(target: Any, patch: Any) -> Any:
         else:
             result[key] = merged(result.get(key), value)
     return result
+
+
+def _masks(value: Any, path: Path) -> Iterator[Path]:
+    """Yield where a mask stands: alone, in a URL's login, or as a parameter's value."""
+    if isinstance(value, str):
+        if value == MASK or any(mark in value for mark in _IN_URLS):
+            yield path
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _masks(member, (*path, key))
+    elif isinstance(value, list | tuple):
+        for i, member in enumerate(value):
+            yield from _masks(member, (*path, i))
 
 
 def _at(value: Any, path: Path) -> Any:

@@ -61,6 +61,7 @@ class Consumers:
         self._names: dict[str, ConsumerInfo] = {}
         self._uuids: dict[str, ConsumerInfo] = {}
         self._streams: dict[str, str] = {}
+        self._rows: dict[int, tuple[tuple[Any, ...], ConsumerInfo]] = {}
         self._stale = True
         self._loading = asyncio.Lock()
         self._callbacks: list[Callable[[], None]] = []
@@ -319,9 +320,12 @@ class Consumers:
                     raise self._sessions.unavailable(error) from None
                 raise
             self._names, self._uuids, self._streams = {}, {}, {}
+            found: dict[int, tuple[tuple[Any, ...], ConsumerInfo]] = {}
             for row in rows:
                 id_, (stream_id, kind, source, stream_uuid) = row[0], row[10:]
-                info = _info(row)
+                old, was = self._rows.get(id_, (None, None))
+                info = was if was is not None and old == row else _info(row)
+                found[id_] = row, info
                 self._names[info.name] = self._uuids[info.uuid] = info
                 self._streams[stream_uuid] = info.stream
                 consumer = self._consumers.get(id_)
@@ -333,8 +337,8 @@ class Consumers:
                     )  # fmt: skip
                 elif consumer.info != info:
                     consumer.change(info)
-            known = {info.id for info in self._names.values()}
-            for id_ in self._consumers.keys() - known:
+            self._rows = found  # what has not changed is not validated again
+            for id_ in self._consumers.keys() - found.keys():
                 gone = self._consumers.pop(id_)
                 self._limit.forget(id_)
                 why = UnknownConsumer(f"There is no consumer {gone.info.name!r} any more.")

@@ -1,0 +1,459 @@
+"""The Management API's entities: sources, sinks and consumers of the desired state, plan and apply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from tests.api_help import ApiServer, Shop, known, problem
+from tests.streams_help import inserted, make_stream, publish, updated
+
+from penstock.api.manage.pages import cursor_of
+from penstock.cli.api_tools import ApiTools
+from penstock.core.group_hash import group_hash
+from penstock.embedded.handles import Database
+
+SOURCE = {"type": "postgres", "url": "postgresql://app:hush%40hush@db.invalid/shop", "slot": "shop"}
+MASKED = "postgresql://app:***@db.invalid/shop"
+SINK = {"type": "stream", "source": "shop"}
+HOOK = {
+    "type": "webhook",
+    "stream": "events",
+    "url": "https://user:pw@example.com/in?token=t0k",
+    "headers": {"X-Key": "k3y"},
+    "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
+}
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        yield shop
+
+
+def _put(shop: Shop, path: str, spec: dict[str, Any], **headers: str) -> dict[str, Any]:
+    answer = shop.client.put(
+        path, json=spec, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
+    assert answer.status_code in (200, 201), answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def _events(shop: Shop) -> None:
+    _put(shop, "/v1/sources/shop", SOURCE)
+    _put(shop, "/v1/sinks/events", SINK)
+
+
+def test_put_creates_replaces_and_repeats(shop: Shop) -> None:
+    made = shop.client.put("/v1/sources/shop", json=SOURCE)
+    assert made.status_code == 201, made.text
+    entity = made.json()["entity"]
+    assert made.json()["action"] == "create"
+    assert any("slot shop" in text for text in made.json()["consequences"])
+    assert entity["spec"] == {**SOURCE, "url": MASKED}
+    assert made.headers["etag"] == f'"{entity["version"]}"'
+    again = shop.client.put("/v1/sources/shop", json=SOURCE)
+    assert (again.status_code, again.json()["action"]) == (200, "nothing")
+    assert again.headers["etag"] == made.headers["etag"]
+    changed = _put(shop, "/v1/sources/shop", {**SOURCE, "tables": ["public.orders"]})
+    assert [field["path"] for field in changed["fields"]] == ["tables"]
+    assert changed["entity"]["version"] > entity["version"]
+    for path in ("/v1/sources/shop", f"/v1/sources/{UUID(entity['id'])}"):
+        shown = shop.client.get(path)
+        assert shown.json() == changed["entity"]
+        assert shown.headers["etag"] == f'"{changed["entity"]["version"]}"'
+    assert "hush" not in shop.client.get("/v1/sources").text
+
+
+def test_patch_merges_and_null_is_the_default(shop: Shop) -> None:
+    _events(shop)
+    answer = shop.client.patch("/v1/sinks/events", json={"retention": "3d", "actions": ["insert"]})
+    assert answer.json()["entity"]["spec"] == {**SINK, "retention": "3d", "actions": ["insert"]}
+    answer = shop.client.patch("/v1/sinks/events", json={"actions": None})
+    assert answer.json()["entity"]["spec"] == {**SINK, "retention": "3d"}
+    problem(shop.client.patch("/v1/sinks/nothing", json={}), 404)
+
+
+def test_lost_updates_are_refused(shop: Shop) -> None:
+    _events(shop)
+    tag = shop.client.get("/v1/sinks/events").headers["etag"]
+    first = shop.client.patch(
+        "/v1/sinks/events", json={"retention": "3d"}, headers={"If-Match": tag}
+    )
+    assert first.status_code == 200
+    for method, body in (("PATCH", {"retention": "5d"}), ("PUT", SINK), ("DELETE", None)):
+        answer = shop.client.request(
+            method, "/v1/sinks/events", json=body, headers={"If-Match": tag}
+        )
+        problem(answer, 412)
+        assert answer.headers["etag"] == first.headers["etag"]
+    assert shop.client.get("/v1/sinks/events").json()["spec"]["retention"] == "3d"
+    ok = shop.client.put("/v1/sinks/events", json=SINK, headers={"If-Match": first.headers["etag"]})
+    assert ok.status_code == 200
+    problem(shop.client.put("/v1/sinks/new", json=SINK, headers={"If-Match": "*"}), 412)
+    problem(shop.client.put("/v1/sinks/events", json=SINK, headers={"If-None-Match": "*"}), 412)
+
+
+def test_masked_secrets_stay_and_are_never_shown(shop: Shop, database: Database) -> None:
+    _events(shop)
+    made = _put(shop, "/v1/consumers/hook", HOOK)
+    shown = made["entity"]["spec"]
+    again = _put(shop, "/v1/consumers/hook", {**shown, "timeout_ms": 5000})
+    assert [field["path"] for field in again["fields"]] == ["timeout_ms"]
+    ((stored,),) = database.execute(
+        "SELECT spec FROM penstock.entities WHERE kind = 'consumer' AND name = 'hook'"
+    )
+    assert stored == {**HOOK, "timeout_ms": 5000}
+    masked = {"url": "postgresql://app:***@elsewhere.invalid/shop"}
+    assert (
+        "***" in problem(shop.client.patch("/v1/sources/shop", json=masked), 422, "url")["detail"]
+    )
+    answers = [
+        shop.client.get("/v1/consumers/hook").text,
+        shop.client.get("/v1/consumers?status=true").text,
+        shop.client.get("/v1/audit").text,
+        shop.client.get("/v1/export").text,
+        shop.client.delete("/v1/consumers/hook?dry_run=true").text,
+        shop.client.delete("/v1/consumers/hook").text,
+    ]
+    for text in answers:
+        for secret in ("pw@", "t0k", "k3y", "whsec_", "hush"):
+            assert secret not in text
+    assert shop.client.get("/v1/consumers/hook").status_code == 404
+
+
+def test_a_consumer_is_served_and_deleted_with_its_consequences(shop: Shop) -> None:
+    _events(shop)
+    spec = {"stream": "events", "ack_wait_ms": 500}
+    _put(shop, "/v1/consumers/workers", spec)
+    shop.publish(1)
+    got = shop.client.get("/v1/http-consumers/workers/next", params={"wait_for_ms": 20_000})
+    assert len(got.json()["data"]) == 1
+    listed = shop.client.get("/v1/consumers", params={"status": True}).json()["data"]
+    assert [(c["name"], c["status"]["in_flight"]) for c in listed] == [("workers", 1)]
+    assert "status" not in shop.client.get("/v1/consumers").json()["data"][0]
+    dry = shop.client.delete("/v1/consumers/workers", params={"dry_run": True}).json()
+    assert "drops the consumer workers" in dry["consequences"][0]
+    assert dry["entity"]["name"] == "workers"
+    gone = shop.client.delete("/v1/consumers/workers").json()
+    assert (gone["entity"], gone["consequences"]) == (None, dry["consequences"])
+    problem(shop.client.get("/v1/http-consumers/workers"), 404)
+    problem(shop.client.delete("/v1/consumers/workers"), 404)
+
+
+def test_what_others_need_stays(shop: Shop) -> None:
+    _events(shop)
+    refused = problem(shop.client.delete("/v1/sources/shop"), 409)
+    assert "sink events" in refused["conflicts"][0]
+    problem(shop.client.put("/v1/sinks/orders", json={**SINK, "source": "shoop"}), 422, "source")
+    wrong = {"type": "stream", "source": "shop", "filtr": "true", "actions": ["inserted"]}
+    answer = problem(shop.client.put("/v1/sinks/x", json=wrong), 422, "actions[0]", "filtr")
+    assert "filter" in answer["detail"]
+    problem(shop.client.put("/v1/sinks/-x", json=SINK), 422, "name")
+    lua = {**SINK, "transform": {"lua": {"file": "/etc/hostname"}}}
+    assert (
+        "no file is read"
+        in problem(shop.client.put("/v1/sinks/x", json=lua), 422, "transform.lua")["detail"]
+    )
+
+
+def test_a_dry_run_writes_nothing(shop: Shop) -> None:
+    dry = _put(shop, "/v1/sources/shop?dry_run=true", SOURCE)
+    assert (dry["entity"], dry["action"]) == (None, "create")
+    problem(shop.client.get("/v1/sources/shop"), 404)
+
+
+def test_the_audit_log_names_the_token_and_the_door(shop: Shop) -> None:
+    _events(shop)
+    shop.consumer("workers")
+    shop.client.delete("/v1/http-consumers/workers")
+    log = shop.client.get("/v1/audit", params={"limit": 3}).json()
+    assert [(e["kind"], e["name"], e["action"]) for e in log["data"]] == [
+        ("consumer", "workers", "delete"),
+        ("consumer", "workers", "create"),
+        ("sink", "events", "create"),
+    ]
+    assert {(e["who"], e["door"]) for e in log["data"]} == {("admin", "api")}
+    rest = shop.client.get("/v1/audit", params={"limit": 3, "cursor": log["next"]}).json()
+    assert [(e["name"], e["after"]["url"]) for e in rest["data"]] == [("shop", MASKED)]
+    assert rest["next"] is None
+    of = shop.client.get("/v1/audit", params={"kind": "sink", "name": "events"}).json()["data"]
+    assert len(of) == 1
+
+
+DOCUMENT = """
+sources:
+  shop: {type: postgres, url: "postgresql://app:hush@db.invalid/shop", slot: shop}
+sinks:
+  events: {type: stream, source: shop}
+consumers:
+  workers: {stream: events}
+"""
+
+
+def test_plan_apply_and_export(shop: Shop) -> None:
+    planned = shop.client.post("/v1/plan", content=DOCUMENT)
+    assert planned.status_code == 200, planned.text
+    assert planned.json()["counts"]["create"] == 3
+    assert "hush" not in planned.text
+    assert shop.client.get("/v1/sources").json()["data"] == []
+    applied = shop.client.post(
+        "/v1/apply", content=DOCUMENT, headers={"If-Match": planned.headers["etag"]}
+    )
+    assert applied.status_code == 200, applied.text
+    export = shop.client.get("/v1/export")
+    assert "${SOURCE_SHOP_URL}" in export.text
+    assert shop.client.post("/v1/plan", content=export.text).json()["changes"] == []
+    problem(
+        shop.client.post("/v1/apply", content="{}", headers={"If-Match": planned.headers["etag"]}),
+        412,
+    )
+    fewer = DOCUMENT.partition("consumers:")[0]
+    kept = shop.client.post("/v1/plan", content=fewer).json()
+    assert [(each["name"], each["action"]) for each in kept["kept"]] == [("workers", "delete")]
+    assert shop.client.post("/v1/apply", content=fewer).json()["changes"] == []
+    assert (
+        "workers" in problem(shop.client.post("/v1/apply?prune=true", content=fewer), 428)["detail"]
+    )
+    tag = {"If-Match": shop.client.post("/v1/plan?prune=true", content=fewer).headers["etag"]}
+    pruned = shop.client.post("/v1/apply?prune=true", content=fewer, headers=tag)
+    assert [each["action"] for each in pruned.json()["changes"]] == ["delete"]
+    assert shop.client.get("/v1/consumers").json()["data"] == []
+    who = {(e["who"], e["door"]) for e in shop.client.get("/v1/audit").json()["data"]}
+    assert who == {("admin", "file")}
+
+
+def test_a_document_that_is_wrong_is_refused_by_line(shop: Shop) -> None:
+    wrong = DOCUMENT.replace("slot: shop", "slott: shop")
+    answer = problem(shop.client.post("/v1/apply", content=wrong), 422, "body")
+    assert "document:3" in answer["detail"]
+    assert "slott" in answer["detail"]
+    for text in ("[", "", "- 1", 'sources: {a: {type: postgres, url: "x\0y"}}'):
+        assert shop.client.post("/v1/apply", content=text).status_code == 422
+    problem(shop.client.post("/v1/apply", content=b"\xff"), 400)
+
+
+def test_lists_go_by_pages(shop: Shop) -> None:
+    _events(shop)
+    for name in ("c", "a", "b"):
+        _put(shop, f"/v1/consumers/{name}", {"stream": "events"})
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
+        page = shop.client.get("/v1/consumers", params=query).json()
+        seen.append([entity["name"] for entity in page["data"]])
+        if (cursor := page["next"]) is None:
+            break
+    assert seen == [["a", "b"], ["c"]]
+    own = shop.client.get("/v1/http-consumers", params={"limit": 1}).json()
+    assert [each["name"] for each in own["data"]] == ["a"]
+    for wrong in ("x", cursor_of(7), cursor_of("\0"), cursor_of("a", "b")):
+        problem(shop.client.get("/v1/consumers", params={"cursor": wrong}), 422, "cursor")
+
+
+def test_pages_are_fast_with_ten_thousand_consumers(shop: Shop, database: Database) -> None:
+    database.execute(
+        """WITH made AS (
+            INSERT INTO penstock.consumers (stream_id, name, type, own, settings)
+            SELECT s.id, 'c' || n, 'pull', false, '{}'
+            FROM penstock.streams s, generate_series(1, 10000) n
+            RETURNING name)
+        INSERT INTO penstock.entities (kind, name, id, spec, shown, version, managed_by)
+        SELECT 'consumer', name, gen_random_uuid(), s.spec, s.spec, 1, 'api'
+        FROM made, (SELECT '{"stream": "events"}'::jsonb) AS s (spec) RETURNING name"""
+    )
+    took = []
+    for _ in range(9):
+        began = time.perf_counter()
+        page = shop.client.get("/v1/consumers").json()
+        took.append(time.perf_counter() - began)
+        assert len(page["data"]) == 100
+        assert page["next"]
+    assert sorted(took)[4] < 0.05, took
+
+
+def test_tokens_are_made_listed_and_revoked(shop: Shop) -> None:
+    new = {"name": "ci", "role": "viewer"}
+    made = shop.client.post("/v1/tokens", json=new)
+    assert made.status_code == 201
+    secret = made.json()["token"]
+    listed = shop.client.get("/v1/tokens")
+    assert [(t["name"], t["role"]) for t in listed.json()["data"]] == [
+        ("admin", "admin"),
+        ("ci", "viewer"),
+    ]
+    assert secret not in listed.text
+    with shop.api.as_bearer(secret) as client:
+        assert known(client).get("/v1/tokens").status_code == 200
+    problem(shop.client.post("/v1/tokens", json=new), 409)
+    problem(shop.client.post("/v1/tokens", json={**new, "consumers": ["a"]}), 422, "consumers")
+    assert shop.client.delete("/v1/tokens/ci").json() == {"success": True}
+    problem(shop.client.delete("/v1/tokens/ci"), 409)
+    problem(shop.client.delete("/v1/tokens/nobody"), 404)
+
+
+def test_a_sources_database_for_pickers(shop: Shop, database: Database) -> None:
+    database.execute(
+        'CREATE TABLE "Orders" (id bigint, line int, note text, PRIMARY KEY (line, id))'
+    )
+    _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+    tables = shop.client.get("/v1/sources/shop/tables").json()["data"]
+    assert [(t["name"], t["has_key"], t["selected"]) for t in tables] == [
+        ('public."Orders"', True, True)
+    ]
+    path = '/v1/sources/shop/tables/public."Orders"/columns'
+    columns = shop.client.get(path).json()["data"]
+    assert [(c["name"], c["type"], c["key"]) for c in columns] == [
+        ("id", "bigint", 2), ("line", "integer", 1), ("note", "text", None),
+    ]  # fmt: skip
+    for table in ("public.nothing", "nothing", "public.*"):
+        problem(shop.client.get(f"/v1/sources/shop/tables/{table}/columns"), 404)
+    problem(shop.client.get("/v1/sources/nothing/tables"), 404)
+    assert isinstance(shop.client.get("/v1/sources/shop/slots").json()["data"], list)
+    tested = shop.client.post("/v1/sources/shop/test").json()
+    assert tested["may_replicate"] is True
+    assert shop.client.post("/v1/test-source", json={"url": database.url}).status_code == 200
+
+
+def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
+    # 192.0.2.0/24 is never routed: either nothing answers, or the network refuses at once.
+    for url, status in (
+        ("postgresql://u:hush@127.0.0.1:1/db", 503),
+        ("postgresql://u:hush@192.0.2.1/db", 503),
+    ):
+        began = time.monotonic()
+        answer = shop.client.post("/v1/test-source", json={"url": url})
+        assert "hush" not in problem(answer, status)["detail"]
+        assert time.monotonic() - began < 6
+    problem(shop.client.post("/v1/test-source", json={"url": "nothing"}), 422, "url")
+
+
+def test_backfills_are_asked_for_and_commanded(shop: Shop, database: Database) -> None:
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+    _put(shop, "/v1/sinks/events", SINK)
+    asked = {"sink": "events", "table": "public.orders", "where": "id > 7"}
+    made = shop.client.post("/v1/backfills", json=asked)
+    assert made.status_code == 201, made.text
+    (backfill,) = made.json()["data"]
+    assert (backfill["state"], backfill["where"]) == ("waiting", "id > 7")
+    problem(shop.client.post("/v1/backfills", json=asked), 409)
+    problem(shop.client.post("/v1/backfills", json={**asked, "where": "nothing > 7"}), 422)
+    problem(shop.client.post("/v1/backfills", json={"sink": "nothing"}), 404)
+    path = f"/v1/backfills/{backfill['id']}"
+    for command, state in (("pause", "paused"), ("resume", "waiting"), ("cancel", "cancelled")):
+        assert shop.client.post(f"{path}/{command}").json()["state"] == state
+    problem(shop.client.post(f"{path}/pause"), 409)
+    problem(shop.client.get("/v1/backfills/99"), 404)
+    listed = shop.client.get("/v1/backfills", params={"sink": "events", "state": "cancelled"})
+    assert [each["id"] for each in listed.json()["data"]] == [backfill["id"]]
+
+
+def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> None:
+    path = shop.consumer(max_deliver=1)
+    shop.publish("a")
+    (got,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
+    shop.client.post(f"{path}/nack", json={"ack_tokens": [got["ack_token"]]})
+    database.execute(
+        "INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)"
+        " VALUES ('orders', 'k', 's', 'too_large', 'why', '{}') RETURNING id"
+    )
+    listed = shop.client.get("/v1/dead-letters").json()["data"]
+    assert [(x["consumer"], x["sink"]) for x in listed] == [("workers", None), (None, "orders")]
+    mine, other = (letter["id"] for letter in listed)
+    found = shop.client.get("/v1/dead-letters", params={"consumer": "workers"}).json()["data"]
+    assert [letter["id"] for letter in found] == [mine]
+    assert '"a"' in shop.client.get(f"/v1/dead-letters/{mine}").json()["message"]
+    answer = shop.client.post("/v1/dead-letters/replay", json={"ids": [mine, other]}).json()
+    assert (answer["replayed"], [each["id"] for each in answer["failed"]]) == (1, [other])
+    (again,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
+    assert again["record"]["id"] == "a"
+    assert shop.client.post("/v1/dead-letters/drop", json={"sink": "orders"}).json() == {
+        "dropped": 1
+    }
+    problem(shop.client.delete(f"/v1/dead-letters/{other}"), 404)
+    problem(shop.client.post("/v1/dead-letters/drop", json={}), 422, "ids")
+
+
+def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:
+    key = group_hash(b'["public","items",[2]]')
+    changes = [inserted(1), inserted(2), updated(2, n=5), inserted(3)]
+    for change in changes[1:3]:
+        object.__setattr__(change, "group", key)
+    publish(shop.store, shop.stream, changes[:2])
+    publish(shop.store, shop.stream, changes[2:])
+    path = "/v1/streams/events/messages"
+
+    def found(**query: Any) -> list[Any]:
+        answer = shop.client.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        return [message["record"]["id"] for message in answer.json()["data"]]
+
+    assert found() == [1, 2, 2, 3]
+    first = shop.client.get(path, params={"limit": 1}).json()
+    assert first["data"][0]["position"]["idx"] == 0
+    assert found(cursor=first["next"]) == [2, 2, 3]
+    lsn = first["data"][0]["position"]["lsn"]
+    assert found(after=f"{lsn}:0") == [2, 2, 3]
+    assert found(table="public.items", key="2") == [2, 2]
+    assert found(table="public.items", key="[2]", limit=1) == [2]
+    assert found(table="public.orders", key="2") == []
+    assert found(since="2026-01-01T00:00:00Z") == [1, 2, 2, 3]
+    assert found(since="2026-01-01T00:00:01Z") == []
+    for query, field in (
+        ({"after": "x"}, "after"),
+        ({"since": "today"}, "since"),
+        ({"key": "2"}, "table"),
+    ):
+        problem(shop.client.get(path, params=query), 422, field)
+    problem(shop.client.get("/v1/streams/nothing/messages"), 404)
+    rows = make_stream(shop.store, "rows", kind="rows")
+    publish(shop.store, rows, [inserted("x"), updated("x", n=2), inserted("y")])
+    answer = shop.client.get(
+        "/v1/streams/rows/messages", params={"table": "public.items", "key": "x"}
+    )
+    assert [message["record"]["n"] for message in answer.json()["data"]] == [2]
+
+
+def test_check_is_there_where_the_process_has_it(shop: Shop, database: Database) -> None:
+    _put(shop, "/v1/sources/shop", {"type": "postgres", "url": "postgresql://127.0.0.1:1/db"})
+    problem(shop.client.get("/v1/check"), 404)
+    with ApiServer(database.url, shop.token, tools=ApiTools()) as api:
+        report = api.client.get("/v1/check").json()
+    assert report["errors"] == 1
+    assert {finding["subject"] for finding in report["findings"]} >= {"source shop"}
+
+
+def test_two_writers_lose_nothing(shop: Shop) -> None:
+    """Each adds a table of its own to what is there, again and again where the other was faster."""
+    _put(shop, "/v1/sources/shop", {**SOURCE, "tables": ["public.t"]})
+
+    def writer(name: str) -> None:
+        with httpx.Client(
+            base_url=str(shop.client.base_url), headers=shop.client.headers
+        ) as client:
+            for number in range(5):
+                while True:
+                    read = client.get("/v1/sources/shop")
+                    tables = [*read.json()["spec"]["tables"], f"public.{name}{number}"]
+                    answer = client.patch(
+                        "/v1/sources/shop",
+                        json={"tables": tables},
+                        headers={"If-Match": read.headers["etag"]},
+                    )
+                    if answer.status_code == 200:
+                        break
+                    assert answer.status_code == 412
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(writer, ("a", "b")))
+    tables = shop.client.get("/v1/sources/shop").json()["spec"]["tables"]
+    assert sorted(tables) == sorted(
+        ["public.t", *(f"public.{w}{n}" for w in "ab" for n in range(5))]
+    )
