@@ -134,6 +134,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
+        if "via" in changes:
+            raise wrong("via", "unknown key")
         return _json(await _changed(consumers, await consumers.update(consumer, changes)))
 
     @api.delete(

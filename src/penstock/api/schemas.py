@@ -18,6 +18,8 @@ from pydantic import (
     TypeAdapter,
 )
 
+from pydantic.json_schema import SkipJsonSchema
+
 from penstock.config.consumers import ConsumerSettings, WebhookSettings, storable
 from penstock.config.strict import Name, Whole
 from penstock.core.message import Position
@@ -198,6 +200,7 @@ class NewWebhook(WebhookSettings, _Named):
     """A consumer whose messages are posted to a URL."""
 
     type: Literal["webhook"]
+    via: SkipJsonSchema[None] = None  # a target's: the API takes none
 
 
 def _type(value: Any) -> str:

@@ -20,12 +20,13 @@ from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name
+from penstock.config.targets import HttpTarget, NatsTarget, Target
 from penstock.config.transforms import FOLDER
 from penstock.core.errors import ConfigError
 from penstock.core.text import Path as KeyPath
 from penstock.core.text import dotted, nearest
 
-_KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
+_KEYS: Final = ("sources", "sinks", "consumers", "targets", "store", "spark")
 
 _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
@@ -34,6 +35,11 @@ _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
 _CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
     "pull": PullConsumer,
     "webhook": WebhookConsumer,
+}
+
+_TARGETS: Final[dict[str, type[NatsTarget | HttpTarget]]] = {
+    "nats": NatsTarget,
+    "http": HttpTarget,
 }
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -153,6 +159,10 @@ class _Reader:
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
             if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
                 consumers[name] = consumer
+        targets: dict[str, Target] = {}
+        for name, value in self.parts(root, "targets") if root.get("targets") else ():
+            if target := self.typed(_TARGETS, value, ("targets", name)):
+                targets[name] = target
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
         store = self.store(root)
         given = _names(root, "sinks")
@@ -160,6 +170,9 @@ class _Reader:
         for path, message in (
             *contradictions.of_sinks(sources, sinks, _names(root, "sources")),
             *contradictions.of_consumers(consumers, given, streams),
+            *contradictions.of_targets(
+                targets, sources, sinks, consumers, _names(root, "targets")
+            ),
             *contradictions.of_store(
                 has_url="store" in root, master="local" if spark is None else spark.master
             ),
@@ -169,7 +182,7 @@ class _Reader:
             return None
         return Config(
             sources=sources, sinks=sinks, outboxes=outboxes, consumers=consumers,
-            store=store.store, spark=spark,
+            targets=targets, store=store.store, spark=spark,
         )  # fmt: skip
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.nats import GroupBy, NatsSinkConfig
+from penstock.config.nats_login import NatsLogin
 from penstock.config.sources import Table
 from penstock.config.strict import Flag, StrictModel
 from penstock.config.transforms import (
@@ -92,6 +93,8 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
 
     type: Literal["nats"]
+    target: str | None = None
+    """The name of the target that has the servers and the login."""
     detach_after: _Duration = timedelta(seconds=30)
     """How long it may be behind before it counts as detached."""
 
@@ -99,6 +102,17 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     @classmethod
     def _check_route(cls, route: Any) -> Any:
         return check_route(route, SubjectTemplate.parse, NOT_IN_SUBJECT)
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target is None:
+            return self
+        if own := [key for key in NatsLogin.model_fields if key in self.model_fields_set]:
+            keys = ", ".join(own)
+            raise ValueError(
+                f"target and {keys}: the target has them all; remove {keys} or `target`"
+            )
+        return self
 
 
 class StreamSinkSettings(SinkSettings):

@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator
 
+from penstock.config.bastion import Bastion, BastionSettings
 from penstock.config.strict import StrictModel
 from penstock.core.tables import TablePattern
 
@@ -50,6 +51,20 @@ Table = Annotated[str, AfterValidator(_check_table)]
 PostgresUrl = Annotated[SecretStr, AfterValidator(_check_url)]
 
 
+class SourceUrl(str):
+    """A source's URL, and the bastion that its server lies behind; `postgres.connect` goes through it."""
+
+    __slots__ = ("bastion",)
+    bastion: Bastion | None
+
+    @classmethod
+    def of(cls, url: SecretStr, bastion: Bastion | None) -> SourceUrl:
+        """Return a URL behind `bastion`; None is no bastion."""
+        made = cls(url.get_secret_value())
+        made.bastion = bastion
+        return made
+
+
 class PostgresSource(StrictModel):
     """A Postgres database whose changes are captured by logical replication."""
 
@@ -58,6 +73,25 @@ class PostgresSource(StrictModel):
     tables: tuple[Table, ...] = Field(("public.*",), min_length=1)
     slot: str = "penstock"
     publication: str = Field("penstock", min_length=1)
+    bastion: BastionSettings | None = None
+    """The SSH server that the database lies behind."""
+    _reached: Bastion | None = PrivateAttr(None)
+
+    def behind(self, bastion: Bastion | None) -> PostgresSource:
+        """Return the same source, reached through a bastion as the store completes it."""
+        copy = self.model_copy()
+        copy._reached = bastion
+        return copy
+
+    @property
+    def reached(self) -> Bastion | None:
+        """The bastion that connections go through; None where they are direct."""
+        return self._reached
+
+    @property
+    def address(self) -> SourceUrl:
+        """The URL to connect to, with what leads there."""
+        return SourceUrl.of(self.url, self._reached)
 
     @property
     def patterns(self) -> tuple[TablePattern, ...]:
