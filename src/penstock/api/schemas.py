@@ -17,7 +17,6 @@ from pydantic import (
     Tag,
     TypeAdapter,
 )
-
 from pydantic.json_schema import SkipJsonSchema
 
 from penstock.config.consumers import ConsumerSettings, WebhookSettings, storable

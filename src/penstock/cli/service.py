@@ -39,6 +39,7 @@ from penstock.spark import aot, session
 from penstock.spark.jvm import make_cache
 from penstock.spark.settings import local_master
 from penstock.spark.warm import start_workers
+from penstock.streams.bastions import with_bastions
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 
@@ -236,6 +237,6 @@ def run(config: Config, *, once: bool, listen: str) -> int:
 
     opening = Step("store", embedded=config.store is None)
     with open_store(config, on_outage=on_outage) as store_url:
-        service = Service(config, store_url, once=once)
+        service = Service(with_bastions(config, store_url), store_url, once=once)
         opening.done()
         return service.main(listen)

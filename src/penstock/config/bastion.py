@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -31,6 +32,10 @@ class Bastion:
     user: str
     private_key: str | None = field(default=None, repr=False)
     host_key: str | None = None
+
+    def to_json(self) -> str:
+        """Return it as JSON, the key included; `Bastion(**…)` reads it."""
+        return json.dumps(asdict(self))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -232,7 +232,9 @@ class WebhookConsumer(_Consumer, WebhookSettings):
         if self.via is not None and "via" in self.model_fields_set:
             raise ValueError("via: unknown key; name a `target`")
         if self.target is None and "url" not in self.model_fields_set:
-            raise ValueError("url is missing: give the webhook's `url`, or the `target` that has it")
+            raise ValueError(
+                "url is missing: give the webhook's `url`, or the `target` that has it"
+            )
         if self.target is not None and "url" in self.model_fields_set:
             raise ValueError("target and url: use one of them; `path` comes behind a target's URL")
         if self.target is None and self.path is not None:

@@ -170,9 +170,7 @@ class _Reader:
         for path, message in (
             *contradictions.of_sinks(sources, sinks, _names(root, "sources")),
             *contradictions.of_consumers(consumers, given, streams),
-            *contradictions.of_targets(
-                targets, sources, sinks, consumers, _names(root, "targets")
-            ),
+            *contradictions.of_targets(targets, sources, sinks, consumers, _names(root, "targets")),
             *contradictions.of_store(
                 has_url="store" in root, master="local" if spark is None else spark.master
             ),

@@ -179,6 +179,15 @@ CREATE FUNCTION penstock.id_of(of_kind text, of_name text) RETURNS uuid LANGUAGE
     ON CONFLICT (kind, name) DO UPDATE SET name = excluded.name RETURNING id
 $penstock$;
 
+-- name: migration_5
+-- What Penstock keeps for the bastion of a target or a source of that name: the private key that it has
+-- made, in OpenSSH's form, and the host key that was pinned by `penstock target trust`.
+CREATE TABLE penstock.bastions (
+    name text PRIMARY KEY,
+    private_key text,
+    host_key text
+);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

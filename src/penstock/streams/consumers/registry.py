@@ -12,8 +12,11 @@ import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from penstock.config.bastion import Bastion
 from penstock.config.consumers import settings_of
 from penstock.core import queries
+from penstock.streams.bastions import SQL as BASTIONS_SQL
+from penstock.streams.bastions import filled
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.notices import Notices
@@ -201,6 +204,11 @@ class Consumers:
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise _unknown(name)
+
+    async def bastion(self, bastion: Bastion) -> Bastion:
+        """Return a bastion with the keys that the store has of it; raises `StoreUnavailable`."""
+        rows = await self._sessions.rows(BASTIONS_SQL["bastions"], ([bastion.owner],))
+        return filled(bastion, *(rows[0][1:] if rows else (None, None)))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
