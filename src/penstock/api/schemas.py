@@ -17,6 +17,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from penstock.config.consumers import ConsumerSettings, WebhookSettings, storable
 from penstock.config.strict import Name, Whole
@@ -216,6 +217,7 @@ class NewWebhook(WebhookSettings, _Named):
     """A consumer whose messages are posted to a URL."""
 
     type: Literal["webhook"]
+    via: SkipJsonSchema[None] = None  # a target's: the API takes none
 
 
 def _type(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from pathlib import Path
 from penstock.check import expressions, postgres, streams
 from penstock.check import outbox as outboxes
 from penstock.check.nats import inspect_nats
+from penstock.check.targets import inspect_target
 from penstock.config.file import load
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
-from penstock.core.errors import ConfigError, EmbeddedError
+from penstock.core.errors import ConfigError, EmbeddedError, StoreError
 from penstock.core.finding import Finding
+from penstock.embedded.bastions import completed_bastions
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.store import FOLDER
 from penstock.sinks.nats.shared import shared_streams
@@ -48,7 +51,11 @@ def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
 
 
 def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Check each source and its sinks, then at the store."""
+    """Check each source and its sinks, the targets, then the store."""
+    bastions = config.bastions()
+    with contextlib.suppress(StoreError, EmbeddedError):  # `inspect_store` reports them
+        bastions = completed_bastions(config)
+        config = config.reached_by(bastions)
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
         yield from postgres.inspect(
@@ -68,6 +75,8 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         yield from shared_streams(name, sinks)
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
             yield from expressions.inspect(source, sinks)
+    for name, target in config.targets.items():
+        yield from inspect_target(name, target, config, bastions.get(name))
     for name, outbox in config.outboxes.items():
         yield from outboxes.inspect(name, outbox, config, environ)
     if config.sources or config.store is not None:

@@ -65,9 +65,10 @@ def start_backfill(
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
     from penstock.config.file import load
+    from penstock.embedded.bastions import completed_config
 
     with errors():
-        loaded = load(config)
+        loaded = completed_config(load(config))
         settings = loaded.sinks.get(sink)
         if settings is None:
             raise fail(unknown("sink", sink, loaded.sinks))

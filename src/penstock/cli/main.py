@@ -18,6 +18,7 @@ from penstock.cli import plan as cli_plan
 from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
 from penstock.cli import status as cli_status
+from penstock.cli import target as cli_target
 from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
 from penstock.cli import warm as cli_warm
@@ -34,6 +35,7 @@ app.add_typer(cli_token.tokens, name="token")
 app.add_typer(cli_dead_letters.dead_letters, name="dead-letters")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
+app.add_typer(cli_target.targets, name="target")
 app.command("try")(cli_try.try_sink)
 app.command()(cli_relay.relay)
 app.command()(cli_recover.recover)

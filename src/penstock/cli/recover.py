@@ -31,9 +31,12 @@ def recover(
         loaded = load(config)
         _check_name(loaded, source)
         from penstock.runtime.recovery import Recovery
+        from penstock.streams.bastions import with_bastions
 
-        with store_of(config) as store, Recovery(loaded, source, store) as recovery:
-            _recover(loaded, recovery, yes=yes, backfill=backfill)
+        with store_of(config) as store:
+            loaded = with_bastions(loaded, store.url)
+            with Recovery(loaded, source, store) as recovery:
+                _recover(loaded, recovery, yes=yes, backfill=backfill)
 
 
 def _check_name(config: Config, source: str) -> None:

@@ -29,9 +29,10 @@ def status(
     """Show each source's slot and lag, and what a running pipeline delivered."""
     from penstock.cli import status_tables
     from penstock.config.file import load
+    from penstock.embedded.bastions import completed_config
 
     with errors():
-        report = collect(load(config), listen)
+        report = collect(completed_config(load(config)), listen)
     if as_json:
         typer.echo(json.dumps(report))
     else:

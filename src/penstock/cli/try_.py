@@ -61,8 +61,9 @@ def _run(
     path: Path, sink: str, message: str | None, live: int | None, timeout: float, *, as_json: bool
 ) -> int:
     from penstock.config.file import load
+    from penstock.embedded.bastions import completed_config
 
-    config = load(path)
+    config = completed_config(load(path))
     if sink not in config.sinks:
         raise fail(unknown("sink", sink, config.sinks), 2)
     batch = None if message is None else _given(config, sink, message)

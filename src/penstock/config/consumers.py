@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -15,8 +15,11 @@ from pydantic import (
     Field,
     SecretStr,
     field_validator,
+    model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
+from penstock.config.bastion import BastionSettings
 from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.config.transforms import Filter
 from penstock.core.message import ACTIONS
@@ -111,7 +114,59 @@ class ConsumerSettings(StrictModel):
 
     def shown(self) -> dict[str, Any]:
         """Return what may be shown: all but secrets and the values of headers."""
-        return self.model_dump(mode="json", exclude={"secrets"})
+        return self.model_dump(mode="json", exclude={"secrets", "via"})
+
+
+def check_url(url: SecretStr) -> SecretStr:
+    """Return the URL of an endpoint; raises `ValueError`, without it, for what is none."""
+    try:
+        parts = urlsplit(url.get_secret_value())
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = None
+    if not whole or any(c <= " " for c in url.get_secret_value()):
+        raise ValueError("not a URL of a webhook: expected https://host/path")
+    return url
+
+
+def check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    """Return the headers of requests; raises `ValueError` for one that can't be sent."""
+    for name, value in headers.items():
+        if not _HEADER.match(name):
+            raise ValueError(f"{name!r} is not a header's name")
+        if name.lower() in _OWN_HEADERS or name.lower().startswith("webhook-"):
+            raise ValueError(f"{name!r} is set by Penstock: leave it out")
+        text = value.get_secret_value()
+        if not text.isascii() or not text.isprintable():
+            raise ValueError(f"the value of {name!r} has characters that no header may have")
+    return headers
+
+
+def check_secrets(secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    """Return what requests are signed with; raises `ValueError` for what Standard Webhooks lack."""
+    for secret in secrets:
+        text = secret.get_secret_value()
+        try:
+            key = base64.b64decode(text.removeprefix(_SECRET), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if not text.startswith(_SECRET) or not 24 <= len(key) <= 64:
+            raise ValueError(
+                "not a Standard Webhooks secret: expected whsec_ and the base64 of 24 to 64 "
+                "random bytes"
+            )
+    return secrets
+
+
+class WebhookTarget(StrictModel):
+    """What a target gives its webhooks beside their URL and headers; only stored, never shown.
+
+    `ca` is the PEM text of the CA that signed the endpoint's certificate.
+    """
+
+    name: str
+    ca: str | None = None
+    bastion: BastionSettings | None = None
 
 
 class WebhookSettings(ConsumerSettings):
@@ -126,46 +181,23 @@ class WebhookSettings(ConsumerSettings):
     secrets: tuple[SecretStr, ...] = Field((), max_length=2)
     allow_private: Flag = False
 
+    via: SkipJsonSchema[WebhookTarget | None] = None
+    """What the target has over the URL; set where the file's webhooks are joined with their targets."""
+
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
-        try:
-            parts = urlsplit(url.get_secret_value())
-            whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            whole = None
-        if not whole or any(c <= " " for c in url.get_secret_value()):
-            raise ValueError("not a URL of a webhook: expected https://host/path")
-        return url
+        return check_url(url)
 
     @field_validator("headers")
     @classmethod
     def _check_headers(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
-        for name, value in headers.items():
-            if not _HEADER.match(name):
-                raise ValueError(f"{name!r} is not a header's name")
-            if name.lower() in _OWN_HEADERS or name.lower().startswith("webhook-"):
-                raise ValueError(f"{name!r} is set by Penstock: leave it out")
-            text = value.get_secret_value()
-            if not text.isascii() or not text.isprintable():
-                raise ValueError(f"the value of {name!r} has characters that no header may have")
-        return headers
+        return check_headers(headers)
 
     @field_validator("secrets")
     @classmethod
     def _check_secrets(cls, secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for secret in secrets:
-            text = secret.get_secret_value()
-            try:
-                key = base64.b64decode(text.removeprefix(_SECRET), validate=True)
-            except (binascii.Error, ValueError):
-                key = b""
-            if not text.startswith(_SECRET) or not 24 <= len(key) <= 64:
-                raise ValueError(
-                    "not a Standard Webhooks secret: expected whsec_ and the base64 of 24 to 64 "
-                    "random bytes"
-                )
-        return secrets
+        return check_secrets(secrets)
 
     def shown(self) -> dict[str, Any]:
         """Return what may be shown: the URL without credentials and query, no secrets."""
@@ -191,9 +223,37 @@ class PullConsumer(_Consumer):
 
 
 class WebhookConsumer(_Consumer, WebhookSettings):
-    """A consumer whose messages are sent to a URL."""
+    """A consumer whose messages are sent to a URL, its own or its target's with `path` behind it."""
 
     type: Literal["webhook"]
+    url: SecretStr = SecretStr("")
+    target: str | None = None
+    path: str | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and (not path.startswith("/") or any(c <= " " for c in path)):
+            raise ValueError(f"{path!r} is not a path: expected one that begins with /")
+        return path
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.via is not None and "via" in self.model_fields_set:
+            raise ValueError("via: unknown key; name a `target`")
+        if self.target is None and "url" not in self.model_fields_set:
+            raise ValueError(
+                "url is missing: give the webhook's `url`, or the `target` that has it"
+            )
+        if self.target is not None and "url" in self.model_fields_set:
+            raise ValueError("target and url: use one of them; `path` comes behind a target's URL")
+        if self.target is None and self.path is not None:
+            raise ValueError("path goes with a `target`; write it into the `url`")
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that the store keeps: what the API would be given, secrets too."""
+        return {k: v for k, v in super().stored().items() if k not in ("target", "path")}
 
 
 Consumer = PullConsumer | WebhookConsumer

@@ -8,6 +8,7 @@ from penstock.config.consumers import Consumer
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
+from penstock.config.targets import HttpTarget, Target, bastion_of
 from penstock.core.text import Path, nearest
 
 Contradiction = tuple[Path, str]
@@ -21,9 +22,11 @@ def of_sinks(
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between sources and sinks; `names` are all sources, wrong ones included."""
     names = list(names)
-    slots: dict[tuple[str, str], str] = {}
+    slots: dict[tuple[str, str, str], str] = {}
     for name, source in sources.items():
-        other = slots.setdefault((source.url.get_secret_value(), source.slot), name)
+        # One name may be two servers behind two bastions.
+        behind = "" if source.bastion is None else f"{source.bastion.host}:{source.bastion.port}"
+        other = slots.setdefault((source.url.get_secret_value(), behind, source.slot), name)
         if other != name:
             message = f"{source.slot!r} is the slot of source {other!r} too: give each its own"
             yield ("sources", name, "slot"), message
@@ -62,6 +65,50 @@ def of_consumers(
                 known = f"expected one of {', '.join(streams)}" if streams else "add a sink of it"
                 message = f"there is no stream {consumer.stream!r}: {known}"
                 yield path, message + nearest(consumer.stream, streams)
+
+
+def of_targets(
+    targets: Mapping[str, Target],
+    sources: Mapping[str, PostgresSource],
+    sinks: Mapping[str, SinkSettings],
+    consumers: Mapping[str, Consumer],
+    names: Iterable[str] | None = None,
+) -> Iterator[Contradiction]:
+    """Yield what is wrong between targets, what names them, and the keys of their bastions.
+
+    `names` are all targets, wrong ones included.
+    """
+    known = list(targets if names is None else names)
+    users: list[tuple[str, str, SinkSettings | Consumer, str]] = [
+        *(("sinks", name, sink, "nats") for name, sink in sinks.items()),
+        *(("consumers", name, consumer, "http") for name, consumer in consumers.items()),
+    ]
+    for kind, user, settings, type_ in users:
+        if (name := getattr(settings, "target", None)) is None:
+            continue
+        path: Path = (kind, user, "target")
+        if name not in known:
+            expected = f"expected one of {', '.join(known)}" if known else "add it to `targets`"
+            yield path, f"there is no target {name!r}: {expected}{nearest(name, known)}"
+        elif name in targets and targets[name].type != type_:
+            what = "a NATS sink" if type_ == "nats" else "a webhook"
+            yield path, f"target {name!r} is of type {targets[name].type}, and {what} needs {type_}"
+    for name, target in targets.items():
+        # Keys that Penstock keeps for a bastion are found by this one name.
+        if target.bastion is not None and name in sources and sources[name].bastion is not None:
+            message = f"source {name!r} has a bastion under that name too: rename one of the two"
+            yield ("targets", name, "bastion"), message
+        try:
+            bastion_of(name, target)
+            if isinstance(target, HttpTarget):
+                target.ca()
+        except ValueError as error:
+            yield ("targets", name), str(error)
+    for name, source in sources.items():
+        try:
+            _ = source.bastion and source.bastion.of(name)
+        except ValueError as error:
+            yield ("sources", name, "bastion"), str(error)
 
 
 def of_store(*, has_url: bool, master: str) -> Iterator[Contradiction]:

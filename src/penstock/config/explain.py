@@ -17,7 +17,7 @@ from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path, nearest
 
 SECRET_KEY: Final = re.compile(
-    r"password|passwd|token|secret|nkey_seed|access.?key|^headers$", re.I
+    r"password|passwd|token|secret|nkey_seed|access.?key|private_key$|^headers$", re.I
 )
 _IN_QUOTES: Final = {
     "int_type": r"-?\d+", "float_type": r"-?\d+(\.\d+)?", "bool_type": "true|false|yes|no|on|off",
@@ -84,7 +84,7 @@ def shown(path: Path, value: Any, document: Document) -> str:
     if raw is None and keys and keys[-1] in ("url", "store"):
         text = str(value)
         # Where a webhook's secret stands in its URL, only its owner knows.
-        if keys[0] == "consumers":
+        if keys[0] in ("consumers", "targets"):
             return MASK
         return redact_url(text) if "://" in text or not text else MASK
     text = redact_url(raw if raw is not None else str(value))

@@ -17,17 +17,18 @@ from pydantic import BaseModel, ValidationError
 from penstock.config import contradictions, yaml_lines
 from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
-from penstock.config.models import CONSUMERS, SINKS
+from penstock.config.models import CONSUMERS, SINKS, TARGETS
 from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name
+from penstock.config.targets import Target
 from penstock.config.transforms import FOLDER
 from penstock.core.errors import ConfigError
 from penstock.core.text import Path as KeyPath
 from penstock.core.text import dotted, nearest
 
-_KEYS: Final = ("sources", "sinks", "consumers", "store", "spark")
+_KEYS: Final = ("sources", "sinks", "consumers", "targets", "store", "spark")
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -88,6 +89,7 @@ class Parts:
     outboxes: dict[str, OutboxSource]
     sinks: dict[str, Sink]
     consumers: dict[str, Consumer]
+    targets: dict[str, Target]
     spark: SparkSettings | None
     store: StoreSettings | None
 
@@ -165,7 +167,7 @@ class Reader:
             return None
         return Config(
             sources=parts.sources, sinks=parts.sinks, outboxes=parts.outboxes,
-            consumers=parts.consumers, store=parts.store.store, spark=parts.spark,
+            consumers=parts.consumers, targets=parts.targets, store=parts.store.store, spark=parts.spark,
         )  # fmt: skip
 
     def references(self, parts: Parts) -> None:
@@ -176,6 +178,9 @@ class Reader:
         for path, message in (
             *contradictions.of_sinks(parts.sources, parts.sinks, _names(root, "sources")),
             *contradictions.of_consumers(parts.consumers, given, streams),
+            *contradictions.of_targets(
+                parts.targets, parts.sources, parts.sinks, parts.consumers, _names(root, "targets")
+            ),
         ):
             self.problem(path, message)
 
@@ -211,8 +216,12 @@ class Reader:
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
             if consumer := self.typed(CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
                 consumers[name] = consumer
+        targets: dict[str, Target] = {}
+        for name, value in self.parts(root, "targets") if root.get("targets") else ():
+            if target := self.typed(TARGETS, value, ("targets", name)):
+                targets[name] = target
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
-        return Parts(sources, outboxes, sinks, consumers, spark, self.store(root))
+        return Parts(sources, outboxes, sinks, consumers, targets, spark, self.store(root))
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the parts under a key by name; without the key there are none."""

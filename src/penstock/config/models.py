@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from penstock.config.consumers import PullConsumer, WebhookConsumer
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.config.sources import PostgresSource
+from penstock.config.targets import HttpTarget, NatsTarget
 
 SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
@@ -19,10 +20,15 @@ CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
     "pull": PullConsumer,
     "webhook": WebhookConsumer,
 }
+TARGETS: Final[dict[str, type[NatsTarget | HttpTarget]]] = {
+    "nats": NatsTarget,
+    "http": HttpTarget,
+}
 ENTITIES: Final[dict[str, Mapping[str, type[BaseModel]]]] = {
     "source": {"postgres": PostgresSource},
     "sink": SINKS,
     "consumer": CONSUMERS,
+    "target": TARGETS,
 }
 """The models of each kind of entity by type. Sources of type outbox are none: they stay in the file."""
 SECTIONS: Final = {kind: f"{kind}s" for kind in ENTITIES}

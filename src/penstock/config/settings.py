@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import pathlib
 import shlex
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config import contradictions
-from penstock.config.consumers import Consumer
-from penstock.config.sinks import Sink, StreamSinkSettings
+from penstock.config.bastion import Bastion
+from penstock.config.consumers import Consumer, WebhookConsumer
+from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, PostgresUrl
 from penstock.config.strict import StrictModel
+from penstock.config.targets import (
+    HttpTarget,
+    NatsTarget,
+    Target,
+    bastion_of,
+    joined_sink,
+    joined_webhook,
+)
 from penstock.core.text import dotted
 
 CONFIG_FILE: Final = "penstock.yaml"
@@ -57,6 +67,7 @@ class Config(StoreSettings):
     sinks: dict[str, Sink]
     outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
     consumers: dict[str, Consumer] = Field(default_factory=dict)
+    targets: dict[str, Target] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     _file: str | None = PrivateAttr(None)
     _sharing: int | None = PrivateAttr(None)
@@ -68,11 +79,54 @@ class Config(StoreSettings):
             *contradictions.of_consumers(
                 self.consumers, self.sinks, {n: sink.kind for n, sink in self.streams.items()}
             ),
+            *contradictions.of_targets(self.targets, self.sources, self.sinks, self.consumers),
             *contradictions.of_store(has_url=self.store is not None, master=self.spark.master),
         ]
         if found:
             raise ValueError("; ".join(f"{dotted(path)}: {message}" for path, message in found))
+        self.join()
         return self
+
+    def join(self) -> None:
+        """Give sinks, webhooks and sources what their targets and bastions have."""
+        for name, source in self.sources.items():
+            if source.bastion is not None:
+                self.sources[name] = source.behind(source.bastion.of(name))
+        for name, sink in self.sinks.items():
+            target = self._target(sink)
+            if isinstance(sink, NatsSinkSettings) and isinstance(target, NatsTarget):
+                self.sinks[name] = joined_sink(sink, str(sink.target), target)
+        for name, consumer in self.consumers.items():
+            target = self._target(consumer)
+            if isinstance(consumer, WebhookConsumer) and isinstance(target, HttpTarget):
+                self.consumers[name] = joined_webhook(consumer, str(consumer.target), target)
+
+    def _target(self, user: Sink | Consumer) -> Target | None:
+        name = getattr(user, "target", None)
+        return None if name is None else self.targets.get(name)
+
+    def bastions(self) -> dict[str, Bastion]:
+        """Return the bastions of targets and sources, by the names of these.
+
+        Raises `ValueError` for a private key's file that can't be read.
+        """
+        found = {name: bastion_of(name, target) for name, target in self.targets.items()}
+        found |= {n: s.bastion.of(n) for n, s in self.sources.items() if s.bastion is not None}
+        return {name: bastion for name, bastion in found.items() if bastion is not None}
+
+    def reached_by(self, bastions: Mapping[str, Bastion]) -> Self:
+        """Return the configuration with the bastions as the store completes them, by owner."""
+        sources = {
+            name: source if source.reached is None else source.behind(bastions[name])
+            for name, source in self.sources.items()
+        }
+        sinks = {
+            name: sink.behind(bastions[sink.reached.owner])
+            if isinstance(sink, NatsSinkSettings) and sink.reached is not None
+            else sink
+            for name, sink in self.sinks.items()
+        }
+        return self.model_copy(update={"sources": sources, "sinks": sinks})
 
     @property
     def streams(self) -> dict[str, StreamSinkSettings]:

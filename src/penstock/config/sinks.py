@@ -13,6 +13,7 @@ from penstock.config.deletes import check_deletes
 from penstock.config.durations import Duration
 from penstock.config.jetstream import JetStreamSettings
 from penstock.config.nats import GroupBy, NatsSinkConfig
+from penstock.config.nats_login import NatsLogin
 from penstock.config.sources import Table
 from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.config.transforms import (
@@ -85,6 +86,8 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
 
     type: Literal["nats"]
+    target: str | None = None
+    """The name of the target that has the servers and the login."""
     detach_after: Duration = timedelta(seconds=30)
     """How long it may be behind before it counts as detached."""
     stream_config: JetStreamSettings | None = None
@@ -96,6 +99,17 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     @classmethod
     def _check_route(cls, route: Any) -> Any:
         return check_route(route, SubjectTemplate.parse, NOT_IN_SUBJECT)
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target is None:
+            return self
+        if own := [key for key in NatsLogin.model_fields if key in self.model_fields_set]:
+            keys = ", ".join(own)
+            raise ValueError(
+                f"target and {keys}: the target has them all; remove {keys} or `target`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_stream_config(self) -> Self:

@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
 
+from penstock.config.bastion import Bastion, BastionSettings
 from penstock.config.strict import StrictModel
 from penstock.core.tables import TablePattern
 
@@ -40,6 +41,21 @@ def check_postgres_url(url: str) -> None:
         )
 
 
+def servers_of(url: str) -> list[tuple[str, int]]:
+    """Return hosts and ports of a URL whose servers lie behind a bastion, in its order.
+
+    Raises `ValueError` for a Unix socket, or no host.
+    """
+    parts = conninfo_to_dict(url)
+    hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
+    if not all(hosts) or any(host.startswith(("/", "@")) for host in hosts):
+        raise ValueError(
+            "behind a bastion the url needs the server's host, as the bastion knows it"
+        )
+    ports = [int(port or 5432) for port in str(parts.get("port") or "").split(",")]
+    return list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False))
+
+
 def _check_url(url: SecretStr) -> SecretStr:
     check_postgres_url(url.get_secret_value())
     return url
@@ -50,6 +66,20 @@ Table = Annotated[str, AfterValidator(_check_table)]
 PostgresUrl = Annotated[SecretStr, AfterValidator(_check_url)]
 
 
+class SourceUrl(str):
+    """A source's URL, and the bastion behind which its server lies; see `postgres.connect`."""
+
+    __slots__ = ("bastion",)
+    bastion: Bastion | None
+
+    @classmethod
+    def of(cls, url: SecretStr, bastion: Bastion | None) -> SourceUrl:
+        """Return a URL behind `bastion`; None is no bastion."""
+        made = cls(url.get_secret_value())
+        made.bastion = bastion
+        return made
+
+
 class PostgresSource(StrictModel):
     """A Postgres database whose changes are captured by logical replication."""
 
@@ -58,11 +88,39 @@ class PostgresSource(StrictModel):
     tables: tuple[Table, ...] = Field(("public.*",), min_length=1)
     slot: str = "penstock"
     publication: str = Field("penstock", min_length=1)
+    bastion: BastionSettings | None = None
+    """The SSH server that the database lies behind."""
+    _reached: Bastion | None = PrivateAttr(None)
+
+    def behind(self, bastion: Bastion | None) -> PostgresSource:
+        """Return the same source, reached through a bastion as the store completes it."""
+        copy = self.model_copy()
+        copy._reached = bastion
+        return copy
+
+    @property
+    def reached(self) -> Bastion | None:
+        """The bastion that connections go through; None where they are direct."""
+        return self._reached
+
+    @property
+    def address(self) -> SourceUrl:
+        """The URL to connect to, with what leads there."""
+        return SourceUrl.of(self.url, self._reached)
 
     @property
     def patterns(self) -> tuple[TablePattern, ...]:
         """The tables, parsed."""
         return tuple(TablePattern.parse(table) for table in self.tables)
+
+    @field_validator("bastion")
+    @classmethod
+    def _check_bastion(
+        cls, bastion: BastionSettings | None, info: ValidationInfo
+    ) -> BastionSettings | None:
+        if bastion is not None and "url" in info.data:
+            servers_of(info.data["url"].get_secret_value())
+        return bastion
 
     @field_validator("slot")
     @classmethod

@@ -8,6 +8,7 @@
         BackfillError       a backfill, or one of its ranges, cannot go on
       PipelineError         an outbox's pipeline has a configuration that can't be used
       SinkError             a sink cannot go on
+      BastionError          a bastion, or a server behind it, cannot be reached
       StoreError            the store cannot do its work
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
       EmbeddedError         an embedded server cannot start
@@ -136,6 +137,13 @@ class SinkError(PenstockError):
         self, code: str, message: str, *, remedy: str = "", transient: bool = True
     ) -> None:
         super().__init__(code, message, remedy=remedy, transient=transient)
+
+
+class BastionError(PenstockError):
+    """A bastion can't be used, or, with the code `unreachable`, a server can't be reached from it.
+
+    Sources raise it as a `SetupError`, sinks as a `SinkError`, with the same code and text.
+    """
 
 
 class StoreError(PenstockError):

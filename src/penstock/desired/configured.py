@@ -78,6 +78,13 @@ def text_of(problem: Problem) -> str:
 
 
 def _config(parts: Parts, base: Config) -> Config:
-    return base.model_copy(
-        update={"sources": parts.sources, "sinks": parts.sinks, "consumers": parts.consumers}
+    config = base.model_copy(
+        update={
+            "sources": parts.sources,
+            "sinks": parts.sinks,
+            "consumers": parts.consumers,
+            "targets": parts.targets,
+        }
     )
+    config.join()
+    return config

@@ -12,11 +12,11 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
-from pydantic import ValidationError
 
-from penstock.config.consumers import Consumer
+from penstock.config.consumers import Consumer, WebhookConsumer
 from penstock.config.document import Spec
 from penstock.config.models import CONSUMERS, DEFAULT_TYPES, type_of
+from penstock.config.targets import HttpTarget, joined_webhook
 from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
 from penstock.core.errors import StoreError
@@ -28,16 +28,27 @@ _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 
 
-def settings_in(spec: Spec, environ: Mapping[str, str]) -> Consumer | None:
-    """Return a consumer's settings with its variables filled, None where they can't be used here."""
+def settings_in(
+    spec: Spec, environ: Mapping[str, str], targets: Mapping[str, Spec]
+) -> Consumer | None:
+    """Return a consumer's settings with its variables filled, and what its target has.
+
+    `targets` are the specs of all targets. None where the settings can't be used here.
+    """
     document = Document()
     value = {"type": DEFAULT_TYPES["consumer"]} | filled(spec, environ, (), document)
     model = CONSUMERS.get(type_of("consumer", value))
     if document.problems or model is None:
         return None
     try:
-        return model.model_validate(value)
-    except ValidationError:
+        settings = model.model_validate(value)
+        if not isinstance(settings, WebhookConsumer) or settings.target is None:
+            return settings
+        target = filled(targets.get(settings.target, {}), environ, (), document)
+        if document.problems:
+            return None
+        return joined_webhook(settings, settings.target, HttpTarget.model_validate(target))
+    except ValueError:  # of pydantic's too
         return None
 
 
@@ -49,9 +60,16 @@ def follow(
     One that takes from another stream than before starts anew. Raises `StoreError` where a stream has
     the name of a consumer.
     """
-    wanted = {c.name: c.after for c in changes if c.kind == "consumer"}
+    changes = list(changes)
+    changed_targets = [c.name for c in changes if c.kind == "target"]
+    wanted: dict[str, Spec | None] = {}
+    if changed_targets:
+        query = _SQL["consumers_of_targets"]
+        wanted.update(connection.execute(query, [changed_targets]).fetchall())
+    wanted |= {c.name: c.after for c in changes if c.kind == "consumer"}
     if not wanted:
         return
+    targets = dict(connection.execute(_SQL["targets"]).fetchall())
     streams = dict(connection.execute(_SQL["streams"]).fetchall())
     served = {row[1]: row for row in connection.execute(_SQL["runtime_consumers"]).fetchall()}
     made: list[tuple[str, Consumer]] = []
@@ -71,7 +89,7 @@ def follow(
             if old is not None:
                 gone.append(old[0])
             continue
-        settings = settings_in(spec, environ)
+        settings = settings_in(spec, environ, targets)
         if settings is None:
             continue  # the run whose environment has the variables registers it
         if old is not None and old[2] == settings.stream:

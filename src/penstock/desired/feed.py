@@ -18,6 +18,7 @@ from penstock.core.errors import StoreError
 from penstock.desired.configured import usable_config
 from penstock.desired.entities import Snapshot
 from penstock.desired.state import CHANNEL, DesiredState
+from penstock.streams.bastions import with_bastions
 from penstock.streams.connect import connect
 from penstock.streams.store import Store
 
@@ -70,7 +71,7 @@ class Feed:
 
     def current(self) -> Config:
         """Return the configuration as it is now; raises `StoreError`."""
-        return self._take(self._state.read())
+        return with_bastions(self._take(self._state.read()), self._store)
 
     def wait(self, seconds: float) -> Config | None:
         """Return the next configuration when the state has changed, None where it has not in time.

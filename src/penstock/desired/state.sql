@@ -42,6 +42,12 @@ DELETE FROM penstock.removals WHERE id = %s
 SELECT c.id, c.name, s.name, c.type, c.settings, c.own
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
 
+-- name: targets
+SELECT name, spec FROM penstock.entities WHERE kind = 'target'
+
+-- name: consumers_of_targets
+SELECT name, spec FROM penstock.entities WHERE kind = 'consumer' AND spec->>'target' = ANY(%s)
+
 -- name: streams
 SELECT name, id FROM penstock.streams
 

@@ -17,10 +17,11 @@ from psycopg.rows import class_row
 
 from penstock.config.sources import PostgresSource
 from penstock.core import queries
-from penstock.core.connect import Connection, address, connect, connection_error, first_line
+from penstock.core.connect import Connection, address, connection_error, first_line
 from penstock.core.errors import SetupError
 from penstock.core.message import parse_lsn
 from penstock.core.tables import TablePattern, matches_any, qualified_name
+from penstock.postgres.connect import connect_through
 
 OLDEST_VERSION: Final = 14
 _SQL: Final = queries.load("penstock.postgres", "setup.sql")
@@ -234,9 +235,9 @@ def open_catalog(source: PostgresSource, **settings: Any) -> Iterator[Catalog]:
 
     `settings` are libpq's, as `core.connect.connect` takes them.
     """
-    url = source.url.get_secret_value()
+    url = source.address
     try:
-        connection = connect(url, application_name="penstock", **settings)
+        connection = connect_through(url, application_name="penstock", **settings)
     except psycopg.Error as error:
         raise connection_error(error, url) from None
     try:

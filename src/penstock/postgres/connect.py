@@ -7,8 +7,10 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.bastion.tunnel import tunnel_to
+from penstock.config.sources import SourceUrl, servers_of
 from penstock.core.connect import Connection, connect, connection_error, reason_of
-from penstock.core.errors import CaptureError, SetupError
+from penstock.core.errors import BastionError, CaptureError, SetupError
 
 
 def connect_source(url: str, application: str, **settings: Any) -> Connection:
@@ -20,9 +22,40 @@ def connect_source(url: str, application: str, **settings: Any) -> Connection:
         CaptureError: With no more of the URL in it than host, port, user and database.
     """
     try:
-        return connect(url, fallback_application_name=application, **settings)
+        return connect_through(url, fallback_application_name=application, **settings)
     except psycopg.Error as error:
         raise _connect_error(error, url) from None
+
+
+def connect_through(url: str, **settings: Any) -> Connection:
+    """Return a connection as `penstock.core.connect` does, through the bastion of a `SourceUrl`.
+
+    libpq gets the server's own name beside the address, so that it verifies the certificate for that.
+    Raises `psycopg.Error`, and `SetupError` for what is wrong with the bastion or seen from there.
+    """
+    bastion = url.bastion if isinstance(url, SourceUrl) else None
+    if bastion is None:
+        return connect(url, **settings)
+    tunnel = tunnel_to(bastion)
+    servers = servers_of(url)
+    try:
+        ports = [tunnel.port(host, port) for host, port in servers]
+        addresses = {
+            "hostaddr": ",".join("127.0.0.1" for _ in ports),
+            "port": ",".join(map(str, ports)),
+        }
+        return connect(str(url), **addresses, **settings)
+    except BastionError as error:
+        raise _by_bastion(error) from None
+    except psycopg.Error:
+        failures = [tunnel.failure(host, port) for host, port in servers]
+        if failures[0] is not None and all(failures):
+            raise _by_bastion(failures[0]) from None
+        raise
+
+
+def _by_bastion(error: BastionError) -> SetupError:
+    return SetupError(error.code, error.message, remedy=error.remedy, transient=error.transient)
 
 
 def _connect_error(error: psycopg.Error, url: str) -> CaptureError:

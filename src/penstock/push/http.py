@@ -12,13 +12,16 @@ import base64
 import functools
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import httptools
 
 from penstock import __version__
+from penstock.bastion.tunnel import tunnel_to
+from penstock.config.bastion import Bastion
+from penstock.core.errors import BastionError
 from penstock.push.addresses import resolve
 from penstock.push.errors import EndpointError
 from penstock.push.quoting import KEPT_BYTES
@@ -44,14 +47,27 @@ class Endpoint:
         url: http or https; credentials in it become basic authentication.
         headers: Sent with each request.
         allow_private: Whether its host may be at an address that is not public.
+        ca: The PEM text of the CA that signed its certificate; None: those that the system knows.
+        bastion: Gives the bastion that it lies behind, asked at each new connection; None: there is
+            none. Its name then stands for an address there, which may be private.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, allow_private: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        allow_private: bool,
+        ca: str | None = None,
+        bastion: Callable[[], Awaitable[Bastion]] | None = None,
+    ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or _PORTS[parts.scheme]
         self._tls = parts.scheme == "https"
         self._allow_private = allow_private
+        self._ca = ca
+        self._bastion = bastion
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         netloc = parts.netloc.rpartition("@")[2]
@@ -130,6 +146,8 @@ class Endpoint:
         return None
 
     async def _connect(self) -> _Connection:
+        if self._bastion is not None:
+            return await self._connect_through(await self._bastion())
         addresses = await resolve(self._host, self._port, allow_private=self._allow_private)
         loop, last = asyncio.get_running_loop(), addresses[-1]
         for address in addresses:
@@ -139,7 +157,7 @@ class Endpoint:
                         _Connection,
                         address,
                         self._port,
-                        ssl=_tls() if self._tls else None,
+                        ssl=_tls(self._ca) if self._tls else None,
                         server_hostname=self._host if self._tls else None,
                     )
             except (OSError, TimeoutError) as error:
@@ -149,6 +167,23 @@ class Endpoint:
             self._open.add(connection)
             return connection
         raise AssertionError("a name without addresses does not resolve")
+
+    async def _connect_through(self, bastion: Bastion) -> _Connection:
+        opening = tunnel_to(bastion).opening(self._host, self._port)
+        try:
+            sock = await asyncio.wrap_future(opening)
+        except BastionError as error:
+            raise EndpointError(error.code, str(error)) from None
+        try:
+            sock.setblocking(False)
+            _, connection = await asyncio.get_running_loop().create_unix_connection(
+                _Connection, sock=sock, ssl=_tls(self._ca) if self._tls else None,
+                server_hostname=self._host if self._tls else None,
+            )  # fmt: skip
+        except OSError as error:
+            raise self._unreachable(error, self._host) from None
+        self._open.add(connection)
+        return connection
 
     def _unreachable(self, error: OSError, address: str) -> EndpointError:
         where = self.address if address in self.address else f"{self.address} ({address})"
@@ -259,8 +294,8 @@ class _Connection(asyncio.Protocol):
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+def _tls(ca: str | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=ca)
 
 
 def _ascii(netloc: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
+from penstock.config.bastion import Bastion
 from penstock.config.consumers import WebhookSettings
 from penstock.push.webhook import Webhook
 from penstock.streams.consumers.registry import Consumers
@@ -92,9 +95,18 @@ class _Running:
         if self._webhook is not None:
             self._webhook.stop()
 
+    def _bastion(self, settings: WebhookSettings) -> Callable[[], Awaitable[Bastion]] | None:
+        via = settings.via
+        if via is None or via.bastion is None:
+            return None
+        # The store is asked each time: a host key may be pinned meanwhile.
+        return partial(self._consumers.bastion, via.bastion.of(via.name))
+
     async def _run(self, name: str, settings: WebhookSettings) -> None:
         try:
-            self._webhook = Webhook(await self._consumers.get(name), settings)
+            self._webhook = Webhook(
+                await self._consumers.get(name), settings, self._bastion(settings)
+            )
             if not self._stopped.is_set():
                 await self._webhook.run()
             return

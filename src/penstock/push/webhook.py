@@ -12,11 +12,12 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
 
+from penstock.config.bastion import Bastion
 from penstock.config.consumers import WebhookSettings
 from penstock.push import retry
 from penstock.push.ack_buffer import AckBuffer
@@ -48,16 +49,25 @@ Chunk = list[Delivery]
 
 
 class Webhook:
-    """Delivers a consumer's messages until `stop`, or until the endpoint is gone for good."""
+    """Delivers a consumer's messages until `stop`, or until the endpoint is gone for good.
 
-    def __init__(self, consumer: Consumer, settings: WebhookSettings) -> None:
+    `bastion` gives the one that the endpoint lies behind, if it does.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        settings: WebhookSettings,
+        bastion: Callable[[], Awaitable[Bastion]] | None = None,
+    ) -> None:
         self._consumer = consumer
         self._settings = settings
         self._size = settings.batch_size if settings.batch else 1
         headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
         self._endpoint = Endpoint(
-            settings.url.get_secret_value(), headers, allow_private=settings.allow_private
-        )
+            settings.url.get_secret_value(), headers, allow_private=settings.allow_private,
+            ca=None if settings.via is None else settings.via.ca, bastion=bastion,
+        )  # fmt: skip
         self._quoting = Quoting(settings)
         self._signer = Signer([secret.get_secret_value() for secret in settings.secrets])
         self._acks = AckBuffer(consumer, settings.ack_wait_ms / 1000)

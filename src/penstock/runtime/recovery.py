@@ -133,7 +133,7 @@ class Recovery:
         with contextlib.ExitStack() as stack:
             with open_catalog(self._source) as catalog:
                 _refuse(catalog)
-            identity = identify(self._source.url.get_secret_value(), self._source.slot)
+            identity = identify(self._source.address, self._source.slot)
             known = self._store.make_source(self.name, identity.tag)
             if not stack.enter_context(self._store.claim_source(known.id)):
                 raise StoreError(

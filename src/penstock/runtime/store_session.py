@@ -84,7 +84,7 @@ class StoreSession:
         Returns before that where `stopping` is set.
         """
         settings = self._config.sources[name]
-        tag, wal_end = identify(settings.url.get_secret_value(), settings.slot)
+        tag, wal_end = identify(settings.address, settings.slot)
         found = self._store.make_source(name, tag)
         if self._given is not None:
             self._epochs[name] = self._given.epoch

@@ -109,7 +109,7 @@ class CaptureProcess:
     # -- the capture
 
     def _slot(self) -> tuple[int, int]:
-        catalog = CaptureCatalog(self._options.url.get_secret_value())
+        catalog = CaptureCatalog(self._options.address)
         try:
             return catalog.slot(self._options.slot)
         finally:
@@ -155,7 +155,7 @@ class CaptureProcess:
         sys.setswitchinterval(0.0005)
         capture = Capture(
             CaptureOptions(
-                url=options.url.get_secret_value(),
+                url=options.address,
                 slot=options.slot,
                 publication=options.publication,
                 splits=options.splits,

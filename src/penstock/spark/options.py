@@ -10,7 +10,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 from pydantic import Field as Default
 
-from penstock.config.sources import check_postgres_url
+from penstock.config.bastion import Bastion
+from penstock.config.sources import SourceUrl, check_postgres_url
 from penstock.core.tables import TablePattern, matches_any
 from penstock.expressions.planned import PlannedColumns, Table
 from penstock.expressions.types import Field
@@ -48,6 +49,8 @@ class SourceOptions(BaseModel):
     host: str = "127.0.0.1"
     """Address under which executors reach the driver; the loopback for `local[…]` masters."""
     # What follows is set by `penstock run` alone.
+    bastion_secret: Bastion | None = None
+    """The bastion that the database lies behind. Spark masks options of such a name."""
     blocks: bool = False
     truncates: bool = True
     groupings: list[Grouping] = Default(default_factory=list)
@@ -80,6 +83,11 @@ class SourceOptions(BaseModel):
     def _url(cls, value: SecretStr) -> SecretStr:
         check_postgres_url(value.get_secret_value())
         return value
+
+    @field_validator("bastion_secret", mode="before")
+    @classmethod
+    def _bastion(cls, value: Any) -> Any:
+        return Bastion(**orjson.loads(value)) if isinstance(value, str) else value
 
     @field_validator("groupings", "after", mode="before")
     @classmethod
@@ -123,6 +131,11 @@ class SourceOptions(BaseModel):
             parsed.publication = parsed.slot
         return parsed
 
+    @property
+    def address(self) -> SourceUrl:
+        """The URL to connect to, with what leads there."""
+        return SourceUrl.of(self.url, self.bastion_secret)
+
     def includes(self, schema: str, table: str) -> bool:
         """Return whether a table is captured."""
         return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
@@ -146,7 +159,7 @@ class SourceOptions(BaseModel):
 
 
 _INTERNAL = {
-    "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits", "query", "in_step",
-    "fields",
+    "bastion_secret", "blocks", "truncates", "groupings", "monitor", "name", "recover", "waits",
+    "query", "in_step", "fields",
     "planned_tables", "planned_lsn", "after",
 }  # fmt: skip

@@ -137,6 +137,7 @@ class Pipeline:
         recover = self._config.recover_command(self._source)
         return {
             "url": source.url.get_secret_value(),
+            **({} if source.reached is None else {"bastion_secret": source.reached.to_json()}),
             "tables": orjson.dumps(sorted({t for tables in captured for t in tables})).decode(),
             "slot": source.slot,
             "publication": source.publication,

@@ -339,6 +339,15 @@ CREATE TABLE penstock.receive_permits (
 );
 CREATE INDEX ON penstock.receive_permits (process);
 
+-- name: migration_9
+-- What Penstock keeps for the bastion of a target or a source of that name: the private key that it has
+-- made, in OpenSSH's form, and the host key that was pinned by `penstock target trust`.
+CREATE TABLE penstock.bastions (
+    name text PRIMARY KEY,
+    private_key text,
+    host_key text
+);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -68,7 +68,7 @@ def read(
     Returns None where none came. `ready` is called once the slot is there: what is committed from
     then on is seen. Raises `CaptureError` where the source can't be read.
     """
-    url = source.url.get_secret_value()
+    url = source.address
     slot = f"penstock_try_{os.getpid()}_{secrets.token_hex(4)}"
     found: list[pa.RecordBatch] = []
 

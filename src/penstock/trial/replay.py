@@ -19,6 +19,7 @@ from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
+from penstock.streams.bastions import with_bastions
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
@@ -144,7 +145,7 @@ class Replay:
 
     def _found(self, name: str) -> Config:
         if self._path is not None and self._file is None:
-            self._file = load(self._path)
+            self._file = with_bastions(load(self._path), self._store.url)
         if self._file is not None and name in self._file.sinks:
             return self._file
         outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]

@@ -101,6 +101,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
+        if "via" in changes:
+            raise wrong("via", "unknown key")
         info = await consumers.update(consumer, changes, by=grant_of(request).name)
         return json_answer(await _changed(consumers, info))
 

@@ -19,8 +19,10 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.bastion.tunnel import tunnel_to
 from penstock.config.nats import NatsSinkConfig, Server
-from penstock.core.errors import SinkError
+from penstock.core.errors import BastionError, SinkError
+from penstock.sinks.nats import announced
 from penstock.sinks.nats.errors import none_of, problem_error, tls_error, unresponsive
 from penstock.sinks.nats.login import connect_options, secure
 from penstock.sinks.nats.parser import Event, Info, Parser, Ping, Pong, Reply, ServerError
@@ -103,6 +105,7 @@ class Connection:
                 self.send(b"PONG\r\n")
             elif isinstance(event, Info):
                 self.info = event.fields
+                announced.note(self._config, self.server, event.fields)
             elif isinstance(event, ServerError):
                 self._note(event)
         return acks, events
@@ -213,7 +216,11 @@ def connect(
     """
     where = f"{server.host}:{server.port}"
     try:
-        sock = socket.create_connection((server.host, server.port), timeout)
+        sock = _open(config, server, timeout)
+    except BastionError as error:
+        raise SinkError(
+            error.code, error.message, remedy=error.remedy, transient=error.transient
+        ) from None
     except ConnectionRefusedError:
         raise SinkError(
             "connection_refused",
@@ -228,10 +235,13 @@ def connect(
         ) from None
     connection: Connection | None = None
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(timeout)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         parser = Parser(inbox, f"at {where}")
         info = _read_info(sock, parser, where)
+        announced.note(config, server, info)
         sock = secure(sock, config, server, info)
         connection = Connection(config, sock, server, info, parser)
         options = orjson.dumps(connect_options(config, server, info, name))
@@ -268,10 +278,11 @@ def connect_first(
 ) -> Connection:
     """Connect as `connect` does to the first server that takes it, beginning with number `start`.
 
-    Without an `inbox` it has a new one. Where none does, the `SinkError` has each one's reason.
+    The servers are those of `announced.servers_of`. Without an `inbox` it has a new one. Where none
+    does, the `SinkError` has each one's reason.
     """
     inbox = inbox or new_inbox()
-    servers = config.servers
+    servers = announced.servers_of(config)
     errors: list[SinkError] = []
     for number in range(start, start + len(servers)):
         try:
@@ -279,6 +290,13 @@ def connect_first(
         except SinkError as error:
             errors.append(error)
     raise none_of(errors)
+
+
+def _open(config: NatsSinkConfig, server: Server, timeout: float) -> socket.socket:
+    """Return a socket that leads to a server, through the bastion if there is one."""
+    if config.reached is None:
+        return socket.create_connection((server.host, server.port), timeout)
+    return tunnel_to(config.reached).open(server.host, server.port, timeout)
 
 
 def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def secure(
             config, server, f"the server asks for a client's certificate, and {cert} is none",
             f"Set {cert} and {key} to one that the server's CA has signed, and its key.",
         )  # fmt: skip
-    return tls_context(config).wrap_socket(sock, server_hostname=server.host)
+    return tls_context(config).wrap_socket(sock, server_hostname=server.tls_name or server.host)
 
 
 def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:

@@ -62,7 +62,8 @@ def _in_one_stream(
             stream = find_stream(sink, source)
         except SinkError:
             continue  # reported already
-        servers = frozenset((server.host, server.port) for server in sink.servers)
+        behind = "" if sink.reached is None else f"{sink.reached.host}:{sink.reached.port}/"
+        servers = frozenset((f"{behind}{server.host}", server.port) for server in sink.servers)
         for other, (other_stream, other_servers) in streams.items():
             if other_stream != stream or not servers & other_servers:
                 continue

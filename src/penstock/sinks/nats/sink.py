@@ -37,6 +37,7 @@ from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import OnRetry, Unfinished, Written
 from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
+from penstock.sinks.nats.announced import servers_of
 from penstock.sinks.nats.chains import Chaining
 from penstock.sinks.nats.client import CONNECT_TIMEOUT, Connection, connect_first, new_inbox
 from penstock.sinks.nats.duplicates import Duplicates
@@ -250,7 +251,8 @@ class NatsSink:
             self._config, f"penstock {self._name}", inbox=self._inbox, start=self._next_server,
             timeout=lambda: max(0.05, min(CONNECT_TIMEOUT, self._patience.left())),
         )  # fmt: skip
-        self._next_server = self._config.servers.index(connection.server)
+        servers = servers_of(self._config)
+        self._next_server = servers.index(connection.server) if connection.server in servers else 0
         self._was_connected = True
         self._replies.connected()
         self._duplicates.connected()

@@ -12,11 +12,14 @@ import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from penstock.config.bastion import Bastion
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
 from penstock.config.yaml_lines import escaped
 from penstock.core import queries
+from penstock.streams.bastions import SQL as BASTIONS_SQL
+from penstock.streams.bastions import filled
 from penstock.streams.catalogs import read_catalog
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
@@ -299,6 +302,11 @@ class Consumers:
                 raise _unknown(name)
             await connection.execute(sql_filter.drop(info.id))
             await _change_entity(connection, info.name, None, by)
+
+    async def bastion(self, bastion: Bastion) -> Bastion:
+        """Return a bastion with the keys that the store has of it; raises `StoreUnavailable`."""
+        rows = await self._sessions.rows(BASTIONS_SQL["bastions"], ([bastion.owner],))
+        return filled(bastion, *(rows[0][1:] if rows else (None, None)))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in the event loop, whenever the list or a consumer's settings changed."""
