@@ -149,7 +149,7 @@ def change(old: str, new: str) -> str:
         (
             "kind: changes",
             "kind: changes\n    deletes: true",
-            ":12: sinks.orders.deletes: only kind rows leaves deletes out: kind changes sends what `actio",
+            ":12: sinks.orders.deletes: only kind rows leaves deletes out: kind changes sends what",
         ),
         (
             "kind: rows",
