@@ -58,6 +58,7 @@ sinks:
     type: stream
     source: shop
     kind: rows
+    deletes: true
     sort_by: version
   first:
     type: stream

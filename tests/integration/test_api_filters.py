@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.api_help import Shop, ids, problem, tokens
-from tests.streams_help import Change, deleted, inserted, publish
+from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.embedded.handles import Database
 from penstock.expressions import ColumnType
@@ -93,3 +93,17 @@ def test_a_source_that_never_ran(shop: Shop) -> None:
     body = {"name": "c", "stream": "events", **sql("record.amount > 1")}
     answer = problem(shop.client.post("/v1/http-consumers", json=body), 409)
     assert "never ran" in answer["detail"]
+
+
+def test_a_stream_of_rows(shop: Shop) -> None:
+    rows = make_stream(with_catalog(shop).store, "rows", kind="rows")
+    path = "/v1/http-consumers/c"
+    body = {"name": "c", "stream": "rows", **sql("record.amount > 10")}
+    assert shop.client.post("/v1/http-consumers", json=body).status_code == 201
+    publish(shop.store, rows, [inserted(n, amount=20) for n in (1, 2, 3)])
+    publish(shop.store, rows, [updated(1, amount=5), updated(2, amount=30), deleted(3)])
+    answer = shop.client.get(f"{path}/next", params=ALL)
+    assert ids(answer) == [2]
+    assert answer.json()["data"][0]["record"] == {"id": 2, "amount": 30}
+    # Superseded and deleted rows are none whose filter could fail.
+    assert shop.client.get(f"{path}/dead-letters").json()["data"] == []

@@ -165,7 +165,7 @@ def test_a_delete_is_replayed_unless_the_row_is_there_again(
     stream = make_stream(store, kind="rows")
 
     async def work() -> None:
-        async with workers(store, max_deliver=1) as consumer:
+        async with workers(store, max_deliver=1, deletes=True) as consumer:
             table = 'odd "name\\'
             publish(
                 store, stream, [replace(change(key), table=table) for change in (inserted, deleted)]

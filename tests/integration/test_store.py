@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -277,3 +278,16 @@ def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Databas
         assert [store.tokens.revoke("ci"), store.tokens.revoke("ci")] == [True, False]
         assert next(listener.notifies(timeout=60)).payload == "t"
     assert store.tokens.all()[0].revoked_at is not None
+
+
+def test_the_settings_of_a_streams_own_group_are_those_of_the_file(store: Store) -> None:
+    source = store.register_source("shop", "tag")
+
+    def settings(**group: Any) -> dict[str, Any]:
+        store.register_stream("events", source, "rows", None, group)
+        (own,) = store.consumers()
+        return dict(own.settings)
+
+    assert settings(max_waiting=3, deletes=True) == {"max_waiting": 3, "deletes": True}
+    # What the file does not have stays as it is.
+    assert settings(ack_wait_ms=50, deletes=False) == {"max_waiting": 3, "ack_wait_ms": 50}

@@ -146,6 +146,22 @@ def change(old: str, new: str) -> str:
     ("old", "new", "expected"),
     [
         ("kind: rows", "kind: rows\n    retention: 7d", ":17: sinks.stock.retention: kind rows"),
+        (
+            "kind: changes",
+            "kind: changes\n    deletes: true",
+            ":12: sinks.orders.deletes: only kind rows leaves deletes out: kind changes sends what",
+        ),
+        (
+            "kind: rows",
+            "kind: rows\n    actions: [insert]\n    deletes: true",
+            ":18: sinks.stock.deletes: the sink takes no deletes: add `delete` to `actions`",
+        ),
+        ("kind: rows", "kind: rows\n    max_deliver: 0", ":17: sinks.stock.max_deliver: 0 would"),
+        (
+            "    ack_wait_ms: 500\n",
+            "    deletes: true\n",
+            ":20: consumers.billing.deletes: only kind rows leaves deletes out",
+        ),
         ("retention: 12h", "retention:", ":12: sinks.orders.retention: retention has an end"),
         (
             "kind: rows",
@@ -245,3 +261,19 @@ def test_the_store_alone_needs_nothing_else_of_the_file(tmp_path: Path) -> None:
             load_store(file, {})
     with pytest.raises(ConfigError, match="no such file"):
         load_store(tmp_path / "nowhere.yaml", {})
+
+
+def test_the_settings_of_a_streams_own_group(tmp_path: Path) -> None:
+    keys = (
+        "ack_wait_ms: 500",
+        "max_deliver: 3",
+        "max_ack_pending: 7",
+        "max_waiting: 2",
+        "deletes: true",
+    )
+    lines = "".join(f"\n    {key}" for key in keys)
+    config = read(tmp_path, EXAMPLE.replace("kind: rows", f"kind: rows{lines}"))
+    assert config.streams["stock"].group == {
+        "ack_wait_ms": 500, "max_deliver": 3, "max_ack_pending": 7, "max_waiting": 2, "deletes": True,
+    }  # fmt: skip
+    assert config.streams["orders"].group == {"deletes": False}

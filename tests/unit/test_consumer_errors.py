@@ -8,7 +8,7 @@ from penstock.streams.consumers.types import ConsumerError
 
 CODES = {
     "name_taken", "no_consumer", "no_dead_letter", "no_stream", "refused", "store_unavailable",
-    "too_many_waiting",
+    "too_many_waiting", "wrong_setting",
 }  # fmt: skip
 
 

@@ -200,6 +200,20 @@ def test_frames_of_rows() -> None:
     assert block.largest == max(block.payload)
 
 
+def test_the_frame_of_a_row_that_was_deleted_and_the_sinks_id() -> None:
+    config = NatsSinkConfig(kind="rows", deletes=True)
+    rows = batch(2, action=["delete", "update"])
+    of = Encoder(config, "orders", "shop", INBOX, "0b1e5c3a-0000-4000-8000-000000000000")
+    consumer = {"id": "0b1e5c3a-0000-4000-8000-000000000000", "name": "orders"}
+    for messages in (rows, pa.concat_batches([rows] * 40)):  # a few, and many
+        block = of.block(messages, 0, base=1)
+        deleted, updated = (f[3] for f in parse_frames(bytes(block.data))[:2])
+        assert list(deleted) == ["record", "action", "metadata"]
+        assert deleted["action"] == "delete"
+        assert deleted["metadata"]["consumer"] == consumer
+        assert list(updated) == ["record", "metadata"]
+
+
 def test_the_expected_stream_is_a_header() -> None:
     block = encoder(stream="ORDERS").block(batch(1), 0, 1)
     assert "Nats-Expected-Stream: ORDERS\r\n" in parse_frames(bytes(block.data))[0][2]

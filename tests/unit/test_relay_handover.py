@@ -26,7 +26,7 @@ class Query:
 
     made: list[Query]
 
-    def __init__(self, _spark: object, config: object, _target: object) -> None:
+    def __init__(self, _spark: object, config: object, _target: object, _uuids: object) -> None:
         self.config = config
         self.closed = False
         Query.made.append(self)
@@ -45,7 +45,9 @@ class FakeRun:
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
-        self.store = SimpleNamespace(end_drainers=lambda: None, target=lambda _: None)
+        self.store = SimpleNamespace(
+            end_drainers=lambda: None, target=lambda _: None, uuids=lambda _: {}
+        )
 
     def stop(self) -> None:
         self.stopped.set()

@@ -75,6 +75,8 @@ def test_a_nats_sink_of_kind_rows_gets_no_delete_and_so_fails_on_none() -> None:
     rows = Route("out", NatsSinkSettings.model_validate(settings))
     assert DELETE not in chosen(rows).column("action").to_pylist()
     assert chosen(rows).num_rows == chosen(route(kind="rows")).num_rows - 1
+    all_of = Route("out", NatsSinkSettings.model_validate({**settings, "deletes": True}))
+    assert DELETE in chosen(all_of).column("action").to_pylist()
 
 
 def test_a_stream_without_group_by_has_the_sources_groups() -> None:
