@@ -54,9 +54,9 @@ def test_nothing_is_lost_while_the_bastion_is_away(
             ssh.kill()
             database.execute("INSERT INTO orders SELECT generate_series(1001, 2000)")
             run.wait_for(
-                lambda: "bastion_unreachable" in run.get("/readyz")[1],
+                lambda: "bastion_unreachable" in run.get("/status")[1],
                 PATIENCE,
-                "the bastion named",
+                "the bastion in its status",
             )
             ssh.start()
             database.execute("INSERT INTO orders SELECT generate_series(2001, 3000)")
