@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Protocol, cast
 
 import asyncssh
@@ -27,14 +28,16 @@ class _Side:
     def data_received(self, data: bytes, datatype: int | None = None) -> None:  # noqa: ARG002
         """Hand data on."""
         if self.other is not None and self.other.output is not None:
-            self.other.output.write(data)
+            with contextlib.suppress(OSError):  # it ends, which `connection_lost` reports
+                self.other.output.write(data)
 
     def eof_received(self) -> bool:
         """Hand the end on; return whether the other direction stays open."""
         self.ended = True
         if self.other is None or self.other.output is None:
             return False
-        self.other.output.write_eof()
+        with contextlib.suppress(OSError):
+            self.other.output.write_eof()
         return not self.other.ended
 
     def pause_writing(self) -> None:

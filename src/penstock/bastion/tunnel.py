@@ -27,6 +27,8 @@ from penstock.core.errors import BastionError
 _CONNECT_SECONDS: Final = 10.0
 _KEEPALIVE: Final = {"keepalive_interval": 4, "keepalive_count_max": 2}
 _BACKOFF: Final = (0.25, 5.0)
+_CLOSED: Final = "SSH connection closed"
+"""What asyncssh gives as the reason before it reports the end of a connection."""
 
 _Address = tuple[str, int]
 _Result = TypeVar("_Result")
@@ -73,14 +75,6 @@ class Tunnel:
         """Return why the last connection from the port of `host:port` led nowhere; None: it did."""
         return self._failures.get((host, port))
 
-    def close(self) -> None:
-        """End the SSH connection and all that goes through it."""
-        _result(submit(self._close()))
-
-    async def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-
     async def _open(self, host: str, port: int, timeout: float) -> socket.socket:
         remote = await self._channel(host, port, timeout)
         ours, theirs = socket.socketpair()
@@ -116,6 +110,7 @@ class Tunnel:
 
     async def _channel(self, host: str, port: int, timeout: float) -> Remote:
         connection = await self._connected()
+        client = self._client
         where = f"{host}:{port}"
         try:
             async with asyncio.timeout(timeout):
@@ -130,7 +125,7 @@ class Tunnel:
                     remedy="Permit it there: AllowTcpForwarding and PermitOpen in sshd_config,"
                     " and permitopen= in authorized_keys.",
                 ) from None
-            if self._client is None or self._client.gone:
+            if client is None or client.gone or error.reason == _CLOSED:
                 raise self._lost() from None
             raise self._unreachable(where, error.reason) from None
         except (asyncssh.Error, OSError):
@@ -158,10 +153,11 @@ class Tunnel:
         async with self._connecting:
             if self._connection is not None and self._client is not None and not self._client.gone:
                 return self._connection
+            self._connection = self._client = None
             if self._error is not None and time.monotonic() < self._resume_at:
                 raise copy.copy(self._error)
             try:
-                self._connection = await self._connect()
+                self._connection, self._client = await self._connect()
             except BastionError as error:
                 self._error = error
                 self._resume_at = time.monotonic() + self._backoff.after_failure()
@@ -170,17 +166,17 @@ class Tunnel:
             self._error = None
             return self._connection
 
-    async def _connect(self) -> asyncssh.SSHClientConnection:
+    async def _connect(self) -> tuple[asyncssh.SSHClientConnection, _Client]:
         bastion = self._bastion
         key = private_key(bastion)
-        client = self._client = _Client(bastion)
+        client = _Client(bastion)
         try:
             connection, _ = await asyncssh.create_connection(
                 lambda: client, bastion.host, bastion.port, username=bastion.user,
                 client_keys=[key], preferred_auth="publickey",
                 **client.host_keys(), **_KEEPALIVE, **_PLAIN,
             )  # fmt: skip
-            return connection
+            return connection, client
         except asyncssh.PermissionDenied:
             raise BastionError(
                 "bastion_refused_login",

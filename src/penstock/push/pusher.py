@@ -12,6 +12,7 @@ import structlog
 
 from penstock.config.bastion import Bastion
 from penstock.config.consumers import WebhookSettings
+from penstock.push.errors import EndpointError
 from penstock.push.webhook import Webhook
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerInfo, StoreUnavailable, UnknownConsumer
@@ -99,8 +100,14 @@ class _Running:
         via = settings.via
         if via is None or via.bastion is None:
             return None
-        # The store is asked each time: a host key may be pinned meanwhile.
-        return partial(self._consumers.bastion, via.bastion.of(via.name))
+        return partial(self._completed, via.bastion.of(via.name))
+
+    async def _completed(self, bastion: Bastion) -> Bastion:
+        """Ask the store for the keys each time: a host key may be pinned meanwhile."""
+        try:
+            return await self._consumers.bastion(bastion)
+        except StoreUnavailable as error:
+            raise EndpointError("store_unavailable", str(error)) from None
 
     async def _run(self, name: str, settings: WebhookSettings) -> None:
         try:
