@@ -31,6 +31,7 @@ from penstock.runtime.state import RunState
 from penstock.runtime.store_session import register_streams
 from penstock.spark import planning
 from penstock.spark.reasons import query_failure
+from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import HOLDER, PATIENCE, claimed_by_another
 from penstock.streams.store import Store
 
@@ -100,6 +101,7 @@ class SourceRunner:
         self._run: Run | None = None
         self._next: NextQuery | None = None
         self._replacing: threading.Thread | None = None
+        self._warmed = False
         self._stopping = threading.Event()
         self._lease = Lease(context.store_url, name, self._lost)
         self.state = _idle_state(name, config)
@@ -242,6 +244,7 @@ class SourceRunner:
     def _turn(self, config: Config) -> None:
         """Run until the end, a change or a failure; raises `PenstockError` where it can't begin."""
         earlier = self.state if self._good is not None else None
+        self._warmed = False
         if not self._acquire(config):
             return
         try:
@@ -337,8 +340,34 @@ class SourceRunner:
                     self.state.standing_by = holder
                     self._context.noticed()
                 began = began or time.monotonic()
+                if not self._warmed and not self._context.once and self._context.spark.is_set:
+                    self._warmed = True
+                    self._warm(config)
             self._stopping.wait(_LEASE_SECONDS)
+        self._discard_next()
         return False
+
+    def _warm(self, config: Config) -> None:
+        """Start the query that is to take the source over: it waits for the slot, however long."""
+        spark, query = self._context.spark.get(), None
+        try:
+            with Store(self._context.store_url) as store:
+                known, ids = store.source(self.name), {s.name: s.id for s in store.streams()}
+            epoch = self._lease.next_epoch
+            if spark is None or known is None or not ids.keys() >= config.streams.keys():
+                return
+            target = StoreTarget(self._context.store_url, known.id, known.base, epoch)
+            streams = {name: ids[name] for name in config.streams}
+            query = NextQuery(spark, config, target, streams, ())
+            query.start()
+        except Exception as error:  # it is made once the source is this process's
+            log.info("no query is prepared for a take-over", source=self.name,
+                     error=query_failure(error).cause)  # fmt: skip
+            if query is not None:
+                query.close()
+            return
+        with self._changing:
+            self._next = query
 
     def _lost(self) -> None:
         with self._changing:

@@ -44,7 +44,8 @@ SELECT pg_try_advisory_lock(%s, %s)
 SELECT token, holder,
        greatest(beat_at, CASE WHEN beat_at > '-infinity' THEN pg_postmaster_start_time() END)
            < clock_timestamp() - %(seconds)s * interval '1 second',
-       beat_at = '-infinity'
+       beat_at = '-infinity',
+       (SELECT epoch FROM penstock.sources WHERE id = source_id)
 FROM penstock.leases WHERE source_id = %(source)s
 
 -- name: take_lease
