@@ -19,7 +19,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.store import Store
 
-from ..pipeline import PATIENCE, Penstock
+from ..pipeline import Penstock
 
 CONFIG = """\
 sources:
@@ -58,17 +58,23 @@ class Following:
     state: DesiredState
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        self.pipeline.wait_for(condition, PATIENCE, what)
+        self.pipeline.wait_for(condition, 60, what)
 
     def write(self, name: str, spec: dict[str, Any] | None, kind: str = "sink") -> None:
         self.state.write([Change(kind, name, None, spec)], by="test", door="api")
 
+    def records(self, subject: str) -> list[dict[str, Any]]:
+        stream = "FOLLOW_NEW" if "new" in subject else "FOLLOW"
+        found = [m for m in self.streams.messages(stream) if m.subject == subject]
+        return [json.loads(m.data)["record"] for m in found]
+
     def ids(self, subject: str) -> list[int]:
-        return [
-            json.loads(m.data)["record"]["id"]
-            for m in self.streams.messages("FOLLOW")
-            if m.subject == subject
-        ]
+        """The rows that came, but for the one that is changed all the time."""
+        return sorted(r["id"] for r in self.records(subject) if r["id"])
+
+    def changes(self, subject: str) -> list[int]:
+        """The states of that one, in the order in which they came."""
+        return [int(r["price"]) for r in self.records(subject) if not r["id"]]
 
     def events(self, event: str, **fields: str) -> list[dict[str, Any]]:
         found = [e for e in self.pipeline.events() if e["event"] == event]
@@ -96,6 +102,8 @@ def following(
         streams = stack.enter_context(JetStream(nats_server.url))
         streams.add_stream("FOLLOW", "follow.>", duplicate_window=3600)
         stack.callback(streams.delete_stream, "FOLLOW")
+        streams.add_stream("FOLLOW_NEW", "following.new", duplicate_window=3600)
+        stack.callback(streams.delete_stream, "FOLLOW_NEW")
         (folder / "penstock.yaml").write_text(CONFIG)
         urls = dict(
             zip(("SHOP_URL", "STOCK_URL", "STORE_URL"), (d.url for d in databases), strict=True)
@@ -110,7 +118,7 @@ def following(
 
 
 class Load(threading.Thread):
-    """Inserts one row after the other until it is stopped."""
+    """Inserts one row after the other until it is stopped, and changes the row 0 each time."""
 
     def __init__(self, database: Database, first: int) -> None:
         super().__init__(daemon=True)
@@ -123,6 +131,7 @@ class Load(threading.Thread):
         with self._database.connect(autocommit=True) as connection:
             while not self._stopping.wait(0.01):
                 connection.execute("INSERT INTO items VALUES (%s, 5)", [self.last])
+                connection.execute("UPDATE items SET price = %s WHERE id = 0", [self.last])
                 self.last += 1
 
     def stop(self) -> list[int]:
@@ -132,39 +141,41 @@ class Load(threading.Thread):
 
 
 def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
+    following.shop.execute("INSERT INTO items VALUES (0, 0)")
     load = Load(following.shop, 1)
     following.wait_for(lambda: load.last > 50, "writing")
     began = time.monotonic()
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "follow.new"}
+    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
     following.write("new", spec)
-    following.wait_for(lambda: bool(following.ids("follow.new")), "delivering to the new sink")
+    following.wait_for(lambda: bool(following.ids("following.new")), "delivering to the new sink")
     print(f"the new sink has its first message after {time.monotonic() - began:.1f} s")
-    first = following.ids("follow.new")[0]
     written = load.stop()
-    following.wait_for(lambda: len(following.ids("follow.orders")) >= len(written), "at the end")
+    for subject in ("follow.orders", "following.new"):
+        following.wait_for(lambda s=subject: written[-1] in following.changes(s), "at the end")  # type: ignore[misc]
+        following.wait_for(lambda s=subject: written[-1] in following.ids(s), "at the end")  # type: ignore[misc]
     assert following.ids("follow.orders") == written
-    following.wait_for(
-        lambda: following.ids("follow.new") == list(range(first, written[-1] + 1)), "there"
-    )
+    assert following.changes("follow.orders") == [0, *written]
+    new = following.changes("following.new")
+    assert new == list(range(new[0], written[-1] + 1))
     assert len(following.events("started", step="sinks", source="stock")) == 1
-    assert following.pipeline.status()["sinks"]["orders"]["delivered"] == len(written)
+    assert following.pipeline.status()["sinks"]["orders"]["delivered"] == 2 * len(written) + 1
 
 
 def test_a_changed_filter_counts(following: Following) -> None:
     before = len(following.events("started", step="sinks", source="shop"))
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "follow.new"}
+    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
     following.write("new", {**spec, "filter": "record.price > 100"})
     following.wait_for(lambda: following.replaced(before), "replaced")
     following.shop.execute("INSERT INTO items VALUES (10001, 5), (10002, 500)")
-    following.wait_for(lambda: 10002 in following.ids("follow.new"), "delivering")
+    following.wait_for(lambda: 10002 in following.ids("following.new"), "delivering")
     following.wait_for(lambda: 10002 in following.ids("follow.orders"), "delivering")
-    assert 10001 not in following.ids("follow.new")
-    assert following.ids("follow.orders")[-2:] == [10001, 10002]
+    assert 10001 not in following.ids("following.new")
+    assert 10001 in following.ids("follow.orders")
 
 
 def test_a_filter_that_does_not_plan_is_refused_whole(following: Following) -> None:
     runs = len(following.events("started", step="sinks", source="shop"))
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "follow.new"}
+    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
     following.write("new", {**spec, "filter": "record.prize > 100"})
     following.wait_for(lambda: bool(following.state.refusals()), "refusing")
     (refusal,) = following.state.refusals()
@@ -176,8 +187,8 @@ def test_a_filter_that_does_not_plan_is_refused_whole(following: Following) -> N
     assert "prize" in problem["cause"]
     assert following.pipeline.get("/readyz")[0] == 200
     following.shop.execute("INSERT INTO items VALUES (10003, 5), (10004, 500)")
-    following.wait_for(lambda: 10004 in following.ids("follow.new"), "delivering as before")
-    assert 10003 not in following.ids("follow.new")
+    following.wait_for(lambda: 10004 in following.ids("following.new"), "delivering as before")
+    assert 10003 not in following.ids("following.new")
     assert len(following.events("started", step="sinks", source="shop")) == runs
     following.write("new", {**spec, "filter": "record.price > 100"})
     following.wait_for(lambda: not following.pipeline.status()["problems"], "well again")

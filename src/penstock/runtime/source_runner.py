@@ -18,10 +18,11 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError, PenstockError, StoreError
+from penstock.core.errors import CaptureError, PenstockError, SetupError, StoreError
 from penstock.core.health import Failure, Level, Part
 from penstock.postgres import setup
 from penstock.runtime import recovery
+from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.lease import Lease
 from penstock.runtime.reconcile import reads_alike, runs_alike
@@ -274,6 +275,9 @@ class SourceRunner:
             self._lease.close()
             self.state = _idle_state(self.name, config)
             self.state.continue_from(run.state)
+        elif run.failure is not None and self._good not in (None, config):
+            found = run.failure
+            self._refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
         elif run.failure is not None:
             self.failure = self._failed(run.failure)
 
@@ -290,6 +294,10 @@ class SourceRunner:
             with self._changing:
                 self._run = None
             raise
+        if run.failure is not None:
+            with self._changing:
+                self._run = None
+            return False
         with self._changing:
             self._good = config
             desired = self._desired
@@ -420,6 +428,8 @@ class SourceRunner:
         """
         source, sinks = desired.sources[self.name], desired.sinks_of(self.name)
         planning.refuse(source, sinks)
+        if (shared := shared_stream(desired)) is not None:
+            raise SetupError("shared_stream", shared)
         if not reads_alike(running, desired, self.name):
             return None
         if self._context.is_left(self.name, desired):
