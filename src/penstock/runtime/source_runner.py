@@ -103,6 +103,7 @@ class SourceRunner:
         self._next: NextQuery | None = None
         self._replacing: threading.Thread | None = None
         self._warmed = False
+        self._delayed: Failure | None = None
         self._stopping = threading.Event()
         self._lease = Lease(context.store_url, name, self._lost)
         self.state = _idle_state(name, config)
@@ -161,6 +162,8 @@ class SourceRunner:
         subject, found = f"source {self.name}", []
         if self.failure is not None:
             found.append(Part.failing(subject, Level.FAILED, self.failure))
+        elif self._delayed is not None:
+            found.append(Part.failing(subject, Level.FAILED, self._delayed))
         elif self._refused is not None:
             found.append(Part.failing(subject, Level.DEGRADED, self._refused[1]))
         return found
@@ -248,6 +251,7 @@ class SourceRunner:
         self._warmed = False
         if not self._acquire(config):
             return
+        config = self._next_config() or config  # its consumers may be newer
         try:
             self._context.remove(self.name, config)
             with Run(
@@ -265,6 +269,10 @@ class SourceRunner:
                         with self._changing:
                             self._run = None
         except (CaptureError, StoreError) as error:
+            if error.transient and self._context.spark.is_set and not self._context.once:
+                self._note_delay(error)
+                self._stopping.wait(_RETRY_SECONDS)
+                return
             good = self._good
             if good is None or good is config or self._stopping.is_set():
                 raise
@@ -280,6 +288,14 @@ class SourceRunner:
             self._refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
         elif run.failure is not None:
             self.failure = self._failed(run.failure)
+
+    def _note_delay(self, error: CaptureError | StoreError) -> None:
+        """Note why the source can't begin now; it is tried again."""
+        failure = Failure.by(error)
+        if self._delayed is None or self._delayed.cause != failure.cause:
+            log.warning("the source can't be run now; trying again", source=self.name,
+                        code=error.code, error=str(error))  # fmt: skip
+        self._delayed = failure.lasting(self._delayed, time.time())
 
     def _begin(self, run: Run, config: Config) -> bool:
         """Prepare the run, and make it the current one; return False where it is to end."""
@@ -301,7 +317,7 @@ class SourceRunner:
         with self._changing:
             self._good = config
             desired = self._desired
-        self.prepared = True
+        self.prepared, self._delayed = True, None
         self._context.noticed()
         if desired is not None and desired is not config:
             self.set_desired(desired)  # it came meanwhile
@@ -324,7 +340,7 @@ class SourceRunner:
         """Wait for the lease; return False where the end or a change came first."""
         deadline = time.monotonic() + PATIENCE
         began = None
-        while not self._stopping.is_set() and self._next_config() is config:
+        while not self._stopping.is_set() and self._is_wanted(config):
             try:
                 if self._lease.acquire(config.sources[self.name]):
                     if began is not None:
@@ -354,6 +370,11 @@ class SourceRunner:
             self._stopping.wait(_LEASE_SECONDS)
         self._discard_next()
         return False
+
+    def _is_wanted(self, config: Config) -> bool:
+        """Return whether the next run is still of `config`, whatever its consumers."""
+        wanted = self._next_config()
+        return wanted is not None and runs_alike(wanted, config, self.name)
 
     def _warm(self, config: Config) -> None:
         """Start the query that is to take the source over: it waits for the slot, however long."""
@@ -468,8 +489,6 @@ class SourceRunner:
         )
         with self._changing:
             self._refused = config, failure
-        log.error("changed configuration refused", source=self.name, code=error.code,
-                  error=str(error))  # fmt: skip
         self._context.refused(self.name, config, error)
 
     def _discard_next(self) -> None:

@@ -50,8 +50,8 @@ FROM penstock.leases WHERE source_id = %(source)s
 
 -- name: take_lease
 INSERT INTO penstock.leases (source_id, token, holder, beat_at)
-VALUES (%(source)s, %(token)s, %(holder)s,
-        CASE WHEN %(beats)s THEN clock_timestamp() ELSE 'infinity' END)
+SELECT id, %(token)s, %(holder)s, CASE WHEN %(beats)s THEN clock_timestamp() ELSE 'infinity' END
+FROM penstock.sources WHERE id = %(source)s
 ON CONFLICT (source_id) DO UPDATE
 SET token = excluded.token, holder = excluded.holder, beat_at = excluded.beat_at
 
