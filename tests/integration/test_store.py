@@ -17,6 +17,7 @@ import pytest
 from tests.integration.nats_servers import await_true
 from tests.streams_help import make_stream, writer_of
 
+from penstock.core import queries
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError, StoreError
 from penstock.embedded.handles import Database
@@ -63,14 +64,25 @@ def test_a_newer_schema_is_refused(store: Store, database: Database) -> None:
     assert "99" in refused.value.message
 
 
-def test_streams_of_an_earlier_build_are_refused(store: Store, database: Database) -> None:
+def test_streams_of_an_earlier_build_are_refused(database: Database) -> None:
     """They keep their messages at other places; a store that has none is taken over."""
-    back = "DELETE FROM penstock.migrations WHERE version > 2"
-    database.execute(back)
+    schema = queries.load("penstock.streams", "schema.sql")
+
+    def earlier_build() -> None:
+        database.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
+        database.execute(queries.load("penstock.streams", "store.sql")["create_schema"])
+        for version in (1, 2):
+            database.execute(schema[f"migration_{version}"])
+            database.execute(f"INSERT INTO penstock.migrations (version) VALUES ({version})")
+
+    earlier_build()
     Store.open(database.url).close()
-    make_stream(store)
-    Store.open(database.url).close()
-    database.execute(back)
+    earlier_build()
+    database.execute(
+        "INSERT INTO penstock.sources (name, tag) VALUES ('shop', 't');"
+        "INSERT INTO penstock.streams (name, source_id, kind) SELECT 'orders', id, 'changes'"
+        " FROM penstock.sources"
+    )
     with pytest.raises(StoreError) as refused:
         Store.open(database.url)
     assert refused.value.code == "old_streams"

@@ -7,17 +7,21 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli import apply as cli_apply
 from penstock.cli import backfill as cli_backfill
 from penstock.cli import check as cli_check
 from penstock.cli import dead_letters as cli_dead_letters
+from penstock.cli import export as cli_export
 from penstock.cli import init as cli_init
 from penstock.cli import outbox as cli_outbox
+from penstock.cli import plan as cli_plan
 from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
 from penstock.cli import status as cli_status
 from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
 from penstock.cli import warm as cli_warm
+from penstock.cli.changes import PlanCommand
 from penstock.cli.common import CONFIG, LISTEN, ConfigFile, errors, starting
 
 app = typer.Typer(
@@ -35,6 +39,10 @@ app.command()(cli_relay.relay)
 app.command()(cli_recover.recover)
 app.command()(cli_init.init)
 app.command()(cli_check.check)
+app.command(cls=PlanCommand)(cli_plan.plan)
+app.command(cls=PlanCommand)(cli_apply.apply)
+app.command(cls=PlanCommand)(cli_plan.diff)
+app.command()(cli_export.export)
 app.command()(cli_status.status)
 app.command()(cli_warm.warm)
 

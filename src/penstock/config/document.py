@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.config import yaml_lines
-from penstock.config.file import Parts, Reader, text_of
+from penstock.config.file import Parts, Reader
 from penstock.config.models import SECTIONS, type_of
 from penstock.config.settings import Config
 from penstock.config.sinks import Sink
@@ -57,10 +57,9 @@ def read_document(
     """
     reader = Reader.of_file(path, environ)
     parts = reader.entities()
-    raw = yaml_lines.parse(text_of(path), None)
     entities: dict[Key, Spec] = {}
     if parts is not None:
-        entities = dict(_entities(raw.value, parts))
+        entities = dict(_entities(reader.document.written, parts))
         for (kind, name), spec in entities.items():
             for where in _not_storable(spec, (SECTIONS[kind], name)):
                 reader.problem(where, "a NUL character, or half of a surrogate pair: remove it")

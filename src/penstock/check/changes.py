@@ -1,0 +1,43 @@
+"""Checks what a plan changes against the sources, as far as that needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.check import expressions
+from penstock.core.errors import CaptureError, ConfigError
+from penstock.core.finding import Finding
+from penstock.desired.configured import validated
+from penstock.desired.entities import Snapshot
+from penstock.desired.plan import Plan
+
+
+def inspect_plan(plan: Plan, snapshot: Snapshot, environ: Mapping[str, str]) -> list[Finding]:
+    """Check the filters, transforms and routes of the sinks that a plan makes or changes.
+
+    Returns warnings, also one for each source that can't be reached. Raises `ConfigError` where an
+    expression can't be planned: then nothing of the plan may be applied.
+    """
+    specs = snapshot.specs
+    for planned in plan.changes:
+        if planned.change.after is None:
+            specs.pop(planned.change.key, None)
+        else:
+            specs[planned.change.key] = planned.change.after
+    parts = validated(specs, environ)[0]
+    changed = {
+        planned.change.name
+        for planned in plan.changes
+        if planned.change.kind == "sink" and (planned.fields or planned.change.before is None)
+    }
+    found: list[Finding] = []
+    for name, source in parts.sources.items():
+        sinks = {n: s for n, s in parts.sinks.items() if n in changed and s.source == name}
+        try:
+            found += expressions.findings(source, sinks)
+        except CaptureError as error:
+            message = f"its sinks' expressions are not checked: {error.message}"
+            found.append(Finding("warning", f"source {name}", message, error.remedy))
+    if errors := [finding for finding in found if finding.level == "error"]:
+        raise ConfigError([f"{error.subject}: {error.message}: {error.fix}" for error in errors])
+    return [finding for finding in found if finding.level == "warning"]

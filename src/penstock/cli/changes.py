@@ -1,0 +1,156 @@
+"""What `plan`, `apply` and `diff` share: how a plan is made, printed and saved, and their exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+import typer.core
+
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.desired.plan import Plan, PlannedChange
+    from penstock.streams.store import Store
+
+NOTHING: Final = 0
+CHANGES: Final = 2
+_ERROR: Final = 1
+_MARKS: Final = {
+    "create": ("+", "green"), "update": ("~", "yellow"), "delete": ("-", "red"),
+    "take over": ("=", "cyan"),
+}  # fmt: skip
+_LONG: Final = 200
+"""As many characters of a value are printed for people; JSON has all of it."""
+
+Prune = Annotated[
+    bool, typer.Option("--prune", help="Delete what the file managed and no longer names.")
+]
+File = Annotated[Path, typer.Argument(help="The configuration file.", show_default=True)]
+
+
+class PlanCommand(typer.core.TyperCommand):
+    """A command whose exit code 2 means changes: a wrong option is an error like others, 1."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and give a usage error the exit code of errors."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "exit_code", None) == CHANGES:  # typer keeps its class to itself
+                vars(error)["exit_code"] = _ERROR
+            raise
+
+
+@contextlib.contextmanager
+def plan_errors() -> Iterator[None]:
+    """End with a message and exit code 1 where an error has a remedy."""
+    try:
+        yield
+    except PenstockError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_ERROR) from None
+
+
+def make_plan(store: Store, file: Path, *, prune: bool, checked: bool = True) -> Plan:
+    """Return the plan of a file for a store; `checked` with consequences, against the sources.
+
+    Raises `PenstockError`.
+    """
+    from dataclasses import replace
+
+    from penstock.desired.from_file import document_for
+    from penstock.desired.plan import plan_of
+    from penstock.desired.state import DesiredState
+
+    snapshot = DesiredState(store).read()
+    document = document_for(snapshot, file)
+    made = plan_of(document, snapshot, prune=prune)
+    if not checked or made.is_empty:
+        return made
+    from penstock.desired.consequences import with_consequences
+
+    made = with_consequences(store, made, os.environ)
+    if not any(p.change.kind == "sink" and p.change.after is not None for p in made.changes):
+        return made
+    from penstock.check.changes import inspect_plan
+
+    found = inspect_plan(made, snapshot, os.environ)
+    warnings = [f"{finding.subject}: {finding.message}" for finding in found]
+    return replace(made, warnings=(*made.warnings, *warnings))
+
+
+def show(plan: Plan, *, as_json: bool) -> None:
+    """Print a plan for people or for machines, its secrets masked."""
+    if as_json:
+        typer.echo(json.dumps(plan.shown()))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    for planned in plan.changes:
+        _print_change(console, planned)
+    if plan.kept:
+        console.print(Text("No longer in the file; deleted with --prune alone:", style="bold"))
+        for planned in plan.kept:
+            _print_change(console, planned)
+    for warning in plan.warnings:
+        console.print(Text.assemble(("! ", "yellow"), warning))
+    console.print(Text(_summary(plan), style="bold"))
+
+
+def _print_change(console: Console, planned: PlannedChange) -> None:
+    from rich.text import Text
+
+    mark, style = _MARKS[planned.action]
+    what = f"{planned.change.kind} {planned.change.name}"
+    line = Text.assemble((f"{mark} {what}", style))
+    if planned.taken_from is not None:
+        line.append(f"  which the {planned.taken_from} manages: the file takes it over", "cyan")
+    console.print(line)
+    shown = planned.shown()
+    if planned.action == "create":
+        for key, value in shown["spec"].items():
+            console.print(Text(f"    {key}: {_value(value)}", style="dim"))
+    for field in planned.fields:
+        if field.secret and field.before == field.after:
+            text = f"{_value(field.after)} (another secret)"
+        else:
+            text = f"{_value(field.before)} → {_value(field.after)}"
+        console.print(Text(f"    {field.path}: {text}"))
+    for consequence in planned.consequences:
+        console.print(Text.assemble(("    ! ", "yellow"), consequence))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "(default)"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text.strip().replace("\n", "⏎")
+    return text if len(text) <= _LONG else f"{text[:_LONG]}…"
+
+
+def _summary(plan: Plan) -> str:
+    if plan.is_empty:
+        return "Nothing to do: the file and the desired state agree."
+    counts = plan.counts()
+    words = {
+        "create": "to create", "update": "to change", "delete": "to delete",
+        "take over": "to take over",
+    }  # fmt: skip
+    text = ", ".join(f"{counts[action]} {word}" for action, word in words.items() if counts[action])
+    kept = f"{len(plan.kept)} kept that --prune would delete" if plan.kept else ""
+    return f"Plan: {', '.join(filter(None, (text, kept)))}."
+
+
+def exit_code(plan: Plan) -> int:
+    """Return the exit code of a plan: 0 where there is nothing to do, 2 where there is."""
+    return NOTHING if plan.is_empty else CHANGES

@@ -1,0 +1,259 @@
+"""What follows from a plan, in words, as the store shows it; the sources themselves are not asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import psycopg
+
+from penstock.config.document import Spec
+from penstock.config.models import type_of
+from penstock.config.sources import slot_name
+from penstock.config.yaml_lines import Document, filled
+from penstock.core.connect import address
+from penstock.core.errors import ConfigError
+from penstock.desired.entities import Change
+from penstock.desired.facts import Facts, facts_of, messages
+from penstock.desired.plan import Plan, PlannedChange
+from penstock.streams.store import Store
+
+_AT_NEXT_ROUND: Final[tuple[str, ...]] = (
+    "filter",
+    "transform",
+    "route",
+    "tables",
+    "actions",
+    "subject",
+)
+
+
+def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """Return a plan with the consequences of its changes.
+
+    Raises `StoreError`, and `ConfigError` where a change can't be made beside what the store has.
+    """
+    dropped = [
+        planned.change.name
+        for planned in (*plan.changes, *plan.kept)
+        if planned.change.kind == "sink"
+    ]
+    return with_facts(plan, facts_of(store, dropped), environ)
+
+
+def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
+    """Return the same for facts that are known."""
+    new_sources = {
+        planned.change.name
+        for planned in plan.changes
+        if planned.change.kind == "source" and planned.change.before is None
+    }
+    problems: list[str] = []
+
+    def told(planned: PlannedChange) -> PlannedChange:
+        words = _Words(planned, facts, new_sources, environ, problems.append)
+        return dataclasses.replace(planned, consequences=tuple(words.all()))
+
+    changes = tuple(map(told, plan.changes))
+    kept = tuple(map(told, plan.kept))
+    if problems:
+        raise ConfigError(problems)
+    return dataclasses.replace(plan, changes=changes, kept=kept)
+
+
+class _Words:
+    def __init__(
+        self,
+        planned: PlannedChange,
+        facts: Facts,
+        new_sources: set[str],
+        environ: Mapping[str, str],
+        refuse: Callable[[str], None],
+    ) -> None:
+        self.change: Change = planned.change
+        self.name = planned.change.name
+        self.keys = {field.path.partition(".")[0].partition("[")[0] for field in planned.fields}
+        self.facts = facts
+        self.new_sources = new_sources
+        self.environ = environ
+        self.refuse = refuse
+
+    def all(self) -> Iterator[str]:
+        by_kind: dict[str, tuple[Callable[..., Iterator[str]], ...]] = {
+            "source": (self.new_source, self.changed_source, self.no_source),
+            "sink": (self.new_sink, self.changed_sink, self.no_sink),
+            "consumer": (self.new_consumer, self.changed_consumer, self.no_consumer),
+        }
+        if self.change.kind not in by_kind:
+            return
+        new, changed, gone = by_kind[self.change.kind]
+        before, after = self.change.before, self.change.after
+        if before is None and after is not None:
+            yield from new(after)
+        elif after is None and before is not None:
+            yield from gone(before)
+        elif before is not None and after is not None and self.keys:
+            yield from changed(before, after)
+
+    # Sources
+
+    def slot(self, spec: Spec) -> str:
+        return str(spec.get("slot", slot_name(f"penstock_{self.name}")))
+
+    def new_source(self, spec: Spec) -> Iterator[str]:
+        yield (
+            f"source {self.name}: a new slot {self.slot(spec)} begins at its present end; "
+            "rows that are there already come by a backfill"
+        )
+
+    def changed_source(self, before: Spec, after: Spec) -> Iterator[str]:
+        old, new = self.slot(before), self.slot(after)
+        where = [self.address(spec) for spec in (before, after)]
+        if where[0] != where[1]:
+            yield (
+                f"source {self.name} reads {where[1] or 'another database'}: the slot {new} there, "
+                f"where it is new, begins at its present end; the slot {old} of "
+                f"{where[0] or 'the former one'} stays, and holds WAL until you drop it"
+            )
+        elif old != new:
+            yield (
+                f"source {self.name}: the slot {new}, where it is new, begins at its present end: "
+                f"what was committed between the two is not sent; the slot {old} stays, and holds WAL "
+                "until you drop it"
+            )
+        elif self.keys - {"tables"}:
+            yield f"source {self.name} is started again, with all of its sinks"
+        if "tables" in self.keys:
+            had, has = _tables(before), _tables(after)
+            if lost := [table for table in had if table not in has]:
+                yield f"changes of {', '.join(lost)} are no longer captured"
+            if more := [table for table in has if table not in had]:
+                yield (
+                    f"changes of {', '.join(more)} are captured from now on; "
+                    "rows that are there already come by a backfill"
+                )
+
+    def no_source(self, spec: Spec) -> Iterator[str]:
+        then = self.facts.positions.get(self.name)
+        since = f"since then ({then} UTC)" if then else "since then"
+        yield f"drops the slot {self.slot(spec)}: what was committed {since} can't be read"
+
+    def address(self, spec: Spec) -> str:
+        document = Document()
+        url = str(filled(spec.get("url", ""), self.environ, (), document))
+        try:
+            return "" if document.problems else address(url)
+        except psycopg.Error:
+            return ""
+
+    # Sinks
+
+    def new_sink(self, spec: Spec) -> Iterator[str]:
+        stream = self.facts.streams.get(self.name)
+        if type_of("sink", spec) == "stream" and stream is not None:
+            self.fits(spec, stream.source, stream.kind)
+            had = self.facts.messages.get(self.name, messages(0))
+            yield f"goes on with the stream {self.name}, which the store has with {had}"
+        elif spec.get("initial_backfill") is True:
+            yield f"sink {self.name} gets the rows that its tables have, then their changes"
+        elif str(spec.get("source")) not in self.new_sources:
+            yield f"sink {self.name} gets what is committed from now on; backfill what is there already"
+        yield from self.behind(spec)
+
+    def behind(self, spec: Spec) -> Iterator[str]:
+        source = str(spec.get("source"))
+        for (sink, of), waiting in self.facts.backlogs.items():
+            if sink == self.name and of != source:
+                self.refuse(
+                    f"sink {sink}: source: it has a backlog of {messages(waiting)} from source {of}: "
+                    "let it drain first, or give the sink another name"
+                )
+            elif sink == self.name and self.change.before is None:
+                yield f"its backlog of {messages(waiting)} is sent first"
+
+    def changed_sink(self, before: Spec, after: Spec) -> Iterator[str]:
+        was, becomes = type_of("sink", before), type_of("sink", after)
+        stream = self.facts.streams.get(self.name)
+        if stream is not None and becomes == "stream":
+            self.fits(after, stream.source, stream.kind)
+        if was == "stream" and becomes != "stream" and stream is not None:
+            had = self.facts.messages.get(self.name, messages(0))
+            yield f"the stream {self.name} with {had} stays in the store, and gets no more"
+        if "source" in self.keys:
+            yield f"sink {self.name} gets what source {after.get('source')} commits from now on"
+        yield from self.behind(after)
+        changed = [key for key in _AT_NEXT_ROUND if key in self.keys]
+        if changed:
+            verb = "counts" if len(changed) == 1 else "count"
+            yield f"{_listed(changed)} {verb} from the next round on; what was sent stays as it is"
+        if "retention" in self.keys:
+            yield (
+                f"the stream {self.name} drops what is older than "
+                f"{after.get('retention', 'the default, 7d')}"
+            )
+
+    def fits(self, spec: Spec, source: str, kind: str) -> None:
+        for key, old, new in (
+            ("source", source, spec.get("source")),
+            ("kind", kind, spec.get("kind", "changes")),
+        ):
+            if old != new:
+                self.refuse(
+                    f"sink {self.name}: {key}: the stream {self.name} of the store has the {key} "
+                    f"{old!r}, not {new!r}, and keeps it: give the sink another name"
+                )
+
+    def no_sink(self, spec: Spec) -> Iterator[str]:
+        for (sink, _), waiting in self.facts.backlogs.items():
+            if sink == self.name:
+                yield f"sink {sink} has a backlog of {messages(waiting)}, which goes with it"
+        if type_of("sink", spec) != "stream" or self.name not in self.facts.streams:
+            return
+        had = self.facts.messages.get(self.name, messages(0))
+        readers = self.facts.readers_of(self.name)
+        text = f"drops the stream {self.name} with {had}"
+        if readers:
+            plural = "s" if len(readers) > 1 else ""
+            text += f" and its consumer{plural} {', '.join(readers)}"
+        yield text
+
+    # Consumers
+
+    def new_consumer(self, spec: Spec) -> Iterator[str]:
+        stream = spec.get("stream")
+        if stream in self.facts.streams:
+            where = "end" if spec.get("deliver_policy") == "new" else "beginning"
+            yield f"consumer {self.name} starts at the {where} of the stream {stream}"
+
+    def changed_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
+        if "stream" in self.keys:
+            where = "end" if after.get("deliver_policy") == "new" else "beginning"
+            yield (
+                f"consumer {self.name} is made anew and starts at the {where} of the stream "
+                f"{after.get('stream')}; what it has not acked of {before.get('stream')} goes"
+            )
+            yield from self.letters()
+        elif "deliver_policy" in self.keys:
+            yield f"consumer {self.name} stays where it is: deliver_policy counts when one is made"
+        if "filters" in self.keys and "stream" not in self.keys:
+            yield f"consumer {self.name}: what its filters have passed over is not delivered later"
+
+    def no_consumer(self, _: Spec) -> Iterator[str]:
+        if self.name in self.facts.consumers:
+            yield f"drops the consumer {self.name}: what it has not acked goes with it"
+            yield from self.letters()
+
+    def letters(self) -> Iterator[str]:
+        count = self.facts.consumers.get(self.name, ("", 0))[1]
+        if count:
+            yield f"its {count:,} dead letter{'' if count == 1 else 's'} go with it"
+
+
+def _tables(spec: Spec) -> list[Any]:
+    found = spec.get("tables", ["public.*"])
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,190 @@
+"""`penstock plan`, `apply`, `diff` and `export`, over a real store; exit codes, secrets, saved plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.streams_help import inserted, make_stream, publish
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.desired.entities import Change
+from penstock.desired.state import DesiredState
+from penstock.embedded.handles import Database
+from penstock.streams.store import Store
+
+SECRET = "hunter6"
+TEXT = f"""\
+store: ${{STORE}}
+sources:
+  shop:
+    type: postgres
+    url: postgres://app:{SECRET}@127.0.0.1:1/shop
+sinks:
+  orders:
+    type: stream
+    source: shop
+  out:
+    type: nats
+    source: shop
+    url: nats://token-{SECRET}@n:4222
+    filter: record.total > 10
+consumers:
+  hook:
+    type: webhook
+    stream: orders
+    url: https://hook.example/in
+    headers:
+      authorization: Bearer {SECRET}
+  pull:
+    stream: orders
+"""
+
+Penstock = Callable[..., str]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Database) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORE", database.url)
+    path = tmp_path / "penstock.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def penstock(file: Path) -> Penstock:
+    def run(*arguments: str, code: int = 0, may_show: bool = False) -> str:
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == code, (done.output, done.exception)
+        assert may_show or SECRET not in done.output
+        return done.output
+
+    return run
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+def plan_json(penstock: Penstock, *arguments: str, code: int = 2) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(penstock("plan", "--json", *arguments, code=code))
+    return found
+
+
+def test_a_file_is_planned_applied_and_exported(
+    penstock: Penstock, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = penstock("plan", code=2)
+    assert "+ source shop" in shown
+    assert "a new slot penstock_shop begins at its present end" in shown
+    assert "its sinks' expressions are not checked" in shown  # nothing listens there
+    assert "Plan: 5 to create." in shown
+    assert "Nobody can be asked here" in penstock("apply", code=1)
+    assert json.loads(penstock("apply", "--yes", "--json"))["applied"] == 1
+    assert "Nothing to do" in penstock("plan")
+    assert "Nothing to do" in penstock("apply")
+    file.write_text(TEXT.replace("total > 10", "total > 11").replace(SECRET + "@n", SECRET + "x@n"))
+    (change,) = plan_json(penstock)["changes"]
+    assert [(f["path"], f["before"], f["after"]) for f in change["fields"]] == [
+        ("url", "nats://***@n:4222", "nats://***@n:4222"),
+        ("filter", "record.total > 10", "record.total > 11"),
+    ]
+    assert change["consequences"] == [
+        "filter counts from the next round on; what was sent stays as it is"
+    ]
+    assert "(another secret)" in penstock("diff", code=2)
+    exported = tmp_path / "exported.yaml"
+    penstock("export", "-o", str(exported))
+    text = exported.read_text()
+    assert SECRET not in text
+    assert "url: ${SOURCE_SHOP_URL}" in text
+    assert "#   CONSUMER_HOOK_HEADERS_AUTHORIZATION  consumer hook: headers.authorization" in text
+    assert "Nothing to do" in penstock("plan", str(exported))
+    monkeypatch.setenv("SINK_OUT_URL", "nats://elsewhere")
+    assert plan_json(penstock, str(exported))["counts"]["update"] == 1
+
+
+def test_a_saved_plan_is_applied_verbatim_or_refused(
+    penstock: Penstock, file: Path, tmp_path: Path, store: Store
+) -> None:
+    out = str(tmp_path / "plan.json")
+    penstock("plan", "--out", out, code=2)
+    assert Path(out).stat().st_mode & 0o777 == 0o600
+    file.write_text(TEXT.replace("  pull:\n", "  other:\n"))  # the plan counts, not the file
+    penstock("apply", out)
+    state = DesiredState(store)
+    before = state.read()
+    assert ("consumer", "pull") in before.entities
+    assert before.entities["source", "shop"].spec["url"].endswith("@127.0.0.1:1/shop")
+    assert "The desired state has moved since: consumer hook" in penstock("apply", out, code=1)
+    penstock("plan", "--out", out, "--prune", code=2)
+    pull = before.entities["consumer", "pull"]
+    state.write([Change(*pull.key, pull.spec, pull.spec)], by="ann", door="api")
+    assert "moved since: consumer pull" in penstock("apply", out, code=1)
+    assert ("consumer", "other") not in state.read().entities  # one transaction
+    assert "can't be added" in penstock("apply", out, "--prune", code=1)
+    Path(out).write_text(Path(out).read_text().replace('"version"', '"vers"'))
+    assert "damaged" in penstock("apply", out, code=1)
+
+
+def test_deletes_are_shown_and_done_with_prune_alone(
+    penstock: Penstock, file: Path, store: Store
+) -> None:
+    publish(store, make_stream(store, "orders"), [inserted(1), inserted(2)])
+    penstock("apply", "-y")
+    by_api = [
+        Change("consumer", "mine", None, {"stream": "orders"}),
+        Change("sink", "extra", None, {"type": "stream", "source": "shop"}),
+    ]
+    state = DesiredState(store)
+    state.write(by_api, by="ann", door="api")
+    shorter = TEXT[: TEXT.index("  out:")] + "consumers: {mine: {stream: orders}}\n"
+    file.write_text(shorter)
+    shown = penstock("plan", code=2)
+    assert "= consumer mine  which the api manages: the file takes it over" in shown
+    assert "Plan: 1 to take over, 3 kept that --prune would delete." in shown
+    penstock("apply", "-y")
+    assert state.read().entities["consumer", "mine"].managed_by == "file"
+    assert ("consumer", "pull") in state.read().entities
+    penstock("plan", code=2)
+    file.write_text("store: ${STORE}\n")
+    assert "sink extra: source: there is no source 'shop'" in penstock("plan", "--prune", code=1)
+    gone = Change("sink", "extra", by_api[1].after, None)
+    state.write([gone], by="ann", door="api")
+    words = [c for p in plan_json(penstock, "--prune")["changes"] for c in p["consequences"]]
+    assert "drops the slot penstock_shop: what was committed since then can't be read" in words
+    assert "drops the stream orders with 2 messages and its consumers hook, mine, pull" in words
+    penstock("apply", "-y", "--prune")
+    assert state.read().entities == {}
+    assert penstock("export") == "store: ${STORE}\n\n# Variables to set:\n#   STORE  store\n"
+
+
+def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
+    file.write_text(TEXT.replace("filter:", "filtre:"))
+    expected = "penstock.yaml:14: sinks.out.filtre: unknown key; did you mean filter?"
+    assert expected in penstock("plan", code=1)
+    assert expected in penstock("diff", code=1)
+    assert "No such option" in penstock("plan", "--prun", code=1)
+    file.write_text(TEXT.replace("stream: orders", "stream: odrers"))
+    expected = ":18: consumers.hook.stream: there is no stream 'odrers'"
+    assert expected in penstock("plan", code=1)
+
+
+def test_an_expression_that_does_not_plan_refuses_all(
+    penstock: Penstock, file: Path, database: Database
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, total int)")
+    here = TEXT.replace(f"postgres://app:{SECRET}@127.0.0.1:1/shop", "${STORE}")
+    file.write_text(here.replace("record.total", "record.totl"))
+    refused = penstock("apply", "--yes", code=1)
+    assert refused.startswith("sink out: filter: position 1: ")
+    assert "total" in refused
+    file.write_text(here)
+    assert "sink out: filter, public.orders: a DELETE lacks total" in penstock("plan", code=2)

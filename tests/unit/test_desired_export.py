@@ -1,0 +1,162 @@
+"""What `penstock export` writes plans as empty, whatever the state; and no secret is in it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config.document import read_document
+from penstock.config.secret_values import masked
+from penstock.config.strict import is_name
+from penstock.desired.entities import Entity, Snapshot
+from penstock.desired.export import exported
+from penstock.desired.from_file import document_for
+from penstock.desired.plan import Plan, plan_of
+from penstock.desired.variables import stored_variables
+
+SECRET = "zQx7"
+ENVIRON = {"NAMED": "value", "SHOP": "postgres://app:pw@db/shop"}
+names = st.one_of(
+    st.sampled_from(["shop", "Shop", "a-b", "a_b", "on", "1", "1e3", "0x1", "null", "yes"]),
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,8}", fullmatch=True),
+).filter(is_name)
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12),
+    st.sampled_from(
+        ["true", "1.0", "2024-01-01", " x ", "a: b", "#", "${NAMED}", "$${x}", "~", "é\tü"]
+    ),
+).map(lambda text: text if "${NAMED}" in text or "$${x}" in text else text.replace("${", "$"))
+secret_texts = st.one_of(
+    st.just("${NAMED}"),
+    st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=6)
+    .map(lambda text: SECRET + text.replace("$", "")),
+)  # fmt: skip
+urls = st.sampled_from(
+    [
+        "postgres://db/shop",
+        f"postgres://app:{SECRET}@db/shop",
+        "postgres://app:${NAMED}@db/x",
+        "${SHOP}",
+    ]
+)
+sources = st.fixed_dictionaries(
+    {"type": st.just("postgres"), "url": urls},
+    optional={
+        "tables": st.lists(st.sampled_from(["public.*", "a.b"]), min_size=1, max_size=2),
+        "publication": texts.filter(lambda text: len(text.encode()) < 63),
+    },
+)
+lua = "function transform(m)\n  -- ${x} costs $$ and a trailing space \n\treturn m\nend\n"
+nats: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"type": st.just("nats")},
+    optional={
+        "url": st.sampled_from(["nats://n:4222", f"nats://{SECRET}@n,nats://{SECRET}@m"]),
+        "token": secret_texts,
+        "group_by": st.lists(texts, min_size=1, max_size=3, unique=True),
+        "ack_timeout": st.one_of(
+            st.integers(1, 300), st.floats(0.001, 300), st.just("${TIMEOUT:-5}")
+        ),
+        "filter": st.sampled_from(["record.a > 1", "record.name = 'it''s: # ${NAMED}'"]),
+        "transform": st.sampled_from([{"lua": lua.replace("${", "$${")}, {"sql": "record.a AS b"}]),
+        "route": st.just([{"when": "action = 'insert'", "to": "a.b"}, {"to": "c"}]),
+    },
+)
+streams = st.fixed_dictionaries(
+    {"type": st.just("stream")},
+    optional={"retention": st.sampled_from(["90s", "7d"]), "initial_backfill": st.booleans()},
+)
+headers = st.dictionaries(
+    st.sampled_from(["authorization", "x-a", "X-B"]), secret_texts, max_size=2
+)
+consumers = st.one_of(
+    st.fixed_dictionaries({}, optional={"type": st.just("pull"), "max_deliver": st.integers(1, 9)}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("webhook"),
+            "url": st.sampled_from(
+                ["https://h/x", f"https://h/x?k={SECRET}", "https://${NAMED}/x"]
+            ),
+        },
+        optional={
+            "headers": headers,
+            "filters": st.just({"table": "orders", "action": ["insert"]}),
+        },
+    ),
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Return the root of a valid file, its entities referring to each other."""
+    named = draw(st.lists(names, min_size=3, max_size=9, unique=True))
+    count = draw(st.integers(1, max(1, len(named) // 3)))
+    found_sources = {n: draw(sources) for n in named[:count]}
+    for name, source in found_sources.items():
+        source.setdefault("slot", "s" + name.lower().replace("-", "__"))
+    for number, source in enumerate(found_sources.values()):
+        source["slot"] = f"{source['slot']}_{number}"
+    found_sinks = {}
+    for name in named[count : 2 * count + 1]:
+        sink = draw(st.one_of(nats, streams))
+        found_sinks[name] = {**sink, "source": draw(st.sampled_from(named[:count]))}
+    made = [name for name, sink in found_sinks.items() if sink["type"] == "stream"]
+    rest = named[2 * count + 1 :] if made else []
+    found = {n: {**draw(consumers), "stream": draw(st.sampled_from(made))} for n in rest}
+    root = {"sources": found_sources, "sinks": found_sinks, "consumers": found}
+    return {key: part for key, part in root.items() if part} | {"store": "${STORE:-postgres://s/s}"}
+
+
+def snapshot_of(document: Any) -> Snapshot:
+    """Return a state with a document's entities, after a trip through JSON as `jsonb` takes it."""
+    entities = {}
+    for number, (key, spec) in enumerate(document.entities.items()):
+        stored = json.loads(json.dumps(spec, sort_keys=True))
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        entities[key] = Entity(key[0], key[1], UUID(int=number), stored, 1, "file", at)
+    return Snapshot(1, entities)
+
+
+@settings(max_examples=60)
+@given(root=documents())
+def test_an_export_plans_as_empty(tmp_path_factory: pytest.TempPathFactory, root: Any) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    file = folder / "written.yaml"
+    file.write_text(yaml.safe_dump(root, allow_unicode=True), encoding="utf-8")
+    snapshot = snapshot_of(read_document(file, ENVIRON))
+    text = exported(snapshot, root)
+    assert SECRET not in text
+    file.write_text(text, encoding="utf-8")
+    document = document_for(snapshot, file, ENVIRON)
+    plan = plan_of(document, snapshot, environ=ENVIRON, prune=True)
+    assert plan.changes == ()
+    # And a plan of all of it says no secret, but for the form that is saved.
+    whole = plan_of(
+        document, Snapshot(0, {}), environ={**ENVIRON, **stored_variables(snapshot, ENVIRON)}
+    )
+    assert SECRET not in json.dumps(whole.shown())
+    assert Plan.from_json(json.loads(json.dumps(whole.as_json()))) == whole
+    for entity in snapshot.entities.values():
+        assert SECRET not in json.dumps(masked(entity.kind, entity.spec))
+
+
+def test_a_program_of_a_file_is_in_the_document(tmp_path: Path) -> None:
+    (tmp_path / "t.lua").write_text(lua)
+    file = tmp_path / "penstock.yaml"
+    file.write_text(
+        "sources: {s: {type: postgres, url: 'postgres://db/x'}}\n"
+        "sinks: {out: {type: nats, source: s, transform: {lua: {file: t.lua}}}}\n"
+    )
+    document = read_document(file, {})
+    assert document.entities["sink", "out"]["transform"] == {"lua": lua.replace("${", "$${")}
+    snapshot = snapshot_of(document)
+    text = exported(snapshot, {})
+    file.write_text(text)
+    assert plan_of(read_document(file, {}), snapshot, environ={}).is_empty
