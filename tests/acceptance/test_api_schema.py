@@ -67,9 +67,7 @@ def test_every_operation(database: Database) -> None:
                 "seed": 1,
                 "max-time": _SECONDS,
                 "generation": {"deterministic": True, "max-examples": 12, "no-shrink": True},
-                "operations": [
-                    {"include-name": name, "checks": _SETTINGS} for name in _BY_HAND
-                ],
+                "operations": [{"include-name": name, "checks": _SETTINGS} for name in _BY_HAND],
                 "headers": {"Authorization": f"Bearer {shop.token}"},
             }
         )

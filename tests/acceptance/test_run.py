@@ -501,9 +501,12 @@ def test_a_second_run_waits_for_the_slot_and_reports_it(shop: Shop, tmp_path: Pa
         assert second.get("/readyz")[0] == 503
         assert second.stop() == 0
         assert second.stray() == []
-        (warning,) = [e for e in second.events() if e["level"] == "warning"]
-    assert warning["code"] == "slot_in_use"
-    assert "penstock_shop" in warning["error"]
+        warnings = [e for e in second.events() if e["level"] == "warning"]
+    assert {w["source"] for w in warnings} <= {"shop", "stock"}  # each waits for its own
+    assert len({w["source"] for w in warnings}) == len(warnings) > 0
+    for warning in warnings:
+        assert warning["code"] == "slot_in_use"
+        assert f"penstock_{warning['source']}" in warning["error"]
     assert shop.pipeline.status()["sources"]["shop"]["state"] == "streaming"
 
 

@@ -15,13 +15,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.integration.nats_servers import await_true
 from tests.streams_help import make_stream, writer_of
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
-from penstock.core.errors import StoreError
+from penstock.core.errors import SinkError, StoreError
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.sinks.stream import StreamWriter
+from penstock.streams.claim import Claim
 from penstock.streams.migrate import VERSION
 from penstock.streams.store import Store
 
@@ -291,3 +294,54 @@ def test_the_settings_of_a_streams_own_group_are_those_of_the_file(store: Store)
     assert settings(max_waiting=3, deletes=True) == {"max_waiting": 3, "deletes": True}
     # What the file does not have stays as it is.
     assert settings(ack_wait_ms=50, deletes=False) == {"max_waiting": 3, "ack_wait_ms": 50}
+
+
+def test_a_source_changes_hands_with_a_new_epoch(store: Store, database: Database) -> None:
+    """What writes for the epoch before is refused; a process that only claims it again is not."""
+    source = store.register_source("shop", "tag")
+    claim = Claim(database.url, source.id, beats=True)
+    assert claim.acquire()
+    epoch = claim.epoch
+    assert claim.beat()
+    assert not claim.took_over
+    claim.close()
+    again = Claim(database.url, source.id, beats=True)
+    await_true(again.acquire)  # once the server has seen the first one go
+    assert again.epoch == epoch
+    writer = StreamWriter(database.url, source.id, source.base, [], epoch)
+    writer.begin()
+    writer.rollback()
+    # Another process takes it from one that is gone: its token is another one.
+    database.execute("UPDATE penstock.leases SET token = 'other', holder = 'other host'")
+    assert not again.beat()
+    again.close()
+    other = Claim(database.url, source.id, beats=True)
+    await_true(other.acquire)
+    assert other.took_over
+    assert other.epoch != epoch
+    with pytest.raises(SinkError) as refused:
+        writer.begin()
+    assert refused.value.code == "lease_lost"
+    writer.close()
+    other.close()
+
+
+def test_a_lease_ends_by_the_stores_clock(store: Store, database: Database) -> None:
+    """Where the holder's machine is gone the server may have its session for long."""
+    source = store.register_source("shop", "tag")
+    held = Claim(database.url, source.id, beats=True)
+    assert held.acquire()
+    late = Claim(database.url, source.id, beats=True)
+    assert not late.acquire()
+    update = "UPDATE penstock.leases SET token = 'gone', holder = 'gone', beat_at = "
+    database.execute(update + "clock_timestamp() + interval '1 hour'")
+    assert not late.acquire()
+    assert late.holder == "gone"
+    assert not held.is_lost
+    # Its last beat is long ago, but the server has just started: it has a lease's time from then on.
+    database.execute(update + "clock_timestamp() - interval '1 day'")
+    await_true(late.acquire)
+    assert late.took_over
+    assert held.is_lost
+    late.close()
+    held.close()

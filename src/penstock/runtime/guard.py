@@ -44,6 +44,16 @@ class Guard(Protocol):
         """Write what is noted, and end."""
 
 
+def shared_stream(config: Config) -> str | None:
+    """Return the text of an error if two sinks' messages would be each other's duplicates."""
+    for source in config.sources:
+        sinks = config.sinks_of(source)
+        for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
+            if finding.level == "error":
+                return f"{finding.subject}: {finding.message}; {finding.fix}."
+    return None
+
+
 class SlotGuard:
     """The guard of a run whose messages are nowhere but in the WAL. A new slot would hide a gap."""
 
@@ -69,12 +79,7 @@ class SlotGuard:
 
     def shared_stream(self) -> str | None:
         """Ask the sinks' servers; a server that does not answer is asked when its sink attaches."""
-        for source in self._config.sources:
-            sinks = self._config.sinks_of(source)
-            for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
-                if finding.level == "error":
-                    return f"{finding.subject}: {finding.message}; {finding.fix}."
-        return None
+        return shared_stream(self._config)
 
     def confirmed(self, source: str, lsn: int, time: int) -> None:
         """Record the position in the store, for a recovery."""

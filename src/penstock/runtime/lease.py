@@ -25,6 +25,8 @@ class Lease:
         """The claim while it is held."""
         self.holder: str | None = None
         """Who has the source, where `acquire` has returned False."""
+        self.next_epoch: int | None = None
+        """The epoch that a standby has once it takes the source over."""
 
     def acquire(self, source: PostgresSource) -> bool:
         """Return whether the source is this process's now; raises `StoreError` and `CaptureError`."""
@@ -41,6 +43,7 @@ class Lease:
         claim = Claim(self._url, known.id, beats=True)
         if not claim.acquire():
             self.holder = claim.holder
+            self.next_epoch = None if claim.others_epoch is None else claim.others_epoch + 1
             return False
         self.claim, self.holder = claim, None
         self._claims = Claims(self._lost)

@@ -19,6 +19,7 @@ from penstock.runtime.run import jvm_failure
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
 from penstock.runtime.state import RunState
+from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
 
@@ -142,9 +143,10 @@ class Runners:
     @property
     def goes_on(self) -> bool:
         """Whether there is anything to run, or may be."""
+        runners = self.all
         if self._stopping.is_set():
             return False
-        return self._feed is not None or any(runner.alive for runner in self.all)
+        return any(runner.alive for runner in runners) if runners else self._feed is not None
 
     def run(self, spark: SparkSession, on_ready: Callable[[], None]) -> None:
         """Run until all has ended, or `stop`; `on_ready`: each source runs or stands by."""
@@ -238,6 +240,7 @@ class Runners:
     def _take(self, config: Config) -> None:
         """Start, end and change what a new configuration concerns."""
         found = changes(self._config, config)
+        self._register_consumers(config)
         with self._lock:
             self._config = config
             for name in found.ends:
@@ -252,6 +255,17 @@ class Runners:
         if found:
             log.info("the desired state changed", starts=list(found.starts), ends=list(found.ends),
                      changes=list(found.changes))  # fmt: skip
+
+    def _register_consumers(self, config: Config) -> None:
+        """Register the changed consumers whose variables only this process may have."""
+        changed = {n: c for n, c in config.consumers.items() if self._config.consumers.get(n) != c}
+        if not changed:
+            return
+        with Store(self._context.store_url) as store:
+            streams = {stream.name for stream in store.streams()}
+            for name, consumer in changed.items():
+                if consumer.stream in streams:  # else the run that makes the stream does
+                    store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
 
     def _start_due(self) -> None:
         """Start the sources that are wanted and have no runner, once an earlier one has ended."""

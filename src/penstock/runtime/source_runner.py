@@ -18,10 +18,11 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError, PenstockError, StoreError
+from penstock.core.errors import CaptureError, PenstockError, SetupError, StoreError
 from penstock.core.health import Failure, Level, Part
 from penstock.postgres import setup
 from penstock.runtime import recovery
+from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.lease import Lease
 from penstock.runtime.reconcile import reads_alike, runs_alike
@@ -31,6 +32,7 @@ from penstock.runtime.state import RunState
 from penstock.runtime.store_session import register_streams
 from penstock.spark import planning
 from penstock.spark.reasons import query_failure
+from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import HOLDER, PATIENCE, claimed_by_another
 from penstock.streams.store import Store
 
@@ -100,6 +102,8 @@ class SourceRunner:
         self._run: Run | None = None
         self._next: NextQuery | None = None
         self._replacing: threading.Thread | None = None
+        self._warmed = False
+        self._delayed: Failure | None = None
         self._stopping = threading.Event()
         self._lease = Lease(context.store_url, name, self._lost)
         self.state = _idle_state(name, config)
@@ -158,6 +162,8 @@ class SourceRunner:
         subject, found = f"source {self.name}", []
         if self.failure is not None:
             found.append(Part.failing(subject, Level.FAILED, self.failure))
+        elif self._delayed is not None:
+            found.append(Part.failing(subject, Level.FAILED, self._delayed))
         elif self._refused is not None:
             found.append(Part.failing(subject, Level.DEGRADED, self._refused[1]))
         return found
@@ -242,8 +248,10 @@ class SourceRunner:
     def _turn(self, config: Config) -> None:
         """Run until the end, a change or a failure; raises `PenstockError` where it can't begin."""
         earlier = self.state if self._good is not None else None
+        self._warmed = False
         if not self._acquire(config):
             return
+        config = self._next_config() or config  # its consumers may be newer
         try:
             self._context.remove(self.name, config)
             with Run(
@@ -261,6 +269,10 @@ class SourceRunner:
                         with self._changing:
                             self._run = None
         except (CaptureError, StoreError) as error:
+            if error.transient and self._context.spark.is_set and not self._context.once:
+                self._note_delay(error)
+                self._stopping.wait(_RETRY_SECONDS)
+                return
             good = self._good
             if good is None or good is config or self._stopping.is_set():
                 raise
@@ -271,8 +283,19 @@ class SourceRunner:
             self._lease.close()
             self.state = _idle_state(self.name, config)
             self.state.continue_from(run.state)
+        elif run.failure is not None and self._good not in (None, config):
+            found = run.failure
+            self._refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
         elif run.failure is not None:
             self.failure = self._failed(run.failure)
+
+    def _note_delay(self, error: CaptureError | StoreError) -> None:
+        """Note why the source can't begin now; it is tried again."""
+        failure = Failure.by(error)
+        if self._delayed is None or self._delayed.cause != failure.cause:
+            log.warning("the source can't be run now; trying again", source=self.name,
+                        code=error.code, error=str(error))  # fmt: skip
+        self._delayed = failure.lasting(self._delayed, time.time())
 
     def _begin(self, run: Run, config: Config) -> bool:
         """Prepare the run, and make it the current one; return False where it is to end."""
@@ -287,10 +310,14 @@ class SourceRunner:
             with self._changing:
                 self._run = None
             raise
+        if run.failure is not None:
+            with self._changing:
+                self._run = None
+            return False
         with self._changing:
             self._good = config
             desired = self._desired
-        self.prepared = True
+        self.prepared, self._delayed = True, None
         self._context.noticed()
         if desired is not None and desired is not config:
             self.set_desired(desired)  # it came meanwhile
@@ -313,7 +340,7 @@ class SourceRunner:
         """Wait for the lease; return False where the end or a change came first."""
         deadline = time.monotonic() + PATIENCE
         began = None
-        while not self._stopping.is_set() and self._next_config() is config:
+        while not self._stopping.is_set() and self._is_wanted(config):
             try:
                 if self._lease.acquire(config.sources[self.name]):
                     if began is not None:
@@ -337,8 +364,39 @@ class SourceRunner:
                     self.state.standing_by = holder
                     self._context.noticed()
                 began = began or time.monotonic()
+                if not self._warmed and not self._context.once and self._context.spark.is_set:
+                    self._warmed = True
+                    self._warm(config)
             self._stopping.wait(_LEASE_SECONDS)
+        self._discard_next()
         return False
+
+    def _is_wanted(self, config: Config) -> bool:
+        """Return whether the next run is still of `config`, whatever its consumers."""
+        wanted = self._next_config()
+        return wanted is not None and runs_alike(wanted, config, self.name)
+
+    def _warm(self, config: Config) -> None:
+        """Start the query that is to take the source over: it waits for the slot, however long."""
+        spark, query = self._context.spark.get(), None
+        try:
+            with Store(self._context.store_url) as store:
+                known, ids = store.source(self.name), {s.name: s.id for s in store.streams()}
+            epoch = self._lease.next_epoch
+            if spark is None or known is None or not ids.keys() >= config.streams.keys():
+                return
+            target = StoreTarget(self._context.store_url, known.id, known.base, epoch)
+            streams = {name: ids[name] for name in config.streams}
+            query = NextQuery(spark, config, target, streams, ())
+            query.start()
+        except Exception as error:  # it is made once the source is this process's
+            log.info("no query is prepared for a take-over", source=self.name,
+                     error=query_failure(error).cause)  # fmt: skip
+            if query is not None:
+                query.close()
+            return
+        with self._changing:
+            self._next = query
 
     def _lost(self) -> None:
         with self._changing:
@@ -391,6 +449,8 @@ class SourceRunner:
         """
         source, sinks = desired.sources[self.name], desired.sinks_of(self.name)
         planning.refuse(source, sinks)
+        if (shared := shared_stream(desired)) is not None:
+            raise SetupError("shared_stream", shared)
         if not reads_alike(running, desired, self.name):
             return None
         if self._context.is_left(self.name, desired):
@@ -430,8 +490,6 @@ class SourceRunner:
         )
         with self._changing:
             self._refused = config, failure
-        log.error("changed configuration refused", source=self.name, code=error.code,
-                  error=str(error))  # fmt: skip
         self._context.refused(self.name, config, error)
 
     def _discard_next(self) -> None:

@@ -57,6 +57,8 @@ class Claim:
     def __init__(self, url: str, source_id: int, *, beats: bool = False) -> None:
         self.epoch: int | None = None
         """The epoch under which the source is written, once it was acquired."""
+        self.others_epoch: int | None = None
+        """The epoch under which another process writes it, where `acquire` has returned False."""
         self.holder: str | None = None
         """Who has the source, where `acquire` has returned False."""
         self.took_over = False
@@ -93,6 +95,7 @@ class Claim:
         lease = connection.execute(_SQL["lease"], values).fetchone()
         if row is None or not row[0]:
             self.holder = "another process" if lease is None else str(lease[1])
+            self.others_epoch = None if lease is None else int(lease[4])
             if lease is not None and lease[2] and lease[0] != _TOKEN:
                 with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
                     connection.execute(_SQL["end_holder"], values)

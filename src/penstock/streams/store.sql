@@ -44,13 +44,14 @@ SELECT pg_try_advisory_lock(%s, %s)
 SELECT token, holder,
        greatest(beat_at, CASE WHEN beat_at > '-infinity' THEN pg_postmaster_start_time() END)
            < clock_timestamp() - %(seconds)s * interval '1 second',
-       beat_at = '-infinity'
+       beat_at = '-infinity',
+       (SELECT epoch FROM penstock.sources WHERE id = source_id)
 FROM penstock.leases WHERE source_id = %(source)s
 
 -- name: take_lease
 INSERT INTO penstock.leases (source_id, token, holder, beat_at)
-VALUES (%(source)s, %(token)s, %(holder)s,
-        CASE WHEN %(beats)s THEN clock_timestamp() ELSE 'infinity' END)
+SELECT id, %(token)s, %(holder)s, CASE WHEN %(beats)s THEN clock_timestamp() ELSE 'infinity' END
+FROM penstock.sources WHERE id = %(source)s
 ON CONFLICT (source_id) DO UPDATE
 SET token = excluded.token, holder = excluded.holder, beat_at = excluded.beat_at
 

@@ -1,0 +1,75 @@
+"""What a changed configuration means for the runs of sources, without any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.config.settings import Config
+from penstock.runtime.reconcile import Changes, changes, reads_alike
+
+SHOP: dict[str, Any] = {"type": "postgres", "url": "postgresql://app@db/shop"}
+STREAM: dict[str, Any] = {"type": "stream", "source": "shop"}
+STOCK: dict[str, Any] = {"type": "stream", "source": "stock"}
+
+
+def config(
+    sources: dict[str, Any] | None = None, consumers: dict[str, Any] | None = None, **sinks: Any
+) -> Config:
+    return Config.model_validate(
+        {
+            "sources": sources or {"shop": SHOP, "stock": {**SHOP, "slot": "stock"}},
+            "sinks": sinks or {"orders": STREAM, "items": STOCK},
+            "consumers": consumers or {},
+        }
+    )
+
+
+def test_nothing_changes() -> None:
+    assert not changes(config(), config())
+    assert changes(config(), config()) == Changes()
+
+
+def test_only_the_source_of_a_sink_is_changed() -> None:
+    new = config(orders=STREAM, items=STOCK, more=STREAM)
+    assert changes(config(), new) == Changes(changes=("shop",))
+    assert changes(new, config()) == Changes(changes=("shop",))
+    filtered = config(orders={**STREAM, "filter": "record.a > 1"}, items=STOCK)
+    assert changes(config(), filtered) == Changes(changes=("shop",))
+
+
+def test_consumers_change_no_run() -> None:
+    assert not changes(config(), config(consumers={"mail": {"stream": "orders"}}))
+
+
+def test_sources_come_and_go() -> None:
+    alone = config({"shop": SHOP}, orders=STREAM)
+    assert changes(alone, config()) == Changes(starts=("stock",))
+    assert changes(config(), alone) == Changes(ends=("stock",))
+
+
+def test_a_source_without_sinks_is_not_run() -> None:
+    assert changes(config(), config(orders=STREAM)) == Changes(ends=("stock",))
+    assert changes(config(orders=STREAM), config()) == Changes(starts=("stock",))
+
+
+def test_a_sink_that_takes_from_another_source_changes_both() -> None:
+    moved = config(orders=STREAM, items=STREAM, other=STOCK)
+    assert changes(config(), moved) == Changes(changes=("shop", "stock"))
+
+
+def test_the_slot_stays_the_same_where_only_tables_change() -> None:
+    tables = config({"shop": {**SHOP, "tables": ["public.orders"]}}, orders=STREAM)
+    slot = config({"shop": {**SHOP, "slot": "other"}}, orders=STREAM)
+    alone = config({"shop": SHOP}, orders=STREAM)
+    assert changes(alone, tables) == changes(alone, slot) == Changes(changes=("shop",))
+    assert reads_alike(alone, tables, "shop")
+    assert not reads_alike(alone, slot, "shop")
+
+
+def test_the_configuration_of_one_source() -> None:
+    whole = config(consumers={"mail": {"stream": "orders"}, "stock": {"stream": "items"}})
+    only = whole.only("shop")
+    assert (set(only.sources), set(only.sinks), set(only.consumers)) == (
+        {"shop"}, {"orders"}, {"mail"}
+    )  # fmt: skip
+    assert (whole.sharing, only.sharing, config(orders=STREAM).sharing) == (2, 2, 1)
