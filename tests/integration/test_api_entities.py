@@ -370,15 +370,15 @@ def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> 
     found = shop.client.get("/v1/dead-letters", params={"consumer": "workers"}).json()["data"]
     assert [letter["id"] for letter in found] == [mine]
     assert '"a"' in shop.client.get(f"/v1/dead-letters/{mine}").json()["message"]
-    answer = shop.client.post("/v1/dead-letters/replay", json={"ids": [mine, other]}).json()
+    answer = shop.client.post("/v1/replay-dead-letters", json={"ids": [mine, other]}).json()
     assert (answer["replayed"], [each["id"] for each in answer["failed"]]) == (1, [other])
     (again,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
     assert again["record"]["id"] == "a"
-    assert shop.client.post("/v1/dead-letters/drop", json={"sink": "orders"}).json() == {
+    assert shop.client.post("/v1/drop-dead-letters", json={"sink": "orders"}).json() == {
         "dropped": 1
     }
     problem(shop.client.delete(f"/v1/dead-letters/{other}"), 404)
-    problem(shop.client.post("/v1/dead-letters/drop", json={}), 422, "ids")
+    problem(shop.client.post("/v1/drop-dead-letters", json={}), 422, "ids")
 
 
 def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:
