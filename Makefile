@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # It takes a third of pip's time. Where pip alone can reach the packages, pip installs them.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode
 
-.PHONY: demo test unit lint format bench chaos lock clean
+.PHONY: demo test unit lint format docs bench chaos lock clean
 
 demo: .venv/ready
 	$(BIN)/penstock demo $(ARGS)
@@ -29,6 +29,10 @@ lint: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages that are made from the code.
+docs: .venv/ready
+	$(BIN)/python docs/entities.py
 
 bench: .venv/ready .venv-bench/ready
 	$(BIN)/python -m benchmarks $(or $(ARGS),all)

@@ -98,7 +98,9 @@ def test_every_operation(database: Database) -> None:
         )
         wrong, seen, operations = _run(schema)
         assert not wrong, "\n".join(wrong)
-        assert not {result.ok().label for result in schema.get_all_operations()} - operations
+        paths = shop.client.get("/openapi.json").json()["paths"].items()
+        labels = {f"{method.upper()} {path}" for path, each in paths for method in each}
+        assert not labels - operations
         assert set(seen) >= {200, 201, 400, 401, 404, 405, 409, 422}, seen
         assert shop.client.get("/v1/streams/events").status_code == 200
 

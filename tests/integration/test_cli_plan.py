@@ -175,3 +175,16 @@ def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
     file.write_text(TEXT.replace("stream: orders", "stream: odrers"))
     expected = ":18: consumers.hook.stream: there is no stream 'odrers'"
     assert expected in penstock("plan", code=1)
+
+
+def test_an_expression_that_does_not_plan_refuses_all(
+    penstock: Penstock, file: Path, database: Database
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, total int)")
+    here = TEXT.replace(f"postgres://app:{SECRET}@127.0.0.1:1/shop", "${STORE}")
+    file.write_text(here.replace("record.total", "record.totl"))
+    refused = penstock("apply", "--yes", code=1)
+    assert refused.startswith("sink out: filter: position 1: ")
+    assert "total" in refused
+    file.write_text(here)
+    assert "sink out: filter, public.orders: a DELETE lacks total" in penstock("plan", code=2)

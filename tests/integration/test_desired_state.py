@@ -65,6 +65,8 @@ def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
     with pytest.raises(StateMoved, match="source shop"):
         state.write(shop(), by="cy", door="api", expected={("source", "shop"): 0})
     assert state.read() == second
+    with pytest.raises(StateMoved, match="consumer hook needs the sink orders"):
+        state.write([Change("sink", "orders", STREAM, None)], by="cy", door="api")
     log = state.history()
     newest = log[0]
     assert (newest.who, newest.action, newest.name, newest.version) == (
@@ -77,7 +79,8 @@ def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
     assert state.history(before=log[0].id, limit=1) == [log[1]]
     assert "s3cret" not in repr(log)
     assert "hook.example/in" in repr(log)
-    gone = state.write([Change("sink", "orders", STREAM, None)], by="ann", door="api")
+    both = [Change("sink", "orders", STREAM, None), Change("consumer", "hook", HOOK, None)]
+    gone = state.write(both, by="ann", door="api")
     again = state.write([Change("sink", "orders", None, STREAM)], by="ann", door="api")
     assert ("sink", "orders") not in gone.entities
     assert again.entities["sink", "orders"].id != orders.id

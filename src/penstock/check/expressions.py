@@ -36,15 +36,23 @@ def findings(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]
     if not planned:
         return []
     with open_catalog(source) as catalog:
-        columns = source_columns(catalog)
+        found = _Found(catalog, source_columns(catalog))
         return [
-            finding
-            for name, sink in planned.items()
-            for finding in _of_sink(name, sink, catalog, columns)
+            finding for name, sink in planned.items() for finding in _of_sink(name, sink, found)
         ]
 
 
-def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Iterator[Finding]:
+class _Found:
+    """What a source's catalog has for all of its sinks, read once."""
+
+    def __init__(self, catalog: Catalog, columns: Columns) -> None:
+        self.catalog = catalog
+        self.columns = columns
+        self.tables = catalog.selected(catalog.relations())
+        self.identities = catalog.identities(self.tables)
+
+
+def _of_sink(name: str, sink: Sink, of_source: _Found) -> Iterator[Finding]:
     what = f"sink {name}"
     found: list[Finding] = []
     if sink.transform is not None:
@@ -53,7 +61,7 @@ def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Itera
         except TransformError as error:
             found.append(Finding("error", what, f"transform: {error}", "correct the transform"))
     try:
-        made = plan({name: sink}, columns)
+        made = plan({name: sink}, of_source.columns)
     except PlanError as error:
         key = error.key.removeprefix(f"sinks.{name}.")
         message = f"{key}: position {error.position}: {error.reason}"
@@ -61,7 +69,7 @@ def _of_sink(name: str, sink: Sink, catalog: Catalog, columns: Columns) -> Itera
     else:
         assert made is not None  # noqa: S101 - the sink is one that is planned
         found += _lacking(what, made)
-        found += _missing(what, sink, made, catalog)
+        found += _missing(what, sink, made, of_source)
         found += _templates(what, sink, made.sinks[name].items)
     yield from found
     if not found:
@@ -100,21 +108,21 @@ def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[
                 yield Finding("error", what, message + nearest(column, names), fix)
 
 
-def _missing(what: str, sink: Sink, made: Plan, catalog: Catalog) -> Iterator[Finding]:
+def _missing(what: str, sink: Sink, made: Plan, of_source: _Found) -> Iterator[Finding]:
     """Find columns whose values the WAL lacks for deletes, or for what updates changed."""
+    catalog, patterns = of_source.catalog, sink.patterns
     tables = [
         table
-        for table in catalog.selected(catalog.relations())
-        if sink.patterns is None or matches_any(sink.patterns, table.schema, table.name)
+        for table in of_source.tables
+        if patterns is None or matches_any(patterns, table.schema, table.name)
     ]
-    identities = catalog.identities(tables)
     by_key = {key: _references(expressions) for key, expressions in _by_key(made.expressions)}
     filtered = "action" in by_key.get("filter", {})
     for key, references in by_key.items():
         # An expression that names the action decides about deletes itself, as does the filter before it.
         deletes = DELETE in actions_of(sink) and not filtered and "action" not in references
         for table in tables:
-            of_table = identities[table.oid]
+            of_table = of_source.identities[table.oid]
             if deletes:
                 columns = [c for c in references["record"] if c in table.columns]
                 yield from _blind(what, key, table, of_table, columns, catalog, old=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,7 @@ def export(
 ) -> None:
     """Write the desired state as a configuration file; secrets are variables in it."""
     from penstock.cli.store import store_of
-    from penstock.config import yaml_lines
-    from penstock.config.file import text_of
+    from penstock.config.file import Reader
     from penstock.core.errors import ConfigError
     from penstock.desired.export import exported
     from penstock.desired.state import DesiredState
@@ -25,7 +25,7 @@ def export(
     with errors():
         with store_of(config) as store:
             snapshot = DesiredState(store).read()
-        settings = yaml_lines.parse(text_of(config), None).value
+        settings = Reader.of_file(config, os.environ).document.written
         text = exported(snapshot, settings if isinstance(settings, dict) else {})
         if out is None:
             typer.echo(text, nl=False)

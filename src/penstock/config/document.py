@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.config import yaml_lines
-from penstock.config.file import Parts, Reader, text_of
+from penstock.config.file import Parts, Reader
 from penstock.config.models import SECTIONS, type_of
 from penstock.config.settings import Config
 from penstock.config.sinks import Sink
@@ -56,7 +56,7 @@ def read_document(
     What an entity refers to may be elsewhere, so that is not checked here.
     """
     reader = Reader.of_file(path, environ)
-    return _document(reader, text_of(path))
+    return _document(reader)
 
 
 def document_of(text: str, environ: Mapping[str, str], name: str = "document") -> ConfigDocument:
@@ -64,15 +64,14 @@ def document_of(text: str, environ: Mapping[str, str], name: str = "document") -
 
     No file is read for it.
     """
-    return _document(Reader.of_text(text, environ, name), text)
+    return _document(Reader.of_text(text, environ, name))
 
 
-def _document(reader: Reader, text: str) -> ConfigDocument:
+def _document(reader: Reader) -> ConfigDocument:
     parts = reader.entities()
-    raw = yaml_lines.parse(text, None)
     entities: dict[Key, Spec] = {}
     if parts is not None:
-        entities = dict(_entities(raw.value, parts))
+        entities = dict(_entities(reader.document.written, parts))
         for (kind, name), spec in entities.items():
             for where in not_storable(spec, (SECTIONS[kind], name)):
                 reader.problem(where, "a NUL character, or half of a surrogate pair: remove it")

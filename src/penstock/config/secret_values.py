@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from penstock.config.explain import SECRET_KEY
 from penstock.config.models import model_of
-from penstock.config.yaml_lines import without_variables
+from penstock.config.yaml_lines import replaced, without_variables
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path
 
@@ -32,17 +32,6 @@ def masked(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     found = {path: shown for path, _, shown in _secrets(spec, model_of(kind, spec), kind, ())}
     result: dict[str, Any] = replaced(spec, found)
     return result
-
-
-def replaced(value: Any, by_path: Mapping[Path, Any], path: Path = ()) -> Any:
-    """Return a copy of JSON values with those at some paths replaced."""
-    if path in by_path:
-        return by_path[path]
-    if isinstance(value, Mapping):
-        return {key: replaced(member, by_path, (*path, key)) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [replaced(member, by_path, (*path, i)) for i, member in enumerate(value)]
-    return value
 
 
 def _secrets(

@@ -29,13 +29,18 @@ class Document:
     """What a file holds: its value, the line of each path, what was written, and the mistakes.
 
     `raw` has the scalars that named a variable as the file has them, so that a message can show
-    `${DATABASE_URL}` and not what it stands for.
+    `${DATABASE_URL}` and not what it stands for. `written` is the whole value as the file has it.
     """
 
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     raw: dict[Path, str] = field(default_factory=dict)
     problems: list[tuple[int, Path, str]] = field(default_factory=list)
+
+    @property
+    def written(self) -> Any:
+        """The value with its variables as they stand in the file."""
+        return replaced(self.value, self.raw)
 
     def line(self, path: Path) -> int:
         """Return the line of a path, or of the nearest thing around it."""
@@ -44,11 +49,8 @@ class Document:
         return self.lines.get(path, 1)
 
 
-def parse(text: str, environ: Mapping[str, str] | None) -> Document:
-    """Read YAML; mistakes are in the document's `problems`, nothing is raised for them.
-
-    Without `environ` strings stay as they are written, their `${NAME}` and `$${` too.
-    """
+def parse(text: str, environ: Mapping[str, str]) -> Document:
+    """Read YAML; mistakes are in the document's `problems`, nothing is raised for them."""
     document = Document()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -67,7 +69,7 @@ def parse(text: str, environ: Mapping[str, str] | None) -> Document:
 
 
 class _Builder:
-    def __init__(self, document: Document, environ: Mapping[str, str] | None):
+    def __init__(self, document: Document, environ: Mapping[str, str]):
         self.document = document
         self.environ = environ
         self.scalars = yaml.constructor.SafeConstructor()
@@ -140,10 +142,7 @@ class _Builder:
             return str(node.value)
 
     def fill(self, node: yaml.ScalarNode, path: Path) -> str:
-        text = str(node.value)
-        if self.environ is None:
-            return text
-        return _fill(text, self.environ, path, self.document, node.start_mark.line + 1)
+        return _fill(str(node.value), self.environ, path, self.document, node.start_mark.line + 1)
 
     def problem(self, node: yaml.Node, path: Path, message: str) -> None:
         self.document.problems.append((node.start_mark.line + 1, path, message))
@@ -160,6 +159,17 @@ def filled(value: Any, environ: Mapping[str, str], path: Path, document: Documen
         return {k: filled(v, environ, (*path, k), document) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [filled(v, environ, (*path, i), document) for i, v in enumerate(value)]
+    return value
+
+
+def replaced(value: Any, by_path: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Return a copy of JSON values with those at some paths replaced."""
+    if path in by_path:
+        return by_path[path]
+    if isinstance(value, Mapping):
+        return {key: replaced(member, by_path, (*path, key)) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [replaced(member, by_path, (*path, i)) for i, member in enumerate(value)]
     return value
 
 

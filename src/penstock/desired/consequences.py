@@ -39,7 +39,11 @@ def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> P
         for planned in (*plan.changes, *plan.kept)
         if planned.change.kind == "sink"
     ]
-    facts = facts_of(store, dropped)
+    return with_facts(plan, facts_of(store, dropped), environ)
+
+
+def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
+    """Return the same for facts that are known."""
     new_sources = {
         planned.change.name
         for planned in plan.changes

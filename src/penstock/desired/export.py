@@ -8,8 +8,8 @@ from typing import Any, Final
 import yaml
 
 from penstock.config.models import SECTIONS, type_of
-from penstock.config.secret_values import replaced, secrets
-from penstock.config.yaml_lines import variables
+from penstock.config.secret_values import secrets
+from penstock.config.yaml_lines import replaced, variables
 from penstock.core.text import Path, dotted
 from penstock.desired.entities import Snapshot
 from penstock.desired.variables import stored_secrets

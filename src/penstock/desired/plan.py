@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from penstock.config.document import ConfigDocument, Key, Spec
 from penstock.config.models import SECTIONS
-from penstock.config.secret_values import masked, replaced, secrets
-from penstock.config.yaml_lines import Document, filled
+from penstock.config.secret_values import masked, secrets
+from penstock.config.yaml_lines import Document, filled, replaced
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.text import Path, dotted
 from penstock.desired.configured import Problem, text_of, validated

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from penstock.config.document import Key, Spec
+from penstock.config.models import REFERENCES
 from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
@@ -89,7 +90,8 @@ class DesiredState:
             door: How the change came.
             expected: The version that an entity must have, 0 for one that must not be there.
 
-        Raises `StateMoved` where an entity has another version; nothing is written then.
+        Raises `StateMoved` where an entity has another version, or where what an entity refers to is
+        gone; nothing is written then.
         """
         if not changes:
             return self.read()
@@ -101,7 +103,9 @@ class DesiredState:
                     connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
                     connection.execute(_SQL["change"], [Jsonb(rows), by, door])
                     consumers.follow(connection, changes, self._environ)
-                    return read(connection)
+                    state = read(connection)
+                    _check_references(state, changes)
+                    return state
             except psycopg.Error as error:
                 if error.sqlstate != _MOVED:
                     raise
@@ -153,6 +157,19 @@ def changed_row(kind: str, name: str, spec: Spec | None, expected: int | None) -
 
 def _row(change: Change, expected: Mapping[Key, int]) -> dict[str, Any]:
     return changed_row(change.kind, change.name, change.after, expected.get(change.key))
+
+
+def _check_references(state: Snapshot, changes: Sequence[Change]) -> None:
+    """Refuse changes whose references others have taken away since they were validated."""
+    changed = {change.key for change in changes}
+    for entity in state.entities.values():
+        target = REFERENCES.get(entity.kind)
+        if target is None:
+            continue
+        kind, key = target
+        named = (kind, str(entity.spec.get(key)))
+        if named not in state.entities and (entity.key in changed or named in changed):
+            raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")
 
 
 def _one(connection: psycopg.Connection[Any], query: Any) -> Any:

@@ -178,12 +178,13 @@ class Catalog:
 
         Partitions are left out: their changes come under the name of their root.
         """
-        exact = {(p.schema, p.table) for p in self.source.patterns}
+        patterns = self.source.patterns
+        exact = {(p.schema, p.table) for p in patterns}
         return [
             relation
             for relation in relations
             if relation.can_be_published
-            and matches_any(self.source.patterns, relation.schema, relation.name)
+            and matches_any(patterns, relation.schema, relation.name)
             and (not relation.is_partition or (relation.schema, relation.name) in exact)
         ]
 

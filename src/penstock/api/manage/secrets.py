@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from penstock.api.problems import wrong
-from penstock.config.secret_values import masked, replaced, secrets
+from penstock.config.secret_values import masked, secrets
+from penstock.config.yaml_lines import replaced
 from penstock.core.redact import MASK
 from penstock.core.text import Path, dotted
 

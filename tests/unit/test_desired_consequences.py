@@ -1,0 +1,99 @@
+"""What follows from a plan, in words; and what the store has that forbids it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from penstock.config.document import ConfigDocument
+from penstock.config.settings import Config
+from penstock.core.errors import ConfigError
+from penstock.desired.consequences import with_facts
+from penstock.desired.entities import Entity, Snapshot
+from penstock.desired.facts import Facts, StreamFacts
+from penstock.desired.plan import Plan, plan_of
+
+Specs = dict[tuple[str, str], dict[str, Any]]
+
+SHOP = {"type": "postgres", "url": "postgres://app:pw@db/shop"}
+STREAM = {"type": "stream", "source": "shop"}
+NATS = {"type": "nats", "source": "shop"}
+STATE: Specs = {
+    ("source", "shop"): SHOP,
+    ("sink", "orders"): STREAM,
+    ("sink", "out"): NATS,
+    ("consumer", "a"): {"stream": "orders"},
+}
+FACTS = Facts(
+    streams={"orders": StreamFacts("shop", "changes")},
+    consumers={"a": ("orders", 3), "b": ("orders", 0)},
+    backlogs={("out", "shop"): 1200},
+    positions={"shop": "2026-11-23 20:00:00"},
+    messages={"orders": "1,204 messages"},
+)
+
+
+def planned(after: Specs, before: Specs = STATE) -> Plan:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    entities = {
+        key: Entity(key[0], key[1], UUID(int=number), spec, 1, "file", at)
+        for number, (key, spec) in enumerate(before.items())
+    }
+    document = ConfigDocument("penstock.yaml", after, Config(sources={}, sinks={}), {})
+    plan = plan_of(document, Snapshot(1, entities), prune=True, environ={})
+    return with_facts(plan, FACTS, {})
+
+
+def words(after: Specs, before: Specs = STATE) -> list[str]:
+    return [word for change in planned(after, before).changes for word in change.consequences]
+
+
+def changed(key: tuple[str, str], **keys: Any) -> Specs:
+    return {**STATE, key: {**STATE.get(key, {}), **keys}}
+
+
+def test_deletes_name_what_goes_with_them() -> None:
+    assert words({}) == [
+        "drops the consumer a: what it has not acked goes with it",
+        "its 3 dead letters go with it",
+        "drops the stream orders with 1,204 messages and its consumers a, b",
+        "sink out has a backlog of 1,200 messages, which goes with it",
+        "drops the slot penstock_shop: what was committed since then (2026-11-23 20:00:00 UTC) "
+        "can't be read",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (changed(("source", "shop"), slot="s2"), "the slot s2, where it is new, begins at its"),
+        (changed(("source", "shop"), url="postgres://app:pw@db2/shop"), "reads db2:5432/shop: the"),
+        (changed(("source", "shop"), url="postgres://app:new@db/shop"), "shop is started again"),
+        (changed(("source", "shop"), tables=["public.a"]), "changes of public.* are no longer"),
+        (changed(("source", "new"), **SHOP, slot="x"), "a new slot x begins at its present end"),
+        (changed(("sink", "more"), **NATS), "sink more gets what is committed from now on"),
+        (changed(("sink", "more"), **NATS, initial_backfill=True), "gets the rows that its tables"),
+        (changed(("sink", "out"), filter="action = 'insert'"), "filter counts from the next round"),
+        (changed(("sink", "orders"), retention="1d"), "stream orders drops what is older than 1d"),
+        (changed(("consumer", "c"), stream="orders"), "c starts at the beginning of the stream orders"),
+        (changed(("consumer", "a"), deliver_policy="new"), "consumer a stays where it is"),
+        (
+            changed(("sink", "two"), **STREAM) | {("consumer", "a"): {"stream": "two"}},
+            "a is made anew and starts at the beginning of the stream two; what it has not acked of o",
+        ),
+    ],
+)  # fmt: skip
+def test_changes_say_what_follows(after: Specs, expected: str) -> None:
+    assert any(expected in word for word in words(after)), words(after)
+
+
+def test_what_the_store_forbids_is_refused() -> None:
+    without_a = {key: spec for key, spec in STATE.items() if key != ("consumer", "a")}
+    with pytest.raises(ConfigError, match="orders of the store has the kind 'changes', not 'rows'"):
+        planned(changed(("sink", "orders"), kind="rows"))
+    other = {("source", "new"): {**SHOP, "slot": "s"}, ("sink", "out"): {**NATS, "source": "new"}}
+    with pytest.raises(ConfigError, match=r"backlog of 1,200 messages from source shop: let it"):
+        planned({**without_a, **other})
