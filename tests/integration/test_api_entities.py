@@ -421,6 +421,19 @@ def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:
     assert [message["record"]["n"] for message in answer.json()["data"]] == [2]
 
 
+def test_a_sinks_filter_is_checked_against_its_source(database: Database) -> None:
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    with Shop(database.url, ApiTools()) as shop:
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+        wrong = {**SINK, "filter": "record.nothing > 7"}
+        answer = problem(shop.client.put("/v1/sinks/orders", json=wrong), 422, "body")
+        assert "nothing" in answer["detail"]
+        _put(shop, "/v1/sinks/orders", {**SINK, "filter": "record.id > 7"})
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": "postgresql://127.0.0.1:1/db"})
+        away = shop.client.patch("/v1/sinks/orders", json={"filter": "record.id > 8"}).json()
+        assert any("not checked" in warning for warning in away["warnings"])
+
+
 def test_check_is_there_where_the_process_has_it(shop: Shop, database: Database) -> None:
     _put(shop, "/v1/sources/shop", {"type": "postgres", "url": "postgresql://127.0.0.1:1/db"})
     problem(shop.client.get("/v1/check"), 404)
