@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import Config
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CaptureError, ConfigError
 from penstock.desired.entities import Change
 from penstock.desired.feed import Feed
 from penstock.desired.from_file import apply_file
@@ -200,3 +200,36 @@ def test_a_deleted_sink_leaves_its_stream_until_it_is_unused(store: Store) -> No
     with store.connection() as connection:
         query = "SELECT relname FROM pg_class WHERE relname ~ '^(segment|consumer)_[0-9]'"
         assert connection.execute(query).fetchall() == []
+
+
+def test_a_deleted_source_loses_its_slot_unless_another_has_it(
+    store: Store, database: Database
+) -> None:
+    state = DesiredState(store, {})
+    url = {"SHOP": database.url}
+    shop = {"type": "postgres", "url": "${SHOP}", "slot": f"s_{database.name}"}
+    database.execute(f"SELECT pg_create_logical_replication_slot('{shop['slot']}', 'pgoutput')")
+    slots = f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{shop['slot']}'"
+    state.write([Change("source", "shop", None, shop)], by="x", door="api")
+    renamed = [Change("source", "shop", shop, None), Change("source", "new", None, shop)]
+    state.write(renamed, by="x", door="api")
+    (removal,) = pending(store)
+    with pytest.raises(CaptureError, match="SHOP is not set"):
+        finish(store, removal, BASE, {})
+    finish(store, removal, BASE, url)
+    assert database.execute(slots) == [(1,)]
+    state.write([Change("source", "new", shop, None)], by="x", door="api")
+    (removal,) = pending(store)
+    finish(store, removal, BASE, url)
+    assert database.execute(slots) == [(0,)]
+    assert pending(store) == []
+    # One that can't be reached any more doesn't hold up what has its name now.
+    away = {**shop, "url": "postgres://127.0.0.1:1/x"}
+    state.write([Change("source", "shop", None, away)], by="x", door="api")
+    state.write([Change("source", "shop", away, None)], by="x", door="api")
+    (removal,) = pending(store)
+    with pytest.raises(CaptureError, match="Connection refused"):
+        finish(store, removal, BASE, url)
+    state.write([Change("source", "shop", None, shop)], by="x", door="api")
+    finish(store, removal, BASE, url)
+    assert pending(store) == []

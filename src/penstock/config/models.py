@@ -27,8 +27,11 @@ ENTITIES: Final[dict[str, Mapping[str, type[BaseModel]]]] = {
 """The models of each kind of entity by type. Sources of type outbox are none: they stay in the file."""
 SECTIONS: Final = {kind: f"{kind}s" for kind in ENTITIES}
 """Under which key of the file the entities of a kind stand, in the order in which they stand there."""
-REFERENCES: Final = {"sink": ("source", "source"), "consumer": ("sink", "stream")}
-"""Which kind of entity each kind refers to, and by which key."""
+REFERENCES: Final[dict[str, Mapping[str, str]]] = {
+    "sink": {"source": "source"},
+    "consumer": {"stream": "sink"},
+}
+"""The keys by which each kind of entity refers to others, with the kind of these."""
 DEFAULT_TYPES: Final = {"consumer": "pull"}
 
 

@@ -14,21 +14,27 @@ from datetime import datetime
 from typing import Any, Final
 
 import psycopg
+import structlog
 from psycopg import sql
 
 from penstock.config.document import Spec
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.core import queries
+from penstock.core.connect import address
+from penstock.core.errors import CaptureError
 from penstock.desired import consumers
-from penstock.desired.configured import validated
+from penstock.desired.configured import text_of, validated
 from penstock.desired.state import read
 from penstock.postgres.admin import open_catalog
+from penstock.postgres.connect import drop_slot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, segment_table
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.desired", "state.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+
+log = structlog.get_logger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def finish(
     Of a sink: its backlog, and its stream with the consumers. Of a source: its slot, unless another
     source has it now, what the store knows of its position, and its checkpoints on this machine. A
     publication stays. Raises `StoreError`, and `CaptureError` where the source can't be reached: then
-    it is to be tried again.
+    it is to be tried again, unless another source has its name by now.
     """
     if removal.kind == "source":
         _drop_slot(store, removal, environ)
@@ -77,16 +83,31 @@ def finish(
 
 def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> None:
     key = (removal.kind, removal.name)
-    source = validated({key: removal.spec}, environ)[0].sources.get(removal.name)
-    if source is None:
-        return  # it can't have run here
+    parts, problems = validated({key: removal.spec}, environ)
+    source = parts.sources.get(removal.name)
+    if problems or source is None:
+        reasons = "; ".join(text_of(problem) for problem in problems)
+        raise CaptureError(
+            "not_removed",
+            f"The slot of the deleted source {removal.name} can't be dropped from here: {reasons}.",
+            remedy="Set what it names where `penstock run` runs, until the slot is dropped.",
+        )
     with store.connection() as connection:
-        others = validated(read(connection).specs, environ)[0].sources
+        state = read(connection)
+    others = validated(state.specs, environ)[0].sources
     if any(_slot(other) == _slot(source) for other in others.values()):
         return
-    with open_catalog(source) as catalog:
-        if catalog.slot() is not None:
-            catalog.drop_slot()
+    try:
+        with open_catalog(source) as catalog:
+            if catalog.slot() is not None:
+                catalog.drop_slot()
+    except CaptureError as error:
+        if key not in state.entities:
+            raise
+        # Another database has its name by now, which need not wait for the former one.
+        log.warning("the slot of a deleted source is left behind; drop it there", source=removal.name,
+                    database=address(source.url.get_secret_value()), error=error.message,
+                    statement=drop_slot(source.slot))  # fmt: skip
 
 
 def _slot(source: PostgresSource) -> tuple[str, str]:

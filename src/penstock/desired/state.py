@@ -163,13 +163,12 @@ def _check_references(state: Snapshot, changes: Sequence[Change]) -> None:
     """Refuse changes whose references others have taken away since they were validated."""
     changed = {change.key for change in changes}
     for entity in state.entities.values():
-        target = REFERENCES.get(entity.kind)
-        if target is None:
-            continue
-        kind, key = target
-        named = (kind, str(entity.spec.get(key)))
-        if named not in state.entities and (entity.key in changed or named in changed):
-            raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")
+        for key, kind in REFERENCES.get(entity.kind, {}).items():
+            named = (kind, str(entity.spec.get(key)))
+            if key not in entity.spec or named in state.entities or "${" in named[1]:
+                continue
+            if entity.key in changed or named in changed:
+                raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")
 
 
 def _one(connection: psycopg.Connection[Any], query: Any) -> Any:
