@@ -67,7 +67,8 @@ class ApiServer:
 class Shop:
     """A store with the stream `events` and one instance of the API, asked as an admin."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tools: Tools | None = None) -> None:
+        self._tools = tools
         self._stack = contextlib.ExitStack()
         self.store = self._stack.enter_context(Store.open(url))
         self.stream = make_stream(self.store)
@@ -77,7 +78,7 @@ class Shop:
 
     def serve(self) -> ApiServer:
         """Return one more instance of the API over the store."""
-        return self._stack.enter_context(ApiServer(self.store.url, self.token))
+        return self._stack.enter_context(ApiServer(self.store.url, self.token, self._tools))
 
     def publish(self, *keys: Any) -> list[Position]:
         """Publish an insert with each of these ids, a group each; return their positions."""

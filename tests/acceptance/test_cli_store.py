@@ -73,7 +73,7 @@ def test_tokens(folder: Path) -> None:
     [
         (("", ), "'' is not a name"),
         (("a b", ), "'a b' is not a name: expected letters"),
-        (("x", "--role", "amdin"), "--role amdin: expected worker or admin; did you mean admin?"),
+        (("x", "--role", "amdin"), "expected worker, viewer or admin; did you mean admin?"),
         (("x", "--role", "admin", "--consumer", "y"), "leave --consumer out"),
     ],
 )  # fmt: skip

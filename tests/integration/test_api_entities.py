@@ -370,15 +370,15 @@ def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> 
     found = shop.client.get("/v1/dead-letters", params={"consumer": "workers"}).json()["data"]
     assert [letter["id"] for letter in found] == [mine]
     assert '"a"' in shop.client.get(f"/v1/dead-letters/{mine}").json()["message"]
-    answer = shop.client.post("/v1/dead-letters/replay", json={"ids": [mine, other]}).json()
+    answer = shop.client.post("/v1/replay-dead-letters", json={"ids": [mine, other]}).json()
     assert (answer["replayed"], [each["id"] for each in answer["failed"]]) == (1, [other])
     (again,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
     assert again["record"]["id"] == "a"
-    assert shop.client.post("/v1/dead-letters/drop", json={"sink": "orders"}).json() == {
+    assert shop.client.post("/v1/drop-dead-letters", json={"sink": "orders"}).json() == {
         "dropped": 1
     }
     problem(shop.client.delete(f"/v1/dead-letters/{other}"), 404)
-    problem(shop.client.post("/v1/dead-letters/drop", json={}), 422, "ids")
+    problem(shop.client.post("/v1/drop-dead-letters", json={}), 422, "ids")
 
 
 def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:
@@ -419,6 +419,19 @@ def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:
         "/v1/streams/rows/messages", params={"table": "public.items", "key": "x"}
     )
     assert [message["record"]["n"] for message in answer.json()["data"]] == [2]
+
+
+def test_a_sinks_filter_is_checked_against_its_source(database: Database) -> None:
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    with Shop(database.url, ApiTools()) as shop:
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+        wrong = {**SINK, "filter": "record.nothing > 7"}
+        answer = problem(shop.client.put("/v1/sinks/orders", json=wrong), 422, "body")
+        assert "nothing" in answer["detail"]
+        _put(shop, "/v1/sinks/orders", {**SINK, "filter": "record.id > 7"})
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": "postgresql://127.0.0.1:1/db"})
+        away = shop.client.patch("/v1/sinks/orders", json={"filter": "record.id > 8"}).json()
+        assert any("not checked" in warning for warning in away["warnings"])
 
 
 def test_check_is_there_where_the_process_has_it(shop: Shop, database: Database) -> None:

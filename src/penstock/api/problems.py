@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -111,7 +112,11 @@ class Problem(Exception):  # noqa: N818 - the standard's word
             "errors": self.errors,
             **self.more,
         }
-        return Response(orjson.dumps(body), self.status, self.headers, _MEDIA_TYPE)
+        try:
+            content = orjson.dumps(body)
+        except TypeError:  # half of a surrogate pair, in what the text quotes
+            content = json.dumps(body).encode()
+        return Response(content, self.status, self.headers, _MEDIA_TYPE)
 
 
 def wrong(field: str, message: str) -> Problem:

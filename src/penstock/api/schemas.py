@@ -174,7 +174,9 @@ class ConsumerBody(BaseModel):
     own: bool = Field(description="Whether it is its stream's own consumer group.")
     disabled: str | None = Field(description="Why the webhook gets no more deliveries.")
     created_at: datetime
-    status: ConsumerStatus | None = Field(description="Null where the store did not answer.")
+    status: ConsumerStatus | None = Field(
+        description="Null where the store did not answer, or was not asked."
+    )
 
 
 class ConsumersBody(Page):

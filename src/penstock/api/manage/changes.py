@@ -57,11 +57,9 @@ def planned_with(context: Context, plan: Plan, snapshot: Snapshot) -> Plan:
     """
     plan = with_consequences(context.store, plan, os.environ)
     sinks = any(p.change.kind == "sink" and p.change.after is not None for p in plan.changes)
-    if context.tools is None or not sinks:
+    if not sinks:
         return plan
-    found = context.tools.inspect(plan, snapshot)
-    more = tuple(f"{finding.subject}: {finding.message}" for finding in found)
-    return replace(plan, warnings=(*plan.warnings, *more))
+    return replace(plan, warnings=(*plan.warnings, *context.inspect(plan, snapshot)))
 
 
 def put(

@@ -48,7 +48,8 @@ class Context:
     def __init__(self, url: str, consumers: Consumers, tools: Tools | None) -> None:
         self.consumers = consumers
         self.store = Store(url)
-        self.state = DesiredState(self.store)
+        self._state_store = Store(url)  # a long change keeps no list waiting
+        self.state = DesiredState(self._state_store)
         self.tools = tools
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS, "api-store")
         self._change_threads = ThreadPoolExecutor(_STORE_THREADS, "api-change")
@@ -81,6 +82,23 @@ class Context:
                 headers={"Retry-After": "5"},
             ) from None
 
+    def inspect(self, plan: Plan, snapshot: Snapshot) -> list[str]:
+        """Return what a check of a plan's sinks against their sources warns of; it blocks.
+
+        Raises `ConfigError` where an expression can't be planned.
+        """
+        if self.tools is None:
+            return []
+        try:
+            asked = self._source_threads.submit(self.tools.inspect, plan, snapshot)
+            found = asked.result(SOURCE_SECONDS)
+        except TimeoutError:
+            return [
+                "the sinks' expressions are not checked: a source's server did not answer within"
+                f" {SOURCE_SECONDS:.0f} s"
+            ]
+        return [f"{finding.subject}: {finding.message}" for finding in found]
+
     async def run_long(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a call gives that may take long; one runs at a time."""
         loop = asyncio.get_running_loop()
@@ -93,3 +111,4 @@ class Context:
         ):  # fmt: skip
             threads.shutdown(wait=False, cancel_futures=True)
         self.store.close()
+        self._state_store.close()

@@ -154,7 +154,7 @@ def add(api: APIRouter, context: Context) -> None:
         return Json(SUCCESS)
 
     @api.post(
-        f"{_LETTERS}/replay",
+        "/v1/replay-dead-letters",
         response_model=_Replayed,
         summary="Deliver many dead letters again",
         description=f"Those with these `ids`, or the first {_AT_ONCE} of a sink or a consumer that "
@@ -185,7 +185,7 @@ def add(api: APIRouter, context: Context) -> None:
         return found[:_AT_ONCE], len(found) > _AT_ONCE
 
     @api.post(
-        f"{_LETTERS}/drop",
+        "/v1/drop-dead-letters",
         response_model=_Count,
         summary="Delete many dead letters for ever",
         description="Those that fit all that is given; one of `ids`, `sink` and `consumer` must be.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -30,6 +31,7 @@ from penstock.api.schemas import (
 from penstock.config.consumers import ConsumerSettings, WebhookSettings
 from penstock.config.strict import DIGITS
 from penstock.core.message import Position
+from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import (
     ConsumerError,
@@ -42,6 +44,10 @@ from penstock.streams.consumers.types import (
 _CONSUMERS: Final = "/v1/http-consumers"
 _CONSUMER: Final = f"{_CONSUMERS}/{{consumer}}"
 _MAX_BIGINT: Final = 2**63 - 1
+
+
+class _List(Paged):
+    status: bool = Field(True, description="Whether each one's `status` is read: some ms for each.")
 
 
 class _Look(Limit):
@@ -62,11 +68,13 @@ def add(api: APIRouter, consumers: Consumers) -> None:
 
 def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
-    async def list_consumers(paged: Annotated[Paged, Query()]) -> Response:
+    async def list_consumers(paged: Annotated[_List, Query()]) -> Response:
         (name,) = after(paged.cursor, str) or ("",)
         infos = await consumers.page(name, paged.limit + 1)
         page, last = following(infos, paged.limit, lambda info: (info.name,))
-        found = await consumers.facts(page)
+        found: Sequence[tuple[ConsumerInfo, ConsumerFacts | None]] = [(i, None) for i in page]
+        if paged.status:
+            found = await consumers.facts(page)
         data = [consumer_body(info, facts) for info, facts in found]
         return json_answer({"data": data, "next": last})
 

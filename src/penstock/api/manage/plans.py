@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from typing import Annotated, Any, Final, Literal
 
+import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +26,8 @@ from penstock.desired.plan import Plan, plan_of
 from penstock.desired.state import StateMoved
 from penstock.desired.variables import stored_variables
 
+_PAIR: Final = re.compile(r"\\u[dD][89abAB]")
+_NOT_IN_YAML: Final = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 _DOCUMENT: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -147,7 +152,7 @@ def add(api: APIRouter, context: Context) -> None:
         summary="Write the desired state as a document",
         description="It plans as empty; secrets are variables in it.",
         response_class=Response,
-        responses={200: {"content": {"application/yaml": {"schema": {"type": "string"}}}}},
+        responses={200: {"content": {"application/yaml": {"schema": {"type": "object"}}}}},
     )
     async def export() -> Response:
         snapshot = await context.run(context.state.read)
@@ -157,6 +162,14 @@ def add(api: APIRouter, context: Context) -> None:
 
 async def _text(request: Request) -> str:
     try:
-        return (await request.body()).decode("utf-8-sig")
+        text = (await request.body()).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Problem(400, "The body is not UTF-8.") from None
+    if not _PAIR.search(text):
+        return text
+    # JSON writes a character beyond U+FFFF as two escapes, which YAML takes for two characters.
+    try:
+        text = json.dumps(orjson.loads(text), ensure_ascii=False)
+    except orjson.JSONDecodeError:
+        return text
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -85,18 +85,18 @@ def add(api: APIRouter, context: Context) -> None:
         raise Problem(409, f"The token {new.name!r} was deleted by hand as it was made.")
 
     @api.delete(
-        f"{_TOKENS}/{{token}}",
+        f"{_TOKENS}/{{name}}",
         response_model=Success,
         summary="Revoke a token",
         description="It is worthless at once and for ever; its name stays taken.",
         responses=documented(409),
     )
-    async def revoke_token(token: str) -> Response:
+    async def revoke_token(name: str) -> Response:
         known = {each.name: each for each in await context.run(context.store.tokens.all)}
-        if token not in known:
-            raise Problem(404, f"There is no token {token!r}.")
-        if not await context.run(context.store.tokens.revoke, token):
-            raise Problem(409, f"The token {token!r} is revoked already.")
+        if name not in known:
+            raise Problem(404, f"There is no token {name!r}.")
+        if not await context.run(context.store.tokens.revoke, name):
+            raise Problem(409, f"The token {name!r} is revoked already.")
         return Json(SUCCESS)
 
 
