@@ -34,8 +34,8 @@ ENTITIES: Final[dict[str, Mapping[str, type[BaseModel]]]] = {
 SECTIONS: Final = {kind: f"{kind}s" for kind in ENTITIES}
 """Under which key of the file the entities of a kind stand, in the order in which they stand there."""
 REFERENCES: Final[dict[str, Mapping[str, str]]] = {
-    "sink": {"source": "source"},
-    "consumer": {"stream": "sink"},
+    "sink": {"source": "source", "target": "target"},
+    "consumer": {"stream": "sink", "target": "target"},
 }
 """The keys by which each kind of entity refers to others, with the kind of these."""
 DEFAULT_TYPES: Final = {"consumer": "pull"}

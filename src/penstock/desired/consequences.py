@@ -84,6 +84,7 @@ class _Words:
             "source": (self.new_source, self.changed_source, self.no_source),
             "sink": (self.new_sink, self.changed_sink, self.no_sink),
             "consumer": (self.new_consumer, self.changed_consumer, self.no_consumer),
+            "target": (self.unused_target, self.changed_target, self.unused_target),
         }
         if self.change.kind not in by_kind:
             return
@@ -95,6 +96,14 @@ class _Words:
             yield from gone(before)
         elif before is not None and after is not None and self.keys:
             yield from changed(before, after)
+
+    # Targets
+
+    def unused_target(self, _: Spec) -> Iterator[str]:
+        yield from ()
+
+    def changed_target(self, _: Spec, __: Spec) -> Iterator[str]:
+        yield f"the sinks and webhooks of target {self.name} connect anew, with what it has then"
 
     # Sources
 

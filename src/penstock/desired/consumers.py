@@ -19,8 +19,10 @@ from penstock.config.models import CONSUMERS, DEFAULT_TYPES, type_of
 from penstock.config.targets import HttpTarget, joined_webhook
 from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
-from penstock.core.errors import StoreError
+from penstock.core.errors import ConfigError, StoreError
 from penstock.desired.entities import Change
+from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.types import ConsumerError
 from penstock.streams.names import consumer_table
 
 _SQL: Final = queries.load("penstock.desired", "state.sql")
@@ -58,7 +60,7 @@ def follow(
     """Bring the served consumers in line with changed entities, inside their transaction.
 
     One that takes from another stream than before starts anew. Raises `StoreError` where a stream has
-    the name of a consumer.
+    the name of a consumer, and `ConfigError` for a filter that can't be planned.
     """
     changes = list(changes)
     changed_targets = [c.name for c in changes if c.kind == "target"]
@@ -73,6 +75,7 @@ def follow(
     streams = dict(connection.execute(_SQL["streams"]).fetchall())
     served = {row[1]: row for row in connection.execute(_SQL["runtime_consumers"]).fetchall()}
     made: list[tuple[str, Consumer]] = []
+    filtered: list[tuple[int, str, Consumer]] = []
     changed: list[tuple[int, str, Jsonb]] = []
     gone: list[int] = []
     for name, spec in wanted.items():
@@ -96,6 +99,7 @@ def follow(
             stored = settings.stored()
             if (old[3], old[4]) != (settings.type, stored):
                 changed.append((old[0], settings.type, Jsonb(stored)))
+                filtered.append((old[0], name, settings))
             continue
         if old is not None:
             gone.append(old[0])
@@ -106,8 +110,21 @@ def follow(
         columns = [list(column) for column in zip(*changed, strict=True)]
         connection.execute(_SQL["update_consumers"], columns)
         connection.execute(_SQL["notify_consumers"], [columns[0]])
-    _make(connection, made, streams)
+    ids = _make(connection, made, streams)
+    filtered += [(id_, *each) for id_, each in zip(ids, made, strict=True)]
+    for id_, name, settings in filtered:
+        if settings.filters.sql is not None:
+            _install_filter(connection, id_, name, streams[settings.stream], settings.filters.sql)
     connection.execute(_STORE_SQL["notify"], ["k"])
+
+
+def _install_filter(
+    connection: psycopg.Connection[Any], consumer: int, name: str, stream: int, text: str
+) -> None:
+    try:
+        sql_filter.install(connection, consumer, stream, text)
+    except ConsumerError as error:
+        raise ConfigError([f"consumers.{name}.{error.message}"]) from None
 
 
 def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
@@ -116,6 +133,7 @@ def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
         return
     logs = sql.SQL(", ").join(map(consumer_table, ids))
     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(logs))
+    connection.execute(sql.SQL(";\n").join(map(sql_filter.drop, ids)))
     connection.execute(_SQL["delete_consumers"], [list(ids)])
 
 
@@ -123,9 +141,9 @@ def _make(
     connection: psycopg.Connection[Any],
     made: Sequence[tuple[str, Consumer]],
     streams: Mapping[str, int],
-) -> None:
+) -> list[int]:
     if not made:
-        return
+        return []
     values = [
         [streams[settings.stream] for _, settings in made],
         [name for name, _ in made],
@@ -137,3 +155,4 @@ def _make(
     table = sql.SQL(_SCHEMA["consumer_table"])
     statements = [table.format(table=sql.Identifier(f"consumer_{id_}")) for id_ in ids]
     connection.execute(sql.SQL(";\n").join(statements))
+    return ids

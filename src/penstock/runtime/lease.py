@@ -38,7 +38,7 @@ class Lease:
                 with open_catalog(source) as catalog:
                     if fault := server_fault(catalog):
                         raise fault
-                tag = identify(source.url.get_secret_value(), source.slot).tag
+                tag = identify(source.address, source.slot).tag
                 known = store.make_source(self._name, tag)
         claim = Claim(self._url, known.id, beats=True)
         if not claim.acquire():

@@ -19,6 +19,7 @@ from penstock.runtime.run import jvm_failure
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
 from penstock.runtime.state import RunState
+from penstock.runtime.store_session import register_consumers
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
@@ -263,9 +264,8 @@ class Runners:
             return
         with Store(self._context.store_url) as store:
             streams = {stream.name for stream in store.streams()}
-            for name, consumer in changed.items():
-                if consumer.stream in streams:  # else the run that makes the stream does
-                    store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+            # The others are registered by the run that makes their stream.
+            register_consumers(store, {n: c for n, c in changed.items() if c.stream in streams})
 
     def _start_due(self) -> None:
         """Start the sources that are wanted and have no runner, once an earlier one has ended."""

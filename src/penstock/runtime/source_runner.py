@@ -382,12 +382,13 @@ class SourceRunner:
         try:
             with Store(self._context.store_url) as store:
                 known, ids = store.source(self.name), {s.name: s.id for s in store.streams()}
+                uuids = {name: store.id_of("sink", name) for name in config.sinks_of(self.name)}
             epoch = self._lease.next_epoch
             if spark is None or known is None or not ids.keys() >= config.streams.keys():
                 return
             target = StoreTarget(self._context.store_url, known.id, known.base, epoch)
             streams = {name: ids[name] for name in config.streams}
-            query = NextQuery(spark, config, target, streams, ())
+            query = NextQuery(spark, config, target, uuids, streams, ())
             query.start()
         except Exception as error:  # it is made once the source is this process's
             log.info("no query is prepared for a take-over", source=self.name,

@@ -10,12 +10,14 @@ from typing import Final, Self
 
 import structlog
 
+from penstock.config.consumers import Consumer
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SetupError, SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
+from penstock.desired.state import DesiredState
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
@@ -142,8 +144,7 @@ class StoreSession:
 
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""
-        for name, consumer in self._config.consumers.items():
-            self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+        register_consumers(self._store, self._config.consumers)
         self._check_backlogs()
         self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
@@ -243,6 +244,18 @@ class StoreSession:
     def is_drained(self) -> bool:
         """Whether no sink has a backlog."""
         return all(drainer.is_attached() for drainer in self._drainers.values())
+
+
+def register_consumers(store: Store, consumers: Mapping[str, Consumer]) -> None:
+    """Register consumers whose streams are there; one whose filter can't be planned is refused alone."""
+    for name, consumer in consumers.items():
+        try:
+            store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+        except StoreError as error:
+            if error.code != "expression":
+                raise
+            log.error("a consumer can't be served as it is", consumer=name, error=error.message)
+            DesiredState(store).refuse("consumer", name, error.message)
 
 
 def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:

@@ -20,7 +20,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.expressions.catalog import Columns
-from penstock.streams.catalogs import catalog_body, read_catalog
+from penstock.streams.catalogs import catalog_body
 from penstock.streams.claim import Claim
 from penstock.streams.connection import StoreConnection
 from penstock.streams.consumers import sql_filter
@@ -245,14 +245,10 @@ class Store:
         consumer = self._consumer(name)
         if text is None or consumer is None:
             return
-        row = connection.execute(sql_filter.FILTER_SQL["catalog"], [stream.id]).fetchone()
-        tables, source, version = _found(row)
-        columns = None if tables is None else read_catalog(tables)
         try:
-            made = sql_filter.planned(text, columns, source, version)
+            sql_filter.install(connection, consumer.id, stream.id, text)
         except ConsumerError as error:
             raise StoreError("expression", f"consumers.{name}.{error}") from None
-        connection.execute(sql_filter.create(consumer.id, made))
 
     def save_catalog(self, source: str, columns: Columns) -> None:
         """Note the tables and columns of a source, which consumers' filters are checked against."""

@@ -6,14 +6,16 @@ where it can't be evaluated: then the message becomes a dead letter, and no othe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql
 
 from penstock.core import queries
 from penstock.expressions.catalog import Columns
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.postgres.quoting import quoted
+from penstock.streams.catalogs import read_catalog
 from penstock.streams.consumers.types import Refused, WrongSetting
 
 if TYPE_CHECKING:
@@ -58,6 +60,15 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
         return translate(parse_condition(text), columns, casing=casing)
     except ExpressionError as error:
         raise WrongSetting(f"{FIELD}: {error}.", FIELD) from None
+
+
+def install(connection: psycopg.Connection[Any], consumer: int, stream: int, text: str) -> None:
+    """Make a consumer's function, in the store's transaction; raises as `planned` does."""
+    row = connection.execute(FILTER_SQL["catalog"], [stream]).fetchone()
+    assert row is not None  # noqa: S101 - the stream is there
+    tables, source, version = row
+    columns = None if tables is None else read_catalog(tables)
+    connection.execute(create(consumer, planned(text, columns, source, version)))
 
 
 def create(consumer: int, made: Translated) -> sql.Composed:
