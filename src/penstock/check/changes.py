@@ -10,9 +10,13 @@ from penstock.core.finding import Finding
 from penstock.desired.configured import validated
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan
+from penstock.streams.bastions import reachable
+from penstock.streams.store import Store
 
 
-def inspect_plan(plan: Plan, snapshot: Snapshot, environ: Mapping[str, str]) -> list[Finding]:
+def inspect_plan(
+    plan: Plan, snapshot: Snapshot, environ: Mapping[str, str], store: Store
+) -> list[Finding]:
     """Check the filters, transforms and routes of the sinks that a plan makes or changes.
 
     Returns warnings, also one for each source that can't be reached. Raises `ConfigError` where an
@@ -34,7 +38,8 @@ def inspect_plan(plan: Plan, snapshot: Snapshot, environ: Mapping[str, str]) -> 
     for name, source in parts.sources.items():
         sinks = {n: s for n, s in parts.sinks.items() if n in changed and s.source == name}
         try:
-            found += expressions.findings(source, sinks)
+            if sinks:
+                found += expressions.findings(reachable(source, name, store), sinks)
         except CaptureError as error:
             message = f"its sinks' expressions are not checked: {error.message}"
             found.append(Finding("warning", f"source {name}", message, error.remedy))

@@ -24,11 +24,11 @@ class ApiTools:
 
         return list(inspect_config(config))
 
-    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+    def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources; raises `ConfigError`."""
         from penstock.check.changes import inspect_plan
 
-        return inspect_plan(plan, snapshot, os.environ)
+        return inspect_plan(plan, snapshot, os.environ, store)
 
     def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
         """Deliver a sink's dead letter again and record it; raises `PenstockError`."""

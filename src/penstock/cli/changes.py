@@ -82,7 +82,7 @@ def make_plan(store: Store, file: Path, *, prune: bool, checked: bool = True) ->
         return made
     from penstock.check.changes import inspect_plan
 
-    found = inspect_plan(made, snapshot, os.environ)
+    found = inspect_plan(made, snapshot, os.environ, store)
     warnings = [f"{finding.subject}: {finding.message}" for finding in found]
     return replace(made, warnings=(*made.warnings, *warnings))
 

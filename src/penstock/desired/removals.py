@@ -28,6 +28,7 @@ from penstock.desired.configured import text_of, validated
 from penstock.desired.state import read
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.connect import drop_slot
+from penstock.streams.bastions import reachable
 from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, segment_table
 from penstock.streams.store import Store
 
@@ -98,7 +99,7 @@ def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> No
     if any(_slot(other) == _slot(source) for other in others.values()):
         return
     try:
-        with open_catalog(source) as catalog:
+        with open_catalog(reachable(source, removal.name, store)) as catalog:
             if catalog.slot() is not None:
                 catalog.drop_slot()
     except CaptureError as error:
@@ -110,8 +111,10 @@ def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> No
                     statement=drop_slot(source.slot))  # fmt: skip
 
 
-def _slot(source: PostgresSource) -> tuple[str, str]:
-    return source.url.get_secret_value(), source.slot
+def _slot(source: PostgresSource) -> tuple[str, str, str]:
+    bastion = source.bastion
+    behind = "" if bastion is None else f"{bastion.host}:{bastion.port}"
+    return source.url.get_secret_value(), behind, source.slot
 
 
 def _drop_stream(connection: psycopg.Connection[Any], name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from penstock.bastion.keys import new_private_key
 from penstock.config.bastion import Bastion
 from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
 from penstock.core import queries
 from penstock.streams.store import Store
 
@@ -27,6 +28,16 @@ def with_bastions(config: Config, store: Store | str) -> Config:
         return config.reached_by(completed(store, bastions))
     with Store.open(store) as opened:
         return config.reached_by(completed(opened, bastions))
+
+
+def reachable(source: PostgresSource, name: str, store: Store) -> PostgresSource:
+    """Return a source by itself with what the store has of its bastion, if it has one.
+
+    Raises `StoreError`, and `ValueError` for a private key's file that can't be read.
+    """
+    if source.bastion is None:
+        return source
+    return source.behind(completed(store, {name: source.bastion.of(name)})[name])
 
 
 def completed(store: Store, bastions: Mapping[str, Bastion]) -> dict[str, Bastion]:

@@ -32,7 +32,7 @@ class Tools(Protocol):
     def check(self, config: Config) -> Sequence[Finding]:
         """Return what `penstock check` finds in a configuration."""
 
-    def inspect(self, plan: Plan, snapshot: Snapshot) -> Sequence[Finding]:
+    def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources.
 
         Raises `ConfigError` where an expression can't be planned.
@@ -90,7 +90,7 @@ class Context:
         if self.tools is None:
             return []
         try:
-            asked = self._source_threads.submit(self.tools.inspect, plan, snapshot)
+            asked = self._source_threads.submit(self.tools.inspect, plan, snapshot, self.store)
             found = asked.result(SOURCE_SECONDS)
         except TimeoutError:
             return [

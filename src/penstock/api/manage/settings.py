@@ -15,6 +15,8 @@ from penstock.core import queries
 from penstock.core.text import dotted
 from penstock.desired.configured import usable_config, validated
 from penstock.desired.entities import Snapshot
+from penstock.streams.bastions import reachable, with_bastions
+from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 
@@ -22,8 +24,7 @@ _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 async def config_of(context: Context) -> Config:
     """Return the configuration of the desired state, without what can't be used in this process."""
     snapshot = await context.run(context.state.read)
-    base = Config(sources={}, sinks={})
-    return (await context.run(usable_config, snapshot, os.environ, base))[0]
+    return await context.run(_usable, snapshot, context.store)
 
 
 async def pipelines_of(context: Context) -> Config:
@@ -31,8 +32,12 @@ async def pipelines_of(context: Context) -> Config:
     snapshot = await context.run(context.state.read)
     entities = {key: each for key, each in snapshot.entities.items() if key[0] != "consumer"}
     few = Snapshot(snapshot.version, entities)
-    base = Config(sources={}, sinks={})
-    return (await context.run(usable_config, few, os.environ, base))[0]
+    return await context.run(_usable, few, context.store)
+
+
+def _usable(snapshot: Snapshot, store: Store) -> Config:
+    config = usable_config(snapshot, os.environ, Config(sources={}, sinks={}))[0]
+    return with_bastions(config, store)
 
 
 async def source_of(context: Context, text: str) -> PostgresSource:
@@ -55,7 +60,10 @@ async def source_of(context: Context, text: str) -> PostgresSource:
             f"Source {name!r} can't be used in this process: "
             + "; ".join(f"{dotted(path)}: {message}" for _, path, message in problems),
         )
-    return parts.sources[name]
+    try:
+        return await context.run(reachable, parts.sources[name], name, context.store)
+    except ValueError as error:
+        raise Problem(409, f"Source {name!r} can't be reached from here: {error}.") from None
 
 
 async def name_of(context: Context, kind: str, text: str) -> str:
