@@ -46,8 +46,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         first.start().wait_ready()
         second.start()
         second.wait_for(lambda: ready(second) == "standing by", PATIENCE, "standing by")
-        second.wait_for(lambda: "ready" in events(second), PATIENCE, "warm")
-        second.wait_for(lambda: len(captures(second)) == 1, PATIENCE, "preparing its query")
+        second.wait_for(lambda: "ready to take the source over" in events(second), PATIENCE, "warm")
         (told,) = [e for e in second.events() if e["event"].startswith("standing by: ")]
         assert told["source"] == "shop"
         assert f"(process {first.process.pid}) runs source shop" in told["event"]
@@ -88,11 +87,6 @@ def ready(run: Penstock) -> str:
 
 def events(run: Penstock) -> list[str]:
     return [event["event"] for event in run.events()]
-
-
-def captures(run: Penstock) -> list[int]:
-    """The processes of its captures: they ask for the slot, or wait for it."""
-    return [p.pid for p in run.tree() if "python_streaming_source_runner" in " ".join(p.cmdline())]
 
 
 def has(nats: JetStream, number: int) -> bool:

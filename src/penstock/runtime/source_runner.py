@@ -33,6 +33,7 @@ from penstock.runtime.store_session import register_streams
 from penstock.spark import planning
 from penstock.spark.reasons import query_failure
 from penstock.spark.store_writer import StoreTarget
+from penstock.spark.warm import warm
 from penstock.streams.claim import HOLDER, PATIENCE, claimed_by_another
 from penstock.streams.store import Store
 
@@ -50,12 +51,21 @@ class SparkSoon:
 
     def __init__(self) -> None:
         self._there = threading.Event()
+        self._warming = threading.Lock()
+        self._is_warm = False
         self._session: SparkSession | None = None
 
     def set(self, session: SparkSession | None) -> None:
         """Give the session to all that wait for it; None: there will be none."""
         self._session = session
         self._there.set()
+
+    def warm(self) -> None:
+        """Run a first query, once, so that the next one starts fast; raises Spark's errors."""
+        with self._warming:
+            if not self._is_warm and (session := self.get()) is not None:
+                warm(session)
+            self._is_warm = True
 
     @property
     def is_set(self) -> bool:
@@ -366,7 +376,9 @@ class SourceRunner:
                 began = began or time.monotonic()
                 if not self._warmed and not self._context.once and self._context.spark.is_set:
                     self._warmed = True
-                    self._warm(config)
+                    threading.Thread(
+                        target=self._warm, args=(config,), name=f"warm {self.name}", daemon=True
+                    ).start()
             self._stopping.wait(_LEASE_SECONDS)
         self._discard_next()
         return False
@@ -380,6 +392,7 @@ class SourceRunner:
         """Start the query that is to take the source over: it waits for the slot, however long."""
         spark, query = self._context.spark.get(), None
         try:
+            self._context.spark.warm()
             with Store(self._context.store_url) as store:
                 known, ids = store.source(self.name), {s.name: s.id for s in store.streams()}
                 uuids = {name: store.id_of("sink", name) for name in config.sinks_of(self.name)}
@@ -390,6 +403,8 @@ class SourceRunner:
             streams = {name: ids[name] for name in config.streams}
             query = NextQuery(spark, config, target, uuids, streams, ())
             query.start()
+            if query.wait(_HANDOVER_SECONDS):
+                log.info("ready to take the source over", source=self.name)
         except Exception as error:  # it is made once the source is this process's
             log.info("no query is prepared for a take-over", source=self.name,
                      error=query_failure(error).cause)  # fmt: skip
@@ -397,7 +412,10 @@ class SourceRunner:
                 query.close()
             return
         with self._changing:
-            self._next = query
+            if self.standing_by is not None and self._is_wanted(config) and self.alive:
+                self._next, query = query, self._next
+        if query is not None:
+            query.close()
 
     def _lost(self) -> None:
         with self._changing:
