@@ -358,7 +358,7 @@ def test_wrong_configuration(tmp_path: Path) -> None:
         assert result.exit_code == code, result.output
         assert f"{path}:1: sources: missing" in result.output
         assert "Traceback" not in result.output
-    assert json.loads(invoke("check", "-c", path, "--json").output)["errors"] == 2
+    assert json.loads(invoke("check", "-c", path, "--json").output)["errors"] == 1
 
 
 def test_java(tmp_path: Path) -> None:

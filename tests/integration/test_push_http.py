@@ -357,7 +357,7 @@ def test_tls_is_verified_for_the_name(
 ) -> None:
     Names(monkeypatch, ["127.0.0.1"])
     client = ssl.create_default_context(cafile=str(certificate.with_suffix(".crt")))
-    monkeypatch.setattr(http, "_tls", lambda: client)
+    monkeypatch.setattr(http, "_tls", lambda *_: client)
     asked: list[str | None] = []
 
     async def test() -> None:

@@ -155,7 +155,9 @@ def test_a_program_of_a_file_is_in_the_document(tmp_path: Path) -> None:
         "sinks: {out: {type: nats, source: s, transform: {lua: {file: t.lua}}}}\n"
     )
     document = read_document(file, {})
-    assert document.entities["sink", "out"]["transform"] == {"lua": lua.replace("${", "$${")}
+    assert document.entities["sink", "out"]["transform"] == {
+        "lua": {"file": "t.lua", "code": lua.replace("${", "$${")}
+    }
     snapshot = snapshot_of(document)
     text = exported(snapshot, {})
     file.write_text(text)

@@ -99,7 +99,10 @@ def _with_program(spec: dict[str, Any], sink: Sink | None, kind: str) -> Spec:
     transform = sink.transform if kind == "sink" and sink is not None else None
     if transform is None or transform.lua is None or not transform.lua.file:
         return spec
-    program = yaml_lines.escaped(transform.lua.code)
+    program = {
+        "file": spec["transform"]["lua"]["file"],
+        "code": yaml_lines.escaped(transform.lua.code),
+    }
     return {**spec, "transform": {**spec["transform"], "lua": program}}
 
 

@@ -62,6 +62,11 @@ class TransformSettings(StrictModel):
             code, file = value, None
         elif isinstance(value, dict) and list(value) == ["file"] and isinstance(value["file"], str):
             code, file = _read(value["file"], info), value["file"]
+        elif isinstance(value, dict) and set(value) == {"file", "code"} and _are_texts(value):
+            code, file = (
+                value["code"],
+                value["file"],
+            )  # as the store has it: the file may be elsewhere
         else:
             raise ValueError("expected a Lua program, or {file: path} where a file holds it")
         if not code.strip():
@@ -169,6 +174,10 @@ def _check(text: str, parser: str) -> str:
     parse: Callable[[str], object] = getattr(expressions, parser)
     parse(text)
     return text
+
+
+def _are_texts(value: dict[str, Any]) -> bool:
+    return all(isinstance(each, str) for each in value.values())
 
 
 def _read(file: str, info: ValidationInfo) -> str:
