@@ -71,7 +71,12 @@ class Feed:
 
     def current(self) -> Config:
         """Return the configuration as it is now; raises `StoreError`."""
-        return with_bastions(self._take(self._state.read()), self._store)
+        before = self._snapshot
+        try:
+            return with_bastions(self._take(self._state.read()), self._store)
+        except BaseException:
+            self._snapshot = before  # so that the change is found again
+            raise
 
     def wait(self, seconds: float) -> Config | None:
         """Return the next configuration when the state has changed, None where it has not in time.

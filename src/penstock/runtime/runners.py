@@ -221,10 +221,13 @@ class Runners:
 
     def _follow(self) -> None:
         assert self._feed is not None  # noqa: S101 - it is started with one
+        pending: Config | None = None
         while not self._stopping.is_set():
             try:
-                if (config := self._feed.wait(_TICK_SECONDS)) is not None:
-                    self._take(config)
+                pending = self._feed.wait(_TICK_SECONDS) or pending
+                if pending is not None:
+                    self._take(pending)
+                    pending = None
                 while not self._noted.empty():
                     self._noted.get()()
                 self._start_due()
