@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
+import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
@@ -24,6 +25,8 @@ from penstock.desired.entities import Change
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.types import ConsumerError
 from penstock.streams.names import consumer_table
+
+log = structlog.get_logger("penstock")
 
 _SQL: Final = queries.load("penstock.desired", "state.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -55,12 +58,17 @@ def settings_in(
 
 
 def follow(
-    connection: psycopg.Connection[Any], changes: Iterable[Change], environ: Mapping[str, str]
+    connection: psycopg.Connection[Any],
+    changes: Iterable[Change],
+    environ: Mapping[str, str],
+    *,
+    lenient: bool = False,
 ) -> None:
     """Bring the served consumers in line with changed entities, inside their transaction.
 
     One that takes from another stream than before starts anew. Raises `StoreError` where a stream has
-    the name of a consumer, and `ConfigError` for a filter that can't be planned.
+    the name of a consumer, and `ConfigError` for a filter that can't be planned: where it is `lenient`,
+    that consumer alone is left as it was, and refused, until a run can plan it.
     """
     changes = list(changes)
     changed_targets = [c.name for c in changes if c.kind == "target"]
@@ -95,6 +103,18 @@ def follow(
         settings = settings_in(spec, environ, targets)
         if settings is None:
             continue  # the run whose environment has the variables registers it
+        text = settings.filters.sql
+        if text is not None and settings.stream in streams:
+            try:
+                sql_filter.plan(connection, streams[settings.stream], text)
+            except ConsumerError as error:
+                reason = f"consumers.{name}.{error.message}"
+                if not lenient:
+                    raise ConfigError([reason]) from None
+                values = {"kind": "consumer", "name": name, "reason": reason}
+                connection.execute(_SQL["refuse"], values)
+                log.error("a consumer can't be served as it is", consumer=name, error=reason)
+                continue
         if old is not None and old[2] == settings.stream:
             stored = settings.stored()
             if (old[3], old[4]) != (settings.type, stored):
@@ -112,19 +132,10 @@ def follow(
         connection.execute(_SQL["notify_consumers"], [columns[0]])
     ids = _make(connection, made, streams)
     filtered += [(id_, *each) for id_, each in zip(ids, made, strict=True)]
-    for id_, name, settings in filtered:
+    for id_, _, settings in filtered:
         if settings.filters.sql is not None:
-            _install_filter(connection, id_, name, streams[settings.stream], settings.filters.sql)
+            sql_filter.install(connection, id_, streams[settings.stream], settings.filters.sql)
     connection.execute(_STORE_SQL["notify"], ["k"])
-
-
-def _install_filter(
-    connection: psycopg.Connection[Any], consumer: int, name: str, stream: int, text: str
-) -> None:
-    try:
-        sql_filter.install(connection, consumer, stream, text)
-    except ConsumerError as error:
-        raise ConfigError([f"consumers.{name}.{error.message}"]) from None
 
 
 def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:

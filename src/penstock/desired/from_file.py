@@ -47,7 +47,8 @@ def apply_file(
         plan = plan_of(document, snapshot, environ=environ)
         try:
             if plan.changes:
-                snapshot = apply(state, plan)
+                # A run has to start, if only to read what the filters are planned with.
+                snapshot = apply(state, plan, lenient=True)
         except StateMoved:
             if attempt == _TRIES - 1:
                 raise
@@ -67,10 +68,10 @@ def document_for(
     return read_document(path, {**stored_variables(snapshot, environ), **environ})
 
 
-def apply(state: DesiredState, plan: Plan) -> Snapshot:
-    """Write a plan's changes in one transaction; raises `StateMoved`."""
+def apply(state: DesiredState, plan: Plan, *, lenient: bool = False) -> Snapshot:
+    """Write a plan's changes in one transaction, as `DesiredState.write` does."""
     changes = [planned.change for planned in plan.changes]
-    return state.write(changes, by=who(), door="file", expected=plan.expected)
+    return state.write(changes, by=who(), door="file", expected=plan.expected, lenient=lenient)
 
 
 def _report(document: ConfigDocument, plan: Plan) -> None:

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from penstock.config.document import Spec
 from penstock.config.settings import Config
-from penstock.config.sources import PostgresSource
+from penstock.config.sources import PostgresSource, slot_name
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.errors import CaptureError
@@ -98,6 +98,13 @@ def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> No
     others = validated(state.specs, environ)[0].sources
     if any(_slot(other) == _slot(source) for other in others.values()):
         return
+    for name, entity in state.of_kind("source").items():
+        # One that can't be used here may be of this server.
+        named = entity.spec.get("slot", slot_name(f"penstock_{name}"))
+        if name not in others and (named == source.slot or "${" in str(named)):
+            log.warning("the slot of a deleted source is left behind: another source may read it",
+                        source=removal.name, other=name, slot=source.slot)  # fmt: skip
+            return
     try:
         with open_catalog(reachable(source, removal.name, store)) as catalog:
             if catalog.slot() is not None:
@@ -112,9 +119,11 @@ def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> No
 
 
 def _slot(source: PostgresSource) -> tuple[str, str, str]:
+    """Return which slot a source reads: its server and its name."""
     bastion = source.bastion
     behind = "" if bastion is None else f"{bastion.host}:{bastion.port}"
-    return source.url.get_secret_value(), behind, source.slot
+    server = address(source.url.get_secret_value()).rpartition("/")[0]
+    return server, behind, source.slot
 
 
 def _drop_stream(connection: psycopg.Connection[Any], name: str) -> None:

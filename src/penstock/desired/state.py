@@ -81,6 +81,7 @@ class DesiredState:
         by: str,
         door: Door,
         expected: Mapping[Key, int] | None = None,
+        lenient: bool = False,
     ) -> Snapshot:
         """Apply a change set in one transaction; the entities are managed by `door` from then on.
 
@@ -89,6 +90,7 @@ class DesiredState:
             by: Who changes it, for the audit log.
             door: How the change came.
             expected: The version that an entity must have, 0 for one that must not be there.
+            lenient: Refuse a consumer whose filter can't be planned alone, and not the change set.
 
         Raises `StateMoved` where an entity has another version, or where what an entity refers to is
         gone; nothing is written then.
@@ -102,7 +104,7 @@ class DesiredState:
                     # In the order in which others take them: what is registered, then the state.
                     connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
                     connection.execute(_SQL["change"], [Jsonb(rows), by, door])
-                    consumers.follow(connection, changes, self._environ)
+                    consumers.follow(connection, changes, self._environ, lenient=lenient)
                     state = read(connection)
                     _check_references(state, changes)
                     return state

@@ -25,13 +25,16 @@ class Lease:
         """The claim while it is held."""
         self.holder: str | None = None
         """Who has the source, where `acquire` has returned False."""
+        self._is_lost = False
         self.next_epoch: int | None = None
         """The epoch that a standby has once it takes the source over."""
 
     def acquire(self, source: PostgresSource) -> bool:
         """Return whether the source is this process's now; raises `StoreError` and `CaptureError`."""
         if self.claim is not None:
-            return True
+            if not self._is_lost:
+                return True
+            self.close()
         with Store(self._url) as store:
             known = store.source(self._name)
             if known is None:
@@ -53,8 +56,10 @@ class Lease:
     def close(self) -> None:
         """Give the source up."""
         claims, self._claims, self.claim = self._claims, None, None
+        self._is_lost = False
         if claims is not None:
             claims.close()
 
     def _lost(self, _source: str, _error: StoreError) -> None:
+        self._is_lost = True
         self._on_lost()

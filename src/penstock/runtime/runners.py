@@ -185,6 +185,7 @@ class Runners:
             self._spark.set(None)
         if self._thread.ident is not None:
             self._thread.join()
+        self.stop()  # the one that the thread has started last, too
         for runner in [*self.all, *self._ending]:
             runner.join()
 
@@ -252,7 +253,8 @@ class Runners:
                     runner.set_desired(None)
                     self._ending.append(runner)
             for name in found.changes:
-                if self._runners[name].failure is not None:
+                runner = self._runners.get(name)
+                if runner is not None and runner.failure is not None:
                     self._ending.append(self._runners.pop(name))  # a failed one starts anew
             for name, runner in self._runners.items():
                 runner.set_desired(config.only(name))

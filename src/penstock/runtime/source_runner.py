@@ -259,10 +259,10 @@ class SourceRunner:
         """Run until the end, a change or a failure; raises `PenstockError` where it can't begin."""
         earlier = self.state if self._good is not None else None
         self._warmed = False
-        if not self._acquire(config):
-            return
-        config = self._next_config() or config  # its consumers may be newer
         try:
+            if not self._acquire(config):
+                return
+            config = self._next_config() or config  # its consumers may be newer
             self._context.remove(self.name, config)
             with Run(
                 config, self._context.store_url, once=self._context.once, claim=self._lease.claim,
@@ -442,6 +442,15 @@ class SourceRunner:
                     self._stopping.wait(_RETRY_SECONDS)
                     continue
                 self._refuse(desired, error)
+                with self._changing:
+                    if self._desired is desired:
+                        self._replacing = None
+                        return
+                continue
+            except Exception as error:
+                log.exception("a changed configuration can't be prepared", source=self.name)
+                found = query_failure(error)
+                self._refuse(desired, SetupError(found.code, found.cause, remedy=found.remedy))
                 with self._changing:
                     if self._desired is desired:
                         self._replacing = None

@@ -247,15 +247,18 @@ class StoreSession:
 
 
 def register_consumers(store: Store, consumers: Mapping[str, Consumer]) -> None:
-    """Register consumers whose streams are there; one whose filter can't be planned is refused alone."""
+    """Register consumers whose streams are there; one that the store refuses is refused alone."""
     for name, consumer in consumers.items():
         try:
             store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
         except StoreError as error:
-            if error.code != "expression":
+            if error.transient:
                 raise
             log.error("a consumer can't be served as it is", consumer=name, error=error.message)
             DesiredState(store).refuse("consumer", name, error.message)
+        else:
+            if consumer.filters.sql is not None:  # it may have been refused before this run
+                DesiredState(store).accept("consumer", name)
 
 
 def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:

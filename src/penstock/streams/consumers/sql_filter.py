@@ -64,11 +64,16 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
 
 def install(connection: psycopg.Connection[Any], consumer: int, stream: int, text: str) -> None:
     """Make a consumer's function, in the store's transaction; raises as `planned` does."""
+    connection.execute(create(consumer, plan(connection, stream, text)))
+
+
+def plan(connection: psycopg.Connection[Any], stream: int, text: str) -> Translated:
+    """Return a filter of a stream's messages in SQL; raises as `planned` does."""
     row = connection.execute(FILTER_SQL["catalog"], [stream]).fetchone()
     assert row is not None  # noqa: S101 - the stream is there
     tables, source, version = row
     columns = None if tables is None else read_catalog(tables)
-    connection.execute(create(consumer, planned(text, columns, source, version)))
+    return planned(text, columns, source, version)
 
 
 def create(consumer: int, made: Translated) -> sql.Composed:
