@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.config.consumers import Consumer
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
 from penstock.core.text import Path, nearest
@@ -42,7 +43,7 @@ def of_sinks(
 
 
 def of_consumers(
-    consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Iterable[str]
+    consumers: Mapping[str, Consumer | NatsConsumer], sinks: Iterable[str], streams: Iterable[str]
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between consumers and streams; both are given by their names."""
     streams = list(streams)
@@ -58,6 +59,17 @@ def of_consumers(
                 known = f"expected one of {', '.join(streams)}" if streams else "add a sink of it"
                 message = f"there is no stream {consumer.stream!r}: {known}"
                 yield path, message + nearest(consumer.stream, streams)
+
+
+def of_nats_consumers(
+    consumers: Mapping[str, NatsConsumer], sinks: Iterable[str], streams: Iterable[str]
+) -> Iterator[Contradiction]:
+    """Yield what is wrong between NATS consumers, streams and sinks."""
+    yield from of_consumers(consumers, sinks, streams)
+    for name in consumers:
+        if name in sinks and name not in streams:
+            # Both have dead letters and a backlog, by their names.
+            yield ("consumers", name), f"there is a sink {name!r} too: choose another name"
 
 
 def of_store(*, has_url: bool, master: str) -> Iterator[Contradiction]:

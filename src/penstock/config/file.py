@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.config import contradictions, yaml_lines
 from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
@@ -31,9 +32,10 @@ _SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
     "stream": StreamSinkSettings,
 }
-_CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
+_CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer | NatsConsumer]]] = {
     "pull": PullConsumer,
     "webhook": WebhookConsumer,
+    "nats": NatsConsumer,
 }
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -150,8 +152,12 @@ class _Reader:
                     )
                     self.problem(("sinks", name, "source"), message)
         consumers: dict[str, Consumer] = {}
+        nats_consumers: dict[str, NatsConsumer] = {}
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
-            if consumer := self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
+            consumer = self.typed(_CONSUMERS, {"type": "pull"} | value, ("consumers", name))
+            if isinstance(consumer, NatsConsumer):
+                nats_consumers[name] = consumer
+            elif consumer is not None:
                 consumers[name] = consumer
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
         store = self.store(root)
@@ -160,6 +166,7 @@ class _Reader:
         for path, message in (
             *contradictions.of_sinks(sources, sinks, _names(root, "sources")),
             *contradictions.of_consumers(consumers, given, streams),
+            *contradictions.of_nats_consumers(nats_consumers, given, streams),
             *contradictions.of_store(
                 has_url="store" in root, master="local" if spark is None else spark.master
             ),
@@ -169,7 +176,7 @@ class _Reader:
             return None
         return Config(
             sources=sources, sinks=sinks, outboxes=outboxes, consumers=consumers,
-            store=store.store, spark=spark,
+            nats_consumers=nats_consumers, store=store.store, spark=spark,
         )  # fmt: skip
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,8 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config import contradictions
 from penstock.config.consumers import Consumer
-from penstock.config.sinks import Sink, StreamSinkSettings
+from penstock.config.nats_consumers import NatsConsumer, sinks_of
+from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, PostgresUrl
 from penstock.config.strict import StrictModel
 from penstock.core.text import dotted
@@ -50,13 +51,15 @@ class StoreSettings(StrictModel):
 class Config(StoreSettings):
     """A whole configuration: sources, sinks and consumers by name, the store, and Spark.
 
-    The sources of type outbox are `outboxes`: what takes from them is set in their databases.
+    The sources of type outbox are `outboxes`: what takes from them is set in their databases. The
+    consumers of type nats are `nats_consumers`: the run publishes for them.
     """
 
     sources: dict[str, PostgresSource]
     sinks: dict[str, Sink]
     outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
     consumers: dict[str, Consumer] = Field(default_factory=dict)
+    nats_consumers: dict[str, NatsConsumer] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     _file: str | None = PrivateAttr(None)
 
@@ -65,6 +68,7 @@ class Config(StoreSettings):
         found = [
             *contradictions.of_sinks(self.sources, self.sinks, self.sources),
             *contradictions.of_consumers(self.consumers, self.sinks, self.streams),
+            *contradictions.of_nats_consumers(self.nats_consumers, self.sinks, self.streams),
             *contradictions.of_store(has_url=self.store is not None, master=self.spark.master),
         ]
         if found:
@@ -97,3 +101,7 @@ class Config(StoreSettings):
     def sinks_of(self, source: str) -> dict[str, Sink]:
         """Return the sinks that take from a source, by name."""
         return {name: sink for name, sink in self.sinks.items() if sink.source == source}
+
+    def nats_consumers_of(self, source: str) -> dict[str, NatsSinkSettings]:
+        """Return the sinks that publish for the NATS consumers of a source's streams, by name."""
+        return sinks_of(self.nats_consumers, self.streams, source)

@@ -6,8 +6,9 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from penstock.config.durations import Duration
 from penstock.config.nats import GroupBy, NatsSinkConfig
 from penstock.config.sources import Table
 from penstock.config.strict import Flag, StrictModel
@@ -25,26 +26,8 @@ from penstock.core.tables import TablePattern
 
 Action = Literal["insert", "update", "delete", "truncate"]
 
-_DURATION: Final = re.compile(r"(\d{1,9})([smhd])\Z")
 _NO_PATH: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_LONGEST: Final = timedelta(days=36_500)
 _RETENTION: Final = timedelta(days=7)
-
-
-def _duration(value: Any) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("expected a number and its unit, as in 90s, 30m, 12h or 7d")
-    seconds = int(match[1]) * _SECONDS[match[2]]
-    if not 0 < seconds <= _LONGEST.total_seconds():
-        raise ValueError(f"expected 1s to {_LONGEST.days}d")
-    return timedelta(seconds=seconds)
-
-
-_Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class SinkSettings(StrictModel):
@@ -92,7 +75,7 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
 
     type: Literal["nats"]
-    detach_after: _Duration = timedelta(seconds=30)
+    detach_after: Duration = timedelta(seconds=30)
     """How long it may be behind before it counts as detached."""
 
     @field_validator("route")
@@ -105,7 +88,7 @@ class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
 
     type: Literal["stream"]
-    retention: _Duration | None = Field(_RETENTION, validate_default=True)
+    retention: Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
 
     @field_validator("route")
