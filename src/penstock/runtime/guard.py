@@ -63,7 +63,7 @@ class SlotGuard:
     def shared_stream(self) -> str | None:
         """Ask the sinks' servers; a server that does not answer is asked when its sink attaches."""
         for source in self._config.sources:
-            sinks = self._config.sinks_of(source)
+            sinks = {**self._config.sinks_of(source), **self._config.nats_consumers_of(source)}
             for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
                 if finding.level == "error":
                     return f"{finding.subject}: {finding.message}; {finding.fix}."

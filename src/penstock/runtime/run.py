@@ -71,7 +71,11 @@ class Run:
         self._paused = paused
         self._sources = [name for name in config.sources if config.sinks_of(name)]
         sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
-        self.state = RunState(self._sources, sinks)
+        consumers = {
+            name: (of.stream, config.sinks[of.stream].source)
+            for name, of in config.nats_consumers.items()
+        }
+        self.state = RunState(self._sources, sinks, consumers)
         for name, reason in paused.reasons.items():
             self.state.pause(name, reason.code, paused.error(name), reason.remedy)
         self._stopping = threading.Event()

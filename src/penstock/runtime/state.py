@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -27,11 +28,20 @@ class RunState(Collector):
     Args:
         sources: The names of the sources.
         sinks: Each sink's type and source, by its name.
+        consumers: Each NATS consumer's stream and source, likewise; no sink has its name.
     """
 
-    def __init__(self, sources: Iterable[str], sinks: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        sources: Iterable[str],
+        sinks: Mapping[str, tuple[str, str]],
+        consumers: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
+        self.sinks |= {
+            name: SinkState("nats", source, stream) for name, (stream, source) in consumers.items()
+        }
         self.store_failure: Failure | None = None
         self.backfills: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -135,7 +145,7 @@ class RunState(Collector):
             same = []
             for name, sink in self.sinks.items():
                 before = earlier.sinks.get(name)
-                if before is None or (before.type, before.source) != (sink.type, sink.source):
+                if before is None or before.identity != sink.identity:
                     continue
                 same.append(name)
                 for key in _SINK_COUNTERS:
@@ -172,7 +182,9 @@ class RunState(Collector):
                     name, s.started, s.failure, s.waiting, s.waiting_since, s.progress_at,
                     s.reported_at,
                     tuple(
-                        SinkFacts(n, k.state, k.failure, k.reason, k.since, k.backlog, k.refused)
+                        SinkFacts(
+                            n, k.state, k.failure, k.reason, k.since, k.backlog, k.refused, k.stream
+                        )
                         for n, k in self.sinks.items()
                         if k.source == name
                     ),
@@ -217,6 +229,7 @@ class RunState(Collector):
             return health.as_json() | {
                 "sources": status.sources_json(self.sources, health),
                 "sinks": status.sinks_json(self.sinks, self.sources),
+                "nats_consumers": status.nats_consumers_json(self.sinks, self.sources),
                 "store": status.store_json(self.store_error, health),
                 "backfills": self.backfills,
             }

@@ -17,10 +17,13 @@ from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.postgres.replication import identify
+from penstock.runtime.nats_consumers import ConsumerDrainers
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.routes import Route
 from penstock.spark.store_writer import StoreTarget
 from penstock.streams.claim import PATIENCE, Claim, Claims, claimed_by_another
@@ -58,7 +61,9 @@ class StoreSession:
         self._store = Store.open(url)
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
+        self._consumers = ConsumerDrainers(config, self._store)
         self._drainers: dict[str, Drainer] = {}
+        self._drained: dict[str, str] = {}  # the source of each drainer's sink
         self._done: dict[str, Position] = {}
         self._claims = Claims(self._on_taken)
         self._stack = contextlib.ExitStack()
@@ -118,6 +123,7 @@ class StoreSession:
         """Register the consumers, and start the maintenance and the drainers."""
         for name, consumer in self._config.consumers.items():
             self._store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
+        self._consumers.register(self._sources, self._streams)
         self._check_backlogs()
         self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
@@ -130,12 +136,17 @@ class StoreSession:
                 else:
                     self._drain(name, sink)
 
-    def _drain(self, name: str, sink: NatsSinkSettings) -> None:
+        for source in self._sources:
+            for name, sink in self._config.nats_consumers_of(source).items():
+                self._drain(name, sink, self._consumers.backlog(name))
+
+    def _drain(self, name: str, sink: NatsSinkSettings, of: SinkBacklog | None = None) -> None:
         target = NatsSink(sink, name=name, source=sink.source)
         drainer = Drainer(
             self.url, self._sources[sink.source].id, name, target, sink.detach_after,
-            self._on_report,
+            self._on_report, of,
         )  # fmt: skip
+        self._drained[name] = sink.source
         if (done := self._done.get(sink.source)) is not None:
             drainer.done(done)
         self._drainers[name] = drainer
@@ -165,6 +176,8 @@ class StoreSession:
         for of in behind:
             if of.source not in self._sources:
                 continue  # another pipeline's
+            if of.sink in self._config.nats_consumers:
+                continue
             sink = self._config.sinks.get(of.sink)
             if not isinstance(sink, NatsSinkSettings):
                 log.warning("a sink that is not configured any more has a backlog",
@@ -190,6 +203,10 @@ class StoreSession:
         """Return the routes of a source."""
         return routes_of(self._config, source, self._streams, self._starting)
 
+    def consumer_routes(self, source: str) -> list[ConsumerRoute]:
+        """Return the routes of the consumers of type nats of a source's streams."""
+        return self._consumers.routes(source)
+
     # -- what the processes of the run report
 
     def handle(self, report: Report) -> Report | None:
@@ -205,7 +222,7 @@ class StoreSession:
         if (source := report.get("capture")) is not None and report.get("done") is not None:
             done = self._done[source] = self._sources[source].position(Position(*report["done"]))
             for name, drainer in list(self._drainers.items()):
-                if self._config.sinks[name].source == source:
+                if self._drained[name] == source:
                     drainer.done(done)
         return None
 
@@ -215,8 +232,8 @@ class StoreSession:
             drainer.wake()
 
     def is_drained(self) -> bool:
-        """Whether no sink has a backlog."""
-        return all(drainer.is_attached() for drainer in self._drainers.values())
+        """Whether no sink has a backlog, and no consumer but those that are paused."""
+        return all(d.is_attached() or d.is_paused for d in self._drainers.values())
 
 
 def routes_of(

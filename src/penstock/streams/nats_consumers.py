@@ -33,6 +33,8 @@ PAUSED: Final = "paused"
 """The code of one that is paused."""
 FOLLOWING: Final = ("in_stream", "It publishes what the stream holds.")
 """The code and the text of one that takes part in the pipeline when it has done that."""
+ON_PURPOSE: Final = frozenset({PAUSED, FOLLOWING[0]})
+"""The codes of those that have not failed."""
 
 Place = Position | datetime | Literal["all", "new"]
 """Where a consumer begins: at a message (as its source has it), at a commit time, or at an end."""

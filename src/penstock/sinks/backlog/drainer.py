@@ -39,6 +39,7 @@ from penstock.sinks.backlog.delivered import Delivered
 from penstock.sinks.backlog.reported_state import ReportedState
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind, Connection
+from penstock.streams.nats_consumers import ON_PURPOSE
 from penstock.streams.segments import lock_writers
 from penstock.streams.store import Store
 
@@ -139,6 +140,11 @@ class Drainer:
     def is_attached(self) -> bool:
         """Whether the sink has no backlog; False where it has not read that since `wake`."""
         return self._wakes_read == self._wakes and self._state.is_attached
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is a consumer's that is paused."""
+        return self._backlog.paused
 
     # -- the thread
 
@@ -316,7 +322,8 @@ class Drainer:
             return
         self._answers = False
         self._target.close()  # what was idle may have lost its server
-        soon = time.monotonic() - self._joined_at < _SOON_SECONDS
+        failed = behind is not None and behind.code not in ON_PURPOSE
+        soon = failed and time.monotonic() - self._joined_at < _SOON_SECONDS
         first, most = _WAIT_SECONDS
         self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
 

@@ -1,0 +1,60 @@
+"""A run's part in its consumers of type nats: it registers them, and knows what waits for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from penstock.config.settings import Config
+from penstock.config.sinks import NatsSinkSettings
+from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
+from penstock.spark.consumer_steps import ConsumerRoute
+from penstock.streams.nats_consumers import NatsConsumers
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
+
+log = structlog.get_logger("penstock")
+
+
+class ConsumerDrainers:
+    """The consumers of type nats that a configuration has, in a run's store."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._streams: Mapping[str, int] = {}
+        self._sources: Mapping[str, SourceRecord] = {}
+
+    def register(self, sources: Mapping[str, SourceRecord], streams: Mapping[str, int]) -> None:
+        """Register the consumers of the run's `streams`, given with their ids, and remove others.
+
+        What was removed and comes again is another consumer. Raises `StoreError`.
+        """
+        self._sources, self._streams = sources, streams
+        known, records = NatsConsumers(self._store), {s.name: s for s in self._store.streams()}
+        wanted = {n: c for n, c in self._config.nats_consumers.items() if c.stream in streams}
+        for name in known.remove_others(set(streams.values()), set(wanted)):
+            log.warning(
+                "a NATS consumer that is not configured any more was removed", consumer=name
+            )
+        for name, consumer in wanted.items():
+            known.register(records[consumer.stream], name, consumer.shown(), consumer.start)
+
+    def backlog(self, name: str) -> ConsumerBacklog:
+        """Return what waits for a consumer."""
+        consumer = self._config.nats_consumers[name]
+        stream = self._config.streams[consumer.stream]
+        of = ConsumerStream(
+            self._streams[consumer.stream], stream.kind, consumer.filters, consumer.detach_after
+        )
+        return ConsumerBacklog(self._sources[stream.source].id, name, of)
+
+    def routes(self, source: str) -> list[ConsumerRoute]:
+        """Return the routes of the consumers of a source's streams."""
+        sinks: dict[str, NatsSinkSettings] = self._config.nats_consumers_of(source)
+        consumers = self._config.nats_consumers
+        return [
+            ConsumerRoute(name, consumers[name].stream, sink, consumers[name].filters)
+            for name, sink in sinks.items()
+        ]
