@@ -14,11 +14,13 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock import __version__
-from penstock.api import consume, manage, problems
+from penstock.api import consume, manage, nats_consumers, problems
 from penstock.api.auth import Gate, Tokens
 from penstock.api.requests import inline
 from penstock.api.shortcut import Shortcut
 from penstock.streams.consumers.registry import Consumers
+from penstock.streams.nats_consumers import NatsConsumers
+from penstock.streams.store import Store
 
 log = structlog.get_logger("penstock.api")
 
@@ -40,11 +42,13 @@ class Api(FastAPI):
         )
         self.consumers = Consumers(url)
         self.tokens = Tokens(url)
+        self.store = Store(url)
         self.receives = consume.Receives()
         self.beside = beside
         workers = consume.router(self.consumers, self.receives)
         # Their routes themselves: `include_router` looks a path up twice.
-        for router in workers, manage.router(self.consumers):
+        nats = nats_consumers.router(NatsConsumers(self.store))
+        for router in workers, manage.router(self.consumers), nats:
             self.router.routes.extend(router.routes)
         self._shortcut = Shortcut(workers.routes, self.tokens)
         self.add_middleware(Gate, tokens=self.tokens)
@@ -88,6 +92,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stop.set()
         await asyncio.gather(*tasks, return_exceptions=True)
     finally:
+        await asyncio.to_thread(app.store.close)
         await app.tokens.close()
         await app.consumers.close()
 

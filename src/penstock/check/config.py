@@ -65,7 +65,12 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             for finding in inspect_nats(name, sink, tables):
                 what = f"sink {sink_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
-        yield from shared_streams(name, sinks)
+        consumers = config.nats_consumers_of(name)
+        for consumer_name, sink in consumers.items():
+            for finding in inspect_nats(name, sink, tables):
+                what = f"consumer {consumer_name}: {finding.subject}"
+                yield Finding(finding.level, what, finding.message, finding.fix)
+        yield from shared_streams(name, {**sinks, **consumers})
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
             yield from expressions.inspect(source, sinks)
     for name, outbox in config.outboxes.items():

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from penstock.config.consumers import Filters
+from penstock.config.strict import is_name
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.health import Failure
@@ -29,6 +30,7 @@ from penstock.streams.store import Store
 Connection = psycopg.Connection[Any]
 SQL: Final = queries.load("penstock.streams", "nats_consumers.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
+NO_CONSUMER: Final = "no_consumer"
 PAUSED: Final = "paused"
 """The code of one that is paused."""
 FOLLOWING: Final = ("in_stream", "It publishes what the stream holds.")
@@ -61,7 +63,6 @@ class NatsConsumerRecord:
     dropped: int
     created_at: datetime
     position: Position | None
-    behind_seconds: float | None
     why: Failure | None
     waiting: int
 
@@ -79,7 +80,7 @@ class NatsConsumerRecord:
         return {
             "name": self.name, "type": "nats", "stream": self.stream, "source": self.source,
             "kind": self.kind, "state": self.state, "lag_messages": self.waiting,
-            "position": None if position is None else
+            "position": None if position is None or position <= START else
                 {"lsn": position.lsn - self.base, "idx": max(position.idx, 0)},
             "rewinding": self.rewind is not None, "dropped": self.dropped,
             "why": None if self.why is None else
@@ -159,12 +160,12 @@ class NatsConsumers:
             connection.execute(SQL["rewind"], [*at, name])
 
     def _get(self, connection: Connection, name: str) -> NatsConsumerRecord:
-        for of in _records(connection, name):
+        for of in _records(connection, name) if is_name(name) else ():
             return of
         names = [of.name for of in _records(connection, None)]
         raise StoreError(
-            "no_consumer",
-            f"There is no consumer {name!r} of type nats{nearest(name, names)}.",
+            NO_CONSUMER,
+            f"There is no consumer {name!r} of type nats{nearest(name, names) or '.'}",
             remedy="Name one that `penstock consumer list` shows; a run makes those of its file.",
         )
 
@@ -236,7 +237,9 @@ def _resolved(connection: Connection, of: NatsConsumerRecord, place: Place) -> P
         at = read.at_time(connection, of.stream_id, place)
         return commit_position(*at) if at.idx >= 0 else at
     assert isinstance(place, Position)  # noqa: S101 - nothing else is left
-    return Position(place.lsn + of.base, place.idx - 1)
+    # What lies behind the end is not there, and a stream goes on behind all that was spoken of.
+    newest = commit_position(*max(read.last(connection, of.stream_id), START))
+    return max(START, min(Position(place.lsn + of.base, place.idx - 1), newest))
 
 
 def _records(connection: Connection, name: str | None) -> list[NatsConsumerRecord]:
@@ -247,7 +250,7 @@ def _records(connection: Connection, name: str | None) -> list[NatsConsumerRecor
 def _record(connection: Connection, row: tuple[Any, ...]) -> NatsConsumerRecord:
     (
         _, name, stream_id, stream, kind, source_id, source, base, settings, paused, rewind_lsn,
-        rewind_idx, dropped, created_at, seconds, code, error, lsn, idx, from_stream, from_lsn, from_idx,
+        rewind_idx, dropped, created_at, since, code, error, lsn, idx, from_stream, from_lsn, from_idx,
         has_ahead,
     ) = row  # fmt: skip
     position = None if lsn is None else Position(lsn, idx)
@@ -260,9 +263,9 @@ def _record(connection: Connection, row: tuple[Any, ...]) -> NatsConsumerRecord:
             )
             after = in_stream(max(position, Position(from_lsn, from_idx)))
             waiting += read.count(connection, of, after)
-    since = None if seconds is None else datetime.now(UTC).timestamp() - seconds
     return NatsConsumerRecord(
         name, stream, stream_id, kind, source, source_id, base, settings, paused,
         None if rewind_lsn is None else Position(rewind_lsn, rewind_idx), dropped, created_at,
-        position, seconds, None if code is None else Failure(code, error, "", since), waiting,
+        position,
+        None if code is None else Failure(code, error, "", since.timestamp()), waiting,
     )  # fmt: skip

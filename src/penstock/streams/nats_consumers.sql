@@ -3,7 +3,7 @@
 -- name: all
 SELECT n.id, n.name, n.stream_id, st.name, st.kind, so.id, so.name, so.base, n.settings, n.paused,
        n.rewind_lsn, n.rewind_idx, n.dropped, n.created_at,
-       extract(epoch FROM now() - b.since)::float8, b.code, b.error, b.drained_lsn, b.drained_idx,
+       b.since, b.code, b.error, b.drained_lsn, b.drained_idx,
        b.stream_id, b.from_lsn, b.from_idx, cardinality(b.ahead_lsn) > 0
 FROM penstock.nats_consumers n
 JOIN penstock.streams st ON st.id = n.stream_id

@@ -131,7 +131,7 @@ def last(connection: Connection, stream_id: int) -> Position:
 
 def at_time(connection: Connection, stream_id: int, time: datetime) -> Position:
     """Return the position before the first message that was committed at or after a time, in UTC."""
-    text = time.strftime("%Y-%m-%dT%H:%M:%S.%f")
+    text = time.replace(tzinfo=None).isoformat(timespec="microseconds")
 
     def work(segments: list[_Segment]) -> Position:
         for segment in segments:

@@ -145,7 +145,7 @@ class Replay:
     def _found(self, name: str) -> Config:
         if self._path is not None:
             self._file = self._file or load(self._path)
-            if name in self._file.sinks:
+            if name in self._file.sinks or name in self._file.nats_consumers:
                 return self._file
         outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
         if not outboxes:
@@ -171,7 +171,10 @@ class Replay:
         return SinkError("no_sink", f"{what} any more.", remedy=remedy, transient=False)
 
     def _sink(self, name: str) -> NatsSinkSettings:
-        sink = self._config(name).sinks[name]
+        config = self._config(name)
+        if (consumer := config.nats_consumers.get(name)) is not None:
+            return consumer.sink(config.streams[consumer.stream])
+        sink = config.sinks[name]
         if not isinstance(sink, NatsSinkSettings):
             raise self._no_sink(f"{self._path} has no NATS sink {name!r}")
         return sink
