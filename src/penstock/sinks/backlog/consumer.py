@@ -44,6 +44,8 @@ class ConsumerStream:
 class ConsumerBacklog(SinkBacklog):
     """The backlog of the consumer `name`, which has `of` from a stream of a source."""
 
+    kind = "consumer"
+
     def __init__(self, source_id: int, name: str, of: ConsumerStream) -> None:
         super().__init__(source_id, name)
         self._of = of

@@ -87,22 +87,23 @@ class ReportedState:
         return fell_behind
 
     def _log(self, state: str, behind: Behind | None, now: float) -> None:
+        kind, what = self._of.kind, {self._of.kind: self._sink}
         if behind is None:
-            log.info("sink attached again, its backlog is delivered", sink=self._sink,
-                     seconds=round(now - self.since, 1))  # fmt: skip
+            log.info(f"{kind} attached again, its backlog is delivered",
+                     seconds=round(now - self.since, 1), **what)  # fmt: skip
         elif state == "paused":
-            log.info("consumer paused", consumer=self._sink)
+            log.info(f"{kind} paused", **what)
         elif state == "detached":
             log.warning(
-                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
-                after=str(self._detach_after),
+                f"{kind} detached", code=behind.code, error=behind.error,
+                after=str(self._detach_after), **what,
             )  # fmt: skip
         elif behind.code == FOLLOWING[0]:
-            log.info("consumer publishes what its stream holds", consumer=self._sink)
+            log.info(f"{kind} publishes what its stream holds", **what)
         elif behind.code == backlog.STARTED:
-            log.info("sink takes what came in while it started", sink=self._sink)
+            log.info(f"{kind} takes what came in while it started", **what)
         else:
             log.warning(
-                "sink is behind, its messages wait in the store", sink=self._sink,
-                code=behind.code, error=behind.error,
+                f"{kind} is behind, its messages wait in the store", code=behind.code,
+                error=behind.error, **what,
             )  # fmt: skip

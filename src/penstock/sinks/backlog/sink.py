@@ -10,6 +10,8 @@ from penstock.sinks.backlog.store import Behind, Connection, Taken
 class SinkBacklog:
     """The backlog of the sink `name` of a source; used by its drainer's thread alone."""
 
+    kind = "sink"
+    """What it is the backlog of, as the log has it."""
     paused = False
     """Whether nothing is to be delivered now."""
     rewinds = 0
