@@ -227,6 +227,25 @@ def test_a_rewind_publishes_again_and_a_position_begins_there(
         assert it.keys() == keys(there[3:] + there + there)
 
 
+def test_it_begins_at_a_commit_time(store: Store, stream: StreamRecord) -> None:
+    def at(hour: int) -> list[Change]:
+        time = f"2026-01-01T{hour:02}:00:00.000000Z"
+        return [Change(metadata={"commit_timestamp": time}) for _ in range(2)]
+
+    there = [publish(store, stream, at(hour)) for hour in (1, 2, 3, 4)]
+    with store.connection() as connection:
+        close_segment(connection, stream)
+    there.append(publish(store, stream, at(5)))
+    for minute, first in ((0, 2), (1, 3)):
+        start = datetime(2026, 1, 1, 3, minute, tzinfo=UTC)
+        with consuming(store, stream, start=start) as it:
+            it.done(there[-1][-1])
+            it.await_state("attached")
+            assert it.keys() == [key(each) for those in there[first:] for each in those]
+        it.consumers.remove_others({stream.id}, ())
+    assert it.consumers.all() == []
+
+
 def test_of_rows_it_publishes_the_newest_versions(store: Store) -> None:
     stream = make_stream(store, kind="rows")
     publish(store, stream, [inserted(1), inserted(2), inserted(3), updated(1, v=2)])

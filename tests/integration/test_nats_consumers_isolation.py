@@ -26,6 +26,7 @@ from penstock.config.nats_consumers import NatsConsumer
 from penstock.core.message import RoundPart
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.sinks.nats.shared import shared_streams
 from penstock.spark.part_writer import PartWriter
 from penstock.streams.nats_consumers import NatsConsumers
 
@@ -220,3 +221,16 @@ def test_changed_filters_leave_the_others_alone(
             await_true(lambda: NAME not in source.behind())
         numbers = published(nats, forgetful)
         assert sorted(numbers) == [*range(100, 300), *range(400, 500)]
+
+
+def test_two_that_publish_the_same_to_one_stream_are_found(
+    nats: JetStream, nats_url: str, forgetful: str
+) -> None:
+    """JetStream would take the messages of one of them for copies of the other's."""
+    first = consumer(nats_url, forgetful.lower())[NAME]
+    part = consumer(nats_url, forgetful.lower(), filters={"action": "insert"})[NAME]
+    sink, filtered = first.sink(stream_settings()), part.sink(stream_settings())
+    (found,) = shared_streams("shop", {"one": sink, "two": sink})
+    assert (found.level, found.subject) == ("error", "sink two")
+    (found,) = shared_streams("shop", {"one": sink, "two": filtered})
+    assert found.level == "warning"

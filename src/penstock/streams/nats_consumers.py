@@ -216,6 +216,16 @@ def note_dropped(
     return found
 
 
+def low_watermarks(connection: Connection, stream: StreamRecord) -> list[Position]:
+    """Return up to where each consumer has read a stream that its messages are left in.
+
+    One that has not begun is left out: it needs nothing that is gone when it does.
+    """
+    rows = connection.execute(SQL["readers"], [stream.id]).fetchall()
+    read_to = (max(Position(*row[3:5]), Position(*row[5:7])) for row in rows)
+    return [in_stream(position) for position in read_to if position > START]
+
+
 def in_stream(position: Position) -> Position:
     """Return the last position in a stream of what lies up to a commit position."""
     return Position(position.lsn, stream_end(position.idx))
