@@ -12,13 +12,18 @@ from pydantic import field_validator, model_validator
 from penstock.config.consumers import ANY, Filters
 from penstock.config.durations import Duration, shown
 from penstock.config.nats import NatsSinkConfig
-from penstock.config.sinks import NatsSinkSettings, SinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.message import Position, parse_lsn
 
 _PLACE: Final = re.compile(r"([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?::(\d{1,15}))?\Z")
 _OF_STREAM: Final = ("kind", "group_by")
 _SECRETS: Final = ("password", "token", "nkey_seed", "credentials_file", "user")
-_OWN: Final = frozenset(SinkSettings.model_fields) | {"type", "stream"}
+_NOT_ITS_OWN: Final = frozenset(
+    {
+        "type", "stream", "source", "tables", "actions", "group_by", "kind", "filter", "transform",
+        "route", "sort_by", "initial_backfill",
+    }
+)  # fmt: skip
 
 Start = Position | datetime
 """Where to begin: behind a message's position (as its source has it), or at a commit time."""
@@ -38,6 +43,12 @@ def parse_start(text: str) -> Start:
             " with its offset as in 2026-01-31T12:00:00Z"
         )
     return at.astimezone(UTC)
+
+
+def takes_all(filters: Filters) -> bool:
+    """Return whether filters let everything through."""
+    names = (filters.table, filters.collection_id, filters.resource_id, filters.action)
+    return all(ANY in of for of in names)
 
 
 class NatsConsumer(NatsSinkConfig):
@@ -89,7 +100,7 @@ class NatsConsumer(NatsSinkConfig):
     @property
     def takes_all(self) -> bool:
         """Whether it takes every message of the stream."""
-        return all(ANY in names for names in self.filters.model_dump().values())
+        return takes_all(self.filters)
 
     def sink(self, stream: StreamSinkSettings) -> NatsSinkSettings:
         """Return the settings of the NATS sink that publishes what it takes of `stream`.
@@ -102,7 +113,7 @@ class NatsConsumer(NatsSinkConfig):
             name: getattr(self, name)
             for name in type(self).model_fields
             if name in NatsSinkSettings.model_fields
-            and name not in _OWN
+            and name not in _NOT_ITS_OWN
             and name in self.model_fields_set
         }
         whole = self.takes_all and stream.filter is None

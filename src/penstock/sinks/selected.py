@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.consumers import ANY, Filters
+from penstock.config.nats_consumers import takes_all
 from penstock.core.tables import TablePattern, matches_any
 
 
 def selected(filters: Filters, messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return those of `messages` (`WIRE_SCHEMA`) that the filters let through."""
-    if not messages.num_rows or all(ANY in names for names in filters.model_dump().values()):
+    if not messages.num_rows or takes_all(filters):
         return messages
     columns = [messages.column(name) for name in ("table_schema", "table_name", "action")]
     kinds = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
