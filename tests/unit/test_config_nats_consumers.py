@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.consumers import Filters
 from penstock.config.file import load
 from penstock.config.nats_consumers import NatsConsumer, parse_start
 from penstock.config.settings import Config
@@ -109,3 +110,13 @@ def test_places() -> None:
     assert parse_start("2026-01-31T13:00:00+01:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
     model = {"type": "nats", "stream": "orders", "start_at": "2026-01-31T12:00:00Z"}
     assert NatsConsumer.model_validate(model).start == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def test_filters_that_would_not_be_obeyed_are_refused() -> None:
+    class More(Filters):
+        sql: str | None = None
+
+    with pytest.raises(ValueError, match="has no `sql`"):
+        NatsConsumer._check_filters(More(sql="true"))
+    given = Filters(table=("a",))
+    assert NatsConsumer._check_filters(given) is given

@@ -18,6 +18,7 @@ from penstock.core.message import Position, parse_lsn
 _PLACE: Final = re.compile(r"([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?::(\d{1,15}))?\Z")
 _OF_STREAM: Final = ("kind", "group_by")
 _SECRETS: Final = ("password", "token", "nkey_seed", "credentials_file", "user")
+_FILTERS: Final = frozenset({"table", "collection_id", "resource_id", "action"})
 _NOT_ITS_OWN: Final = frozenset(
     {
         "type", "stream", "source", "tables", "actions", "group_by", "kind", "filter", "transform",
@@ -85,6 +86,16 @@ class NatsConsumer(NatsSinkConfig):
         if value is not None:
             parse_start(value)
         return value
+
+    @field_validator("filters")
+    @classmethod
+    def _check_filters(cls, filters: Filters) -> Filters:
+        # Filters of other consumers that are evaluated in the store only: not in silence.
+        for name in sorted(filters.model_fields_set - _FILTERS):
+            raise ValueError(
+                f"a consumer of type nats has no `{name}`: set `filter` on a stream of its own"
+            )
+        return filters
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:
