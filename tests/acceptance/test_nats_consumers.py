@@ -36,6 +36,13 @@ consumers:
 spark:
   master: local[2]
 """
+COPY = """\
+  copy:
+    type: nats
+    stream: events
+    url: ${NATS_URL}
+    subject: "copy.{table}"
+"""
 WRITE = """
 DO $$ BEGIN FOR of IN 0..9 LOOP
     UPDATE items SET n = n + 1;
@@ -87,12 +94,17 @@ def test_from_the_beginning(database: Database, server_dir: Path, tmp_path: Path
         pipeline.wait_for(lambda: _count(streams) == 20 * 50, PATIENCE, "all of the items")
         pipeline.stop()
 
-        file.write_text(CONFIG.replace("FILTER", "items, others"))
+        text = CONFIG.replace("FILTER", "items, others")
+        file.write_text(text.replace("spark:\n", f"{COPY}spark:\n"))
+        streams.add_stream("COPY", "copy.>")
         pipeline.start().wait_ready()
+        # A new one begins with what is there, though nothing comes.
+        pipeline.wait_for(lambda: _count(streams, "COPY") == 2 * 20 * 50, PATIENCE, "a copy")
         database.execute(WRITE)
         pipeline.wait_for(lambda: _count(streams) == 20 * 70, PATIENCE, "all of both")
+        pipeline.wait_for(lambda: _count(streams, "COPY") == 2 * 20 * 60, PATIENCE, "all again")
         listed = penstock("consumer", "list", "--json", cwd=tmp_path, environment=environment)
-        (shown,) = orjson.loads(listed.stdout)
+        _, shown = orjson.loads(listed.stdout)
         assert (shown["name"], shown["stream"], shown["dropped"]) == ("mail", "events", 0)
         messages = [orjson.loads(message.data) for message in streams.messages("MAIL")]
     versions = defaultdict(list)
@@ -106,5 +118,5 @@ def test_from_the_beginning(database: Database, server_dir: Path, tmp_path: Path
     assert Counter(table for table, _ in versions) == {"items": 20, "others": 20}
 
 
-def _count(streams: JetStream) -> int:
-    return streams.info("MAIL").state.messages
+def _count(streams: JetStream, stream: str = "MAIL") -> int:
+    return streams.info(stream).state.messages
