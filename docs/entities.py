@@ -62,6 +62,12 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "concurrency": "how many requests are under way at once",
     "batch": "whether a request carries several messages",
     "consumer.batch_size": "how many messages a request carries at most",
+    "NatsConsumer.batch_size": "how many messages of one group go at once to a stream that takes atomic "
+    "batches; 1 is none",
+    "NatsConsumer.deletes": "of a stream of kind rows: whether hard deletes are published",
+    "NatsConsumer.subject": "subject template; that of a NATS sink of the stream's kind if unset",
+    "NatsConsumer.filters": "which messages it gets, [below](#filters), but for `sql`",
+    "NatsConsumer.url": "servers of one cluster, separated by commas, `nats://` or `tls://`",
     "secrets": "Standard Webhooks secrets, two while one takes the other's place",
     "allow_private": "whether the URL may be an address of a private network",
     "target": "the name of a target, in place of `url` and what belongs to it",
@@ -86,7 +92,9 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "resource_id": "the schema of a database, or the connection of an API",
     "action": "`insert`, `update`, `delete`, `read`, or `*`",
 }
-"""What keys mean where the models don't say it, or not for users; `kind.key` goes before `key`."""
+"""What keys mean where the models don't say it, or not for users; `Model.key` and `kind.key` go before `key`."""
+_REFUSED: Final = {"NatsConsumer": ("kind", "group_by")}
+"""Keys that a model has and refuses."""
 _DEFAULTS: Final = {
     "source.slot": "`penstock_<source>`",
     "source.publication": "`penstock_<source>`",
@@ -131,10 +139,12 @@ def _table(kind: str, model: type[BaseModel]) -> str:
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     keys = [key for key in _FIRST if key in schema.get("required", ()) or key == "type"]
     keys = [key for key in keys if key in schema["properties"]]
-    keys += [key for key in schema["properties"] if key not in keys]
+    refused = _REFUSED.get(model.__name__, ())
+    keys += [key for key in schema["properties"] if key not in (*keys, *refused)]
     for key in keys:
         of = schema["properties"][key]
-        meaning = _MEANINGS.get(f"{kind}.{key}") or _MEANINGS.get(key) or documented.get(key, "")
+        names = (f"{model.__name__}.{key}", f"{kind}.{key}", key)
+        meaning = next((_MEANINGS[n] for n in names if n in _MEANINGS), documented.get(key, ""))
         required = key in schema.get("required", ())
         default = "must be given" if required else _DEFAULTS.get(f"{kind}.{key}", _default(of))
         value = _VALUES.get(key, _value(of, schema))

@@ -13,12 +13,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import pyarrow as pa
 from tests.streams_help import Change, read, wire
 
+from penstock.config.nats_consumers import NatsConsumer
+from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.blocks import Block, pack, unpack
 from penstock.core.delivery import DeadLetter
@@ -26,8 +28,10 @@ from penstock.core.errors import StoreError
 from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
+from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.part_writer import Outcome
 from penstock.spark.routes import Route
@@ -87,8 +91,10 @@ class Source:
         *,
         tasks: int = 2,
         plans: Mapping[str, SinkPlan] | None = None,
+        consumers: Mapping[str, NatsConsumer] | None = None,
     ) -> None:
         self._plans = plans
+        self.consumers = dict(consumers or {})
         self.store = Store.open(url)
         self.reports: list[Report] = []
         self.refuse_letters: str | None = None
@@ -104,7 +110,11 @@ class Source:
         """Start what `penstock run` has in its processes."""
         self._stack = contextlib.ExitStack()
         self.source = self.store.register_source("shop", "tag")
-        self.state = RunState(["shop"], {name: (s.type, "shop") for name, s in self._sinks.items()})
+        self.state = RunState(
+            ["shop"],
+            {name: (s.type, "shop") for name, s in self._sinks.items()},
+            {name: (consumer.stream, "shop") for name, consumer in self.consumers.items()},
+        )
         routes = []
         for name, sink in self._sinks.items():
             stream = None
@@ -114,19 +124,35 @@ class Source:
         monitor = Monitor(self._handle)
         self._stack.callback(monitor.close)
         target = StoreTarget(self.store.url, self.source.id, self.source.base)
-        fan_out = FanOut("shop", routes, target, monitor.address, self._plans)
+        known = self._register_consumers()
+        consumers = consumer_routes_of(known.config, "shop", {})
+        fan_out = FanOut("shop", routes, target, monitor.address, self._plans, consumers)
         self._fan_out = fan_out
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
-        self.drainers = {}
+        self.drainers: dict[str, Drainer] = {}
         for name, sink in self._sinks.items():
             if isinstance(sink, NatsSinkSettings):
-                nats = NatsSink(sink, name=name, source="shop")
-                drainer = self.drainers[name] = Drainer(
-                    self.store.url, self.source.id, name, nats, sink.detach_after, self._handle
-                )
-                drainer.start()
-                self._stack.callback(drainer.stop)
+                self._drain(name, sink)
+        for route in consumers:
+            self._drain(route.name, route.settings, known.backlog(route.name))
+
+    def _register_consumers(self) -> ConsumerDrainers:
+        config = Config.model_construct(
+            sources={}, sinks=self._sinks, nats_consumers=self.consumers
+        )
+        known = ConsumerDrainers(config, self.store)
+        streams = {stream.name: stream.id for stream in self.store.streams()}
+        known.register({"shop": self.source}, streams)
+        return known
+
+    def _drain(self, name: str, sink: NatsSinkSettings, of: SinkBacklog | None = None) -> None:
+        nats = NatsSink(sink, name=name, source="shop")
+        drainer = self.drainers[name] = Drainer(
+            self.store.url, self.source.id, name, nats, sink.detach_after, self._handle, of
+        )
+        drainer.start()
+        self._stack.callback(drainer.stop)
 
     def restart(self) -> None:
         """End the run as a crash would, and start it again: nothing is known of what was done."""
@@ -136,7 +162,9 @@ class Source:
     def restart_query(self) -> None:
         """Have another query go on, as where a task failed; the run and its drainers stay."""
         old = self._fan_out
-        fan_out = self._fan_out = FanOut("shop", old.routes, old.store, old.monitor, self._plans)
+        fan_out = self._fan_out = FanOut(
+            "shop", old.routes, old.store, old.monitor, self._plans, old.consumers
+        )
         for worker in self.workers:
             worker.close()
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
@@ -245,7 +273,7 @@ class Source:
         self._stack.close()
         self.store.close()
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

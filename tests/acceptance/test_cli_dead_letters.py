@@ -12,6 +12,7 @@ from penstock.core.delivery import DeadLetter
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.streams.consumers.registry import Consumers
+from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.store import Store
 
 from ..cli import fails, listed, run, write
@@ -183,3 +184,21 @@ def test_a_consumers_letter_goes_back_into_it(shop: Path, database: Database) ->
     output = run(shop, "dead-letters replay --all --consumer billing")
     assert output == f"Replayed {found['id']}, of consumer billing.\n"
     assert asyncio.run(take()) == [message]
+
+
+def test_a_nats_consumers_letters_are_like_a_sinks(
+    shop: Path, database: Database, nats: JetStream, nats_server: EmbeddedNats
+) -> None:
+    nats.add_stream(database.name.upper(), [f"{database.name}.>"], duplicate_window=60)
+    file = shop / "penstock.yaml"
+    text = file.read_text().replace("sinks:\n", "sinks:\n  events: {type: stream, source: shop}\n")
+    mail = f"mail: {{type: nats, stream: events, url: '{nats_server.url}', ack_timeout: 2}}"
+    file.write_text(f"{text}\nconsumers:\n  {mail}\n")
+    with Store.open(database.url) as store:
+        NatsConsumers(store).register(make_stream(store), "mail", {}, "all")
+        store.letters.add("mail", [letter(1, f"{database.name}.a")])
+    (found,) = listed(shop, "dead-letters list --consumer mail")
+    assert found["idempotency_key"] == "tag-1-0"
+    run(shop, "dead-letters replay --all --consumer mail")
+    (published,) = nats.messages(database.name.upper())
+    assert published.headers["Nats-Msg-Id"] == "tag-1-0"

@@ -174,7 +174,11 @@ def change(old: str, new: str) -> str:
         ("kind: rows", "detach_after: 3s", ":16: sinks.stock.detach_after: unknown key"),
         ("type: nats", "type: kafka", ":4: sinks.jetstream.type: expected 'nats' or 'stream', got"),
         ("{type: nats, ", "{", ":4: sinks.jetstream.type: missing: this key has no default; expe"),
-        ("    type: webhook", "    type: [a]", ".type: expected 'pull' or 'webhook', got a list"),
+        (
+            "    type: webhook",
+            "    type: [a]",
+            ".type: expected 'pull' or 'webhook' or 'nats', got a list",
+        ),
         ("    type: webhook", "    type: webhok", "got 'webhok'; did you mean webhook?"),
         ("    stream: stock\n", "", ":22: consumers.crm.stream: missing: this key has no default"),
         (

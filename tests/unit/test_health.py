@@ -210,3 +210,16 @@ def test_only_a_run_that_can_not_go_on_fails_healthz() -> None:
     failure = Failure("spark", "The JVM ended.")
     assert Health((worker_part("store", failure, NOW),)).goes_on
     assert not Health((Part("store"), run_part(failure))).goes_on
+
+
+def test_a_consumer_that_waits_says_what_to_do() -> None:
+    mail = SinkFacts("mail", "paused", None, REFUSED, NOW - 50, 12, stream="orders")
+    part = sink_part(mail)
+    assert (part.subject, part.level) == ("consumer orders/mail", Level.DEGRADED)
+    assert part.problems[0].cause == "It is paused. 12 messages wait in its stream."
+    assert part.problems[0].remedy == "Let it go on: penstock consumer resume mail"
+    behind = sink_part(replace(mail, state="behind"))
+    assert behind.problems[0].cause == "It is behind. 12 messages wait in its stream."
+    failing = sink_part(replace(mail, state="detached", failure=REFUSED))
+    assert failing.problems[0].remedy == "Start nats-server."
+    assert sink_part(replace(mail, state="attached", reason=None)) == Part("consumer orders/mail")

@@ -72,7 +72,12 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             for finding in inspect_nats(name, sink, tables, sink_name):
                 what = f"sink {sink_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
-        yield from shared_streams(name, sinks)
+        consumers = config.nats_consumers_of(name)
+        for consumer_name, sink in consumers.items():
+            for finding in inspect_nats(name, sink, tables):
+                what = f"consumer {consumer_name}: {finding.subject}"
+                yield Finding(finding.level, what, finding.message, finding.fix)
+        yield from shared_streams(name, {**sinks, **consumers})
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
             yield from expressions.inspect(source, sinks)
     for name, target in config.targets.items():

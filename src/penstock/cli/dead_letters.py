@@ -116,7 +116,7 @@ def list_letters(
 ) -> None:
     """List dead letters, without their messages."""
     with errors(), _letters(config, url, relay_store) as (store, settings):
-        _check_names(store, settings, sink, consumer)
+        sink, consumer = _check_names(store, settings, sink, consumer)
         found = store.letters.page(sink, consumer, limit + 1)
     more = len(found) > limit
     del found[limit:]
@@ -167,7 +167,7 @@ def replay_letters(
     if bool(numbers) == everything:
         raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, relay_store) as (store, settings):
-        _check_names(store, settings, sink, consumer)
+        sink, consumer = _check_names(store, settings, sink, consumer)
         letters: Iterable[StoredLetter] = (
             (_letter(store, number) for number in numbers)
             if numbers
@@ -197,7 +197,7 @@ def purge_letters(
 ) -> None:
     """Delete dead letters for ever: those that fit all that is given, or all of them."""
     with errors(), _letters(config, url, relay_store) as (store, settings):
-        _check_names(store, settings, sink, consumer)
+        sink, consumer = _check_names(store, settings, sink, consumer)
         for number in numbers or ():
             _check_owner(_letter(store, number), sink, consumer)
         if not yes:
@@ -234,8 +234,15 @@ def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -
         raise fail(f"dead letter {letter.id} belongs to {_owner(letter)}")
 
 
-def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: str | None) -> None:
-    """End the command where there is no sink or consumer of a name, rather than find nothing."""
+def _check_names(
+    store: Store, settings: _Settings, sink: str | None, consumer: str | None
+) -> tuple[str | None, str | None]:
+    """Return the sink and the consumer whose dead letters are meant: one of type nats has a sink's.
+
+    Ends the command where there is none of a name, rather than find nothing.
+    """
+    from penstock.streams.nats_consumers import NatsConsumers
+
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
     if sink is not None and not store.letters.page(sink=sink, limit=1):
@@ -243,9 +250,13 @@ def _check_names(store: Store, settings: _Settings, sink: str | None, consumer: 
         if sink not in names:
             raise fail(unknown("sink", sink, names, f"{settings} has none"))
     if consumer is not None:
-        names = [found.name for found in store.consumers()]
+        published = [found.name for found in NatsConsumers(store).all()]
+        if consumer in published:
+            return consumer, None
+        names = [*(found.name for found in store.consumers()), *published]
         if consumer not in names:
             raise fail(unknown("consumer", consumer, names, "the store has none yet"))
+    return sink, consumer
 
 
 def _described(letter: StoredLetter) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.cli import apply as cli_apply
 from penstock.cli import backfill as cli_backfill
 from penstock.cli import check as cli_check
+from penstock.cli import consumer as cli_consumer
 from penstock.cli import dead_letters as cli_dead_letters
 from penstock.cli import export as cli_export
 from penstock.cli import init as cli_init
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_token.tokens, name="token")
 app.add_typer(cli_dead_letters.dead_letters, name="dead-letters")
+app.add_typer(cli_consumer.consumers, name="consumer")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.add_typer(cli_target.targets, name="target")

@@ -22,6 +22,7 @@ def show(status: Status) -> None:
     if status["running"] is not None:
         _show_sinks(status["running"].get("sinks", {}))
         _show_consumers(status["running"].get("consumers", {}))
+        _show_nats_consumers(status["running"].get("nats_consumers", {}))
         _show_backfills(status["running"].get("backfills", []))
     # With a source of Postgres' that is among the problems.
     elif not any(problem["code"] == "not_running" for problem in status["problems"]):
@@ -104,6 +105,19 @@ def _show_consumers(consumers: dict[str, Status]) -> None:
         lag = [f"{each['lag_messages']:,}", f"{each['lag_seconds']:,.1f}"]
         rows.append([name, each["stream"], *lag, *(f"{each[k]:,}" for k in numbers), each["state"]])
     print_table(headings, rows)
+
+
+def _show_nats_consumers(consumers: dict[str, Status]) -> None:
+    if consumers:
+        counts = ("lag_messages", "delivered", "duplicates", "dead_lettered", "retries")
+        print_table(
+            ("NATS consumer", "stream", "lag", "delivered", "duplicates", "dead letters", "retries",
+             "state"),
+            [
+                [n, c["stream"], *(f"{c.get(k, 0):,}" for k in counts), _state(c)]
+                for n, c in consumers.items()
+            ],
+        )  # fmt: skip
 
 
 def _show_backfills(backfills: list[Status]) -> None:

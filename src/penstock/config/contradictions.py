@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.config.consumers import Consumer
 from penstock.config.deletes import OF_CHANGES
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
 from penstock.config.targets import HttpTarget, Target, bastion_of
@@ -48,7 +49,9 @@ def of_sinks(
 
 
 def of_consumers(
-    consumers: Mapping[str, Consumer], sinks: Iterable[str], streams: Mapping[str, str]
+    consumers: Mapping[str, Consumer | NatsConsumer],
+    sinks: Iterable[str],
+    streams: Mapping[str, str],
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between consumers and streams; `streams` has the kind of each."""
     for name, consumer in consumers.items():
@@ -67,11 +70,22 @@ def of_consumers(
                 yield path, message + nearest(consumer.stream, streams)
 
 
+def of_nats_consumers(
+    consumers: Mapping[str, NatsConsumer], sinks: Iterable[str], streams: Mapping[str, str]
+) -> Iterator[Contradiction]:
+    """Yield what is wrong between NATS consumers, streams and sinks."""
+    yield from of_consumers(consumers, sinks, streams)
+    for name in consumers:
+        if name in sinks and name not in streams:
+            # Both have dead letters and a backlog, by their names.
+            yield ("consumers", name), f"there is a sink {name!r} too: choose another name"
+
+
 def of_targets(
     targets: Mapping[str, Target],
     sources: Mapping[str, PostgresSource],
     sinks: Mapping[str, SinkSettings],
-    consumers: Mapping[str, Consumer],
+    consumers: Mapping[str, Consumer | NatsConsumer],
     names: Iterable[str] | None = None,
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between targets, what names them, and the keys of their bastions.
@@ -79,19 +93,23 @@ def of_targets(
     `names` are all targets, wrong ones included.
     """
     known = list(targets if names is None else names)
-    users: list[tuple[str, str, SinkSettings | Consumer, str]] = [
-        *(("sinks", name, sink, "nats") for name, sink in sinks.items()),
-        *(("consumers", name, consumer, "http") for name, consumer in consumers.items()),
+    users: list[tuple[str, str, SinkSettings | Consumer | NatsConsumer]] = [
+        *(("sinks", name, sink) for name, sink in sinks.items()),
+        *(("consumers", name, consumer) for name, consumer in consumers.items()),
     ]
-    for kind, user, settings, type_ in users:
+    for kind, user, settings in users:
         if (name := getattr(settings, "target", None)) is None:
             continue
         path: Path = (kind, user, "target")
         if name not in known:
             expected = f"expected one of {', '.join(known)}" if known else "add it to `targets`"
             yield path, f"there is no target {name!r}: {expected}{nearest(name, known)}"
-        elif name in targets and targets[name].type != type_:
-            what = "a NATS sink" if type_ == "nats" else "a webhook"
+            continue
+        if isinstance(settings, NatsConsumer):
+            what, type_ = "a consumer of type nats", "nats"
+        else:
+            what, type_ = ("a NATS sink", "nats") if kind == "sinks" else ("a webhook", "http")
+        if name in targets and targets[name].type != type_:
             yield path, f"target {name!r} is of type {targets[name].type}, and {what} needs {type_}"
     for name, target in targets.items():
         # Keys that Penstock keeps for a bastion are found by this one name.

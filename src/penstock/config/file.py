@@ -18,6 +18,7 @@ from penstock.config import contradictions, yaml_lines
 from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.models import CONSUMERS, SINKS, TARGETS
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
@@ -89,6 +90,7 @@ class Parts:
     outboxes: dict[str, OutboxSource]
     sinks: dict[str, Sink]
     consumers: dict[str, Consumer]
+    nats_consumers: dict[str, NatsConsumer]
     targets: dict[str, Target]
     spark: SparkSettings | None
     store: StoreSettings | None
@@ -167,7 +169,8 @@ class Reader:
             return None
         return Config(
             sources=parts.sources, sinks=parts.sinks, outboxes=parts.outboxes,
-            consumers=parts.consumers, targets=parts.targets, store=parts.store.store, spark=parts.spark,
+            consumers=parts.consumers, nats_consumers=parts.nats_consumers, targets=parts.targets,
+            store=parts.store.store, spark=parts.spark,
         )  # fmt: skip
 
     def references(self, parts: Parts) -> None:
@@ -178,8 +181,13 @@ class Reader:
         for path, message in (
             *contradictions.of_sinks(parts.sources, parts.sinks, _names(root, "sources")),
             *contradictions.of_consumers(parts.consumers, given, streams),
+            *contradictions.of_nats_consumers(parts.nats_consumers, given, streams),
             *contradictions.of_targets(
-                parts.targets, parts.sources, parts.sinks, parts.consumers, _names(root, "targets")
+                parts.targets,
+                parts.sources,
+                parts.sinks,
+                {**parts.consumers, **parts.nats_consumers},
+                _names(root, "targets"),
             ),
         ):
             self.problem(path, message)
@@ -213,15 +221,21 @@ class Reader:
                     )
                     self.problem(("sinks", name, "source"), message)
         consumers: dict[str, Consumer] = {}
+        nats_consumers: dict[str, NatsConsumer] = {}
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
-            if consumer := self.typed(CONSUMERS, {"type": "pull"} | value, ("consumers", name)):
+            consumer = self.typed(CONSUMERS, {"type": "pull"} | value, ("consumers", name))
+            if isinstance(consumer, NatsConsumer):
+                nats_consumers[name] = consumer
+            elif consumer is not None:
                 consumers[name] = consumer
         targets: dict[str, Target] = {}
         for name, value in self.parts(root, "targets") if root.get("targets") else ():
             if target := self.typed(TARGETS, value, ("targets", name)):
                 targets[name] = target
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
-        return Parts(sources, outboxes, sinks, consumers, targets, spark, self.store(root))
+        return Parts(
+            sources, outboxes, sinks, consumers, nats_consumers, targets, spark, self.store(root)
+        )
 
     def parts(self, root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the parts under a key by name; without the key there are none."""

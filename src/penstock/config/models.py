@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from penstock.config.consumers import PullConsumer, WebhookConsumer
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.config.sources import PostgresSource
 from penstock.config.targets import HttpTarget, NatsTarget
@@ -16,9 +17,10 @@ SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
     "stream": StreamSinkSettings,
 }
-CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer]]] = {
+CONSUMERS: Final[dict[str, type[PullConsumer | WebhookConsumer | NatsConsumer]]] = {
     "pull": PullConsumer,
     "webhook": WebhookConsumer,
+    "nats": NatsConsumer,
 }
 TARGETS: Final[dict[str, type[NatsTarget | HttpTarget]]] = {
     "nats": NatsTarget,

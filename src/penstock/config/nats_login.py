@@ -115,6 +115,14 @@ class NatsLogin(StrictModel):
         return found.group().encode()
 
 
+def check_target(settings: NatsLogin, target: str | None) -> None:
+    """Raise `ValueError` where `settings` have a login beside the target that has one."""
+    own = [key for key in NatsLogin.model_fields if key in settings.model_fields_set]
+    if target is not None and own:
+        keys = ", ".join(own)
+        raise ValueError(f"target and {keys}: the target has them all; remove {keys} or `target`")
+
+
 def check_login(settings: BaseModel, user: str = "user", tls: str = "tls") -> None:
     """Raise `ValueError` unless `settings` have one way to log in at most, and whole pairs.
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from penstock.config.explain import SECRET_KEY
 from penstock.config.models import model_of
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.yaml_lines import replaced, without_variables
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path
@@ -41,7 +42,8 @@ def _secrets(
         here = (*path, key)
         field = model.model_fields.get(key) if model is not None else None
         if key in _URL_KEYS and isinstance(value, str):
-            if (shown := _shown_url(value, of_webhook=kind == "consumer")) != value:
+            of_webhook = kind == "consumer" and model is not NatsConsumer
+            if (shown := _shown_url(value, of_webhook=of_webhook)) != value:
                 yield here, value, shown
         elif SECRET_KEY.search(key) or (field is not None and _mentions(field.annotation)):
             yield from _all_texts(value, here)

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from penstock.config import contradictions
 from penstock.config.bastion import Bastion
 from penstock.config.consumers import Consumer, WebhookConsumer
+from penstock.config.nats_consumers import NatsConsumer, sinks_of
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, PostgresUrl
 from penstock.config.strict import StrictModel
@@ -60,13 +61,15 @@ class StoreSettings(StrictModel):
 class Config(StoreSettings):
     """A whole configuration: sources, sinks and consumers by name, the store, and Spark.
 
-    The sources of type outbox are `outboxes`: what takes from them is set in their databases.
+    The sources of type outbox are `outboxes`: what takes from them is set in their databases. The
+    consumers of type nats are `nats_consumers`: the run publishes for them.
     """
 
     sources: dict[str, PostgresSource]
     sinks: dict[str, Sink]
     outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
     consumers: dict[str, Consumer] = Field(default_factory=dict)
+    nats_consumers: dict[str, NatsConsumer] = Field(default_factory=dict)
     targets: dict[str, Target] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     _file: str | None = PrivateAttr(None)
@@ -79,7 +82,12 @@ class Config(StoreSettings):
             *contradictions.of_consumers(
                 self.consumers, self.sinks, {n: sink.kind for n, sink in self.streams.items()}
             ),
-            *contradictions.of_targets(self.targets, self.sources, self.sinks, self.consumers),
+            *contradictions.of_nats_consumers(
+                self.nats_consumers, self.sinks, {n: s.kind for n, s in self.streams.items()}
+            ),
+            *contradictions.of_targets(
+                self.targets, self.sources, self.sinks, {**self.consumers, **self.nats_consumers}
+            ),
             *contradictions.of_store(has_url=self.store is not None, master=self.spark.master),
         ]
         if found:
@@ -96,12 +104,16 @@ class Config(StoreSettings):
             target = self._target(sink)
             if isinstance(sink, NatsSinkSettings) and isinstance(target, NatsTarget):
                 self.sinks[name] = joined_sink(sink, str(sink.target), target)
+        for name, nats in self.nats_consumers.items():
+            target = self._target(nats)
+            if isinstance(target, NatsTarget):
+                self.nats_consumers[name] = joined_sink(nats, str(nats.target), target)
         for name, consumer in self.consumers.items():
             target = self._target(consumer)
             if isinstance(consumer, WebhookConsumer) and isinstance(target, HttpTarget):
                 self.consumers[name] = joined_webhook(consumer, str(consumer.target), target)
 
-    def _target(self, user: Sink | Consumer) -> Target | None:
+    def _target(self, user: Sink | Consumer | NatsConsumer) -> Target | None:
         name = getattr(user, "target", None)
         return None if name is None else self.targets.get(name)
 
@@ -126,7 +138,13 @@ class Config(StoreSettings):
             else sink
             for name, sink in self.sinks.items()
         }
-        return self.model_copy(update={"sources": sources, "sinks": sinks})
+        consumers = {
+            name: of if of.reached is None else of.behind(bastions[of.reached.owner])
+            for name, of in self.nats_consumers.items()
+        }
+        return self.model_copy(
+            update={"sources": sources, "sinks": sinks, "nats_consumers": consumers}
+        )
 
     @property
     def streams(self) -> dict[str, StreamSinkSettings]:
@@ -175,6 +193,9 @@ class Config(StoreSettings):
                 "sinks": sinks,
                 "outboxes": {},
                 "consumers": {n: c for n, c in self.consumers.items() if c.stream in sinks},
+                "nats_consumers": {
+                    n: c for n, c in self.nats_consumers.items() if c.stream in sinks
+                },
             }
         )
         found._sharing = self.sharing  # a copy's own
@@ -183,3 +204,7 @@ class Config(StoreSettings):
     def sinks_of(self, source: str) -> dict[str, Sink]:
         """Return the sinks that take from a source, by name."""
         return {name: sink for name, sink in self.sinks.items() if sink.source == source}
+
+    def nats_consumers_of(self, source: str) -> dict[str, NatsSinkSettings]:
+        """Return the sinks that publish for the NATS consumers of a source's streams, by name."""
+        return sinks_of(self.nats_consumers, self.streams, source)

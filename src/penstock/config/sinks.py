@@ -13,7 +13,7 @@ from penstock.config.deletes import check_deletes
 from penstock.config.durations import Duration
 from penstock.config.jetstream import JetStreamSettings
 from penstock.config.nats import GroupBy, NatsSinkConfig
-from penstock.config.nats_login import NatsLogin
+from penstock.config.nats_login import check_target
 from penstock.config.sources import Table
 from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.config.transforms import (
@@ -102,13 +102,7 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
 
     @model_validator(mode="after")
     def _check_target(self) -> Self:
-        if self.target is None:
-            return self
-        if own := [key for key in NatsLogin.model_fields if key in self.model_fields_set]:
-            keys = ", ".join(own)
-            raise ValueError(
-                f"target and {keys}: the target has them all; remove {keys} or `target`"
-            )
+        check_target(self, self.target)
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ A sink or a webhook that names a target takes from it what it would have as keys
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -21,10 +21,11 @@ from penstock.config.consumers import (
     check_url,
 )
 from penstock.config.nats_login import NatsLogin
-from penstock.config.sinks import NatsSinkSettings
 from penstock.config.strict import StrictModel
 
 _OF_TARGET: Final = tuple(NatsLogin.model_fields)
+
+S = TypeVar("S", bound=NatsLogin)
 
 
 class NatsTarget(NatsLogin):
@@ -86,8 +87,8 @@ def bastion_of(name: str, target: Target) -> Bastion | None:
     return None if target.bastion is None else target.bastion.of(name)
 
 
-def joined_sink(sink: NatsSinkSettings, name: str, target: NatsTarget) -> NatsSinkSettings:
-    """Return a sink with the servers, the login and the bastion of its target."""
+def joined_sink(sink: S, name: str, target: NatsTarget) -> S:
+    """Return a NATS sink or consumer with the servers, the login and the bastion of its target."""
     of_target = {key: getattr(target, key) for key in _OF_TARGET}
     return sink.model_copy(update=of_target).behind(bastion_of(name, target))
 

@@ -31,6 +31,7 @@ class SinkFacts:
     `state` is `attached`, `behind`, `detached` (its messages wait in the store) or `paused` (they
     wait there on purpose). `reason` is why it fell behind. `refused` is why its expressions do not go
     with the columns that its tables have by now: messages that need those become dead letters.
+    `stream` is that of a consumer of type nats, which else is like a sink.
     """
 
     name: str
@@ -40,6 +41,7 @@ class SinkFacts:
     since: float | None = None
     backlog: int = 0
     refused: Failure | None = None
+    stream: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,16 @@ class SourceFacts:
     sinks: tuple[SinkFacts, ...] = ()
 
 
+def subject_of(name: str, stream: str | None) -> str:
+    """Return what a sink is called, or with its stream a consumer of type nats."""
+    return f"sink {name}" if stream is None else f"consumer {stream}/{name}"
+
+
 def sink_part(sink: SinkFacts) -> Part:
     """Return how a sink is. One alone never fails a source: the others go on."""
-    subject = f"sink {sink.name}"
+    subject = subject_of(sink.name, sink.stream)
+    if sink.stream is not None and sink.failure is None and sink.state in ("behind", "paused"):
+        return _waiting_consumer(subject, sink)
     why = sink.failure or (sink.reason if sink.state != "attached" else None)
     if why is None and sink.state in ("behind", "detached"):
         why = Failure("behind", "It is behind.", "It catches up by itself.", sink.since)
@@ -82,6 +91,18 @@ def sink_part(sink: SinkFacts) -> Part:
             remedy=problem.remedy if sink.failure is not None else "It catches up by itself.",
         )  # fmt: skip
     return Part.of(subject, [problem])
+
+
+def _waiting_consumer(subject: str, consumer: SinkFacts) -> Part:
+    """Return how a consumer is that is not attached and does not fail."""
+    waiting = f"{consumer.backlog} messages wait in its stream."
+    if consumer.state == "paused":
+        remedy = f"Let it go on: penstock consumer resume {consumer.name}"
+        why = Failure("paused", f"It is paused. {waiting}", remedy, consumer.since)
+    else:
+        remedy = "It catches up by itself."
+        why = Failure("behind", f"It is behind. {waiting}", remedy, consumer.since)
+    return Part.failing(subject, Level.DEGRADED, why)
 
 
 def source_part(source: SourceFacts, now: float, store: Part | None = None) -> Part:

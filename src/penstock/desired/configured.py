@@ -83,6 +83,7 @@ def _config(parts: Parts, base: Config) -> Config:
             "sources": parts.sources,
             "sinks": parts.sinks,
             "consumers": parts.consumers,
+            "nats_consumers": parts.nats_consumers,
             "targets": parts.targets,
         }
     )

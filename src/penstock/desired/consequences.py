@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -103,7 +103,7 @@ class _Words:
         yield from ()
 
     def changed_target(self, _: Spec, __: Spec) -> Iterator[str]:
-        yield f"the sinks and webhooks of target {self.name} connect anew, with what it has then"
+        yield f"the sinks and consumers of target {self.name} connect anew, with what it has then"
 
     # Sources
 
@@ -231,11 +231,45 @@ class _Words:
 
     def new_consumer(self, spec: Spec) -> Iterator[str]:
         stream = spec.get("stream")
+        if type_of("consumer", spec) == "nats":
+            yield f"consumer {self.name} {_publishes(spec)}"
+            return
         if stream in self.facts.streams:
             where = "end" if spec.get("deliver_policy") == "new" else "beginning"
             yield f"consumer {self.name} starts at the {where} of the stream {stream}"
 
+    def changed_nats_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
+        if type_of("consumer", before) != "nats":
+            yield (
+                f"consumer {self.name} becomes one of type nats: what it has not acked goes, and it "
+                + _publishes(after)
+            )
+            yield from self.letters()
+        elif "stream" in self.keys:
+            was, becomes = (self.facts.streams.get(str(s.get("stream"))) for s in (before, after))
+            if was is not None and becomes is not None and was.source != becomes.source:
+                self.refuse(
+                    f"consumer {self.name}: stream: it publishes for source {was.source!r}, not "
+                    f"{becomes.source!r}: give the new one another name"
+                )
+            yield f"consumer {self.name} is made anew and {_publishes(after)}"
+        else:
+            if {"deliver_policy", "start_at"} & self.keys:
+                yield f"consumer {self.name} stays where it is: its start counts when one is made"
+            changed = [key for key in ("filters", "subject", "url", "target") if key in self.keys]
+            if changed:
+                verb = "counts" if len(changed) == 1 else "count"
+                yield f"{_listed(changed)} {verb} from the next round on; what was sent stays as it is"
+
     def changed_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
+        types = type_of("consumer", before), type_of("consumer", after)
+        if types[1] == "nats":
+            yield from self.changed_nats_consumer(before, after)
+            return
+        if types[0] == "nats":
+            yield f"consumer {self.name} publishes to NATS no longer"
+            yield from self.new_consumer(after)
+            return
         if "stream" in self.keys:
             where = "end" if after.get("deliver_policy") == "new" else "beginning"
             yield (
@@ -248,8 +282,10 @@ class _Words:
         if "filters" in self.keys and "stream" not in self.keys:
             yield f"consumer {self.name}: what its filters have passed over is not delivered later"
 
-    def no_consumer(self, _: Spec) -> Iterator[str]:
-        if self.name in self.facts.consumers:
+    def no_consumer(self, spec: Spec) -> Iterator[str]:
+        if type_of("consumer", spec) == "nats":
+            yield f"consumer {self.name} publishes no more; what was not yet is in its stream still"
+        elif self.name in self.facts.consumers:
             yield f"drops the consumer {self.name}: what it has not acked goes with it"
             yield from self.letters()
 
@@ -259,10 +295,20 @@ class _Words:
             yield f"its {count:,} dead letter{'' if count == 1 else 's'} go with it"
 
 
+def _publishes(spec: Spec) -> str:
+    """Return what a new consumer of type nats does."""
+    stream, start = spec.get("stream"), spec.get("start_at")
+    if start is not None:
+        return f"publishes what the stream {stream} holds from {start} on, then what it gets"
+    if spec.get("deliver_policy") == "new":
+        return f"publishes what the stream {stream} gets from now on"
+    return f"publishes what the stream {stream} holds, from its beginning, then what it gets"
+
+
 def _tables(spec: Spec) -> list[Any]:
     found = spec.get("tables", ["public.*"])
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def _listed(words: list[str]) -> str:
+def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -2,6 +2,7 @@
 
 A consumer whose stream is there is made, changed or deleted in the transaction that changes its
 entity. One whose stream is not there yet is made when a run registers the stream.
+Those of type nats are not served: a run publishes for them, and is replaced when they change.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from psycopg.types.json import Jsonb
 from penstock.config.consumers import Consumer, WebhookConsumer
 from penstock.config.document import Spec
 from penstock.config.models import CONSUMERS, DEFAULT_TYPES, type_of
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.targets import HttpTarget, joined_webhook
 from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
@@ -38,7 +40,8 @@ def settings_in(
 ) -> Consumer | None:
     """Return a consumer's settings with its variables filled, and what its target has.
 
-    `targets` are the specs of all targets. None where the settings can't be used here.
+    `targets` are the specs of all targets. None where the settings can't be used here, and for a
+    consumer of type nats: a run publishes for it.
     """
     document = Document()
     value = {"type": DEFAULT_TYPES["consumer"]} | filled(spec, environ, (), document)
@@ -47,6 +50,8 @@ def settings_in(
         return None
     try:
         settings = model.model_validate(value)
+        if isinstance(settings, NatsConsumer):
+            return None
         if not isinstance(settings, WebhookConsumer) or settings.target is None:
             return settings
         target = filled(targets.get(settings.target, {}), environ, (), document)
@@ -96,7 +101,8 @@ def follow(
                 f"Stream {name!r} has a consumer of its own by that name.",
                 remedy="Give yours another.",
             )
-        if spec is None:
+        if spec is None or type_of("consumer", spec) == "nats":
+            # Those of type nats are registered, and removed, by the run that publishes for them.
             if old is not None:
                 gone.append(old[0])
             continue

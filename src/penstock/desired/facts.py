@@ -32,7 +32,7 @@ class Facts:
 
     Args:
         streams: The streams that are there.
-        consumers: The stream and the number of dead letters of each served consumer.
+        consumers: The stream of each consumer, and how many dead letters go with it.
         backlogs: How many messages wait, by sink and source; a sink that is behind has an entry.
         positions: When the newest confirmed transaction of each source was committed, in UTC.
         messages: How many messages a stream has, as a text.
@@ -45,7 +45,7 @@ class Facts:
     messages: Mapping[str, str]
 
     def readers_of(self, stream: str) -> list[str]:
-        """Return the served consumers of a stream."""
+        """Return the consumers of a stream."""
         return sorted(name for name, (of, _) in self.consumers.items() if of == stream)
 
 

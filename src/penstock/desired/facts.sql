@@ -7,16 +7,20 @@ JOIN penstock.sources so ON so.id = st.source_id
 WHERE NOT EXISTS (SELECT FROM penstock.removals r WHERE r.kind = 'sink' AND r.name = st.name)
 
 -- name: consumers
--- The served consumers but for the streams' own, each with its dead letters.
+-- The consumers but for the streams' own, each with the dead letters that go with it: those of one of
+-- type nats stay, as a sink's.
 SELECT c.name, s.name,
        (SELECT count(*) FROM penstock.dead_letters d WHERE d.consumer_id = c.id)
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE NOT c.own
+UNION ALL
+SELECT n.name, s.name, 0 FROM penstock.nats_consumers n JOIN penstock.streams s ON s.id = n.stream_id
 
 -- name: backlogs
 SELECT b.sink, s.name, coalesce(sum(k.rows), 0)::bigint
 FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id
 LEFT JOIN penstock.backlog_blocks k USING (source_id, sink)
 WHERE NOT EXISTS (SELECT FROM penstock.removals r WHERE r.kind = 'sink' AND r.name = b.sink)
+  AND NOT EXISTS (SELECT FROM penstock.nats_consumers n WHERE n.name = b.sink)
 GROUP BY b.sink, s.name
 
 -- name: positions

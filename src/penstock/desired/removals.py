@@ -133,6 +133,7 @@ def _drop_stream(connection: psycopg.Connection[Any], name: str) -> None:
     connection.execute(_STORE_SQL["lock"], [LOCK_WRITE, row[0]])
     ids = [id_ for (id_,) in connection.execute(_SQL["stream_consumers"], [name]).fetchall()]
     consumers.drop(connection, ids)
+    connection.execute(_SQL["delete_reader_backlogs"], [name])
     segments = connection.execute(_SQL["stream_segments"], [name]).fetchall()
     if segments:
         tables = sql.SQL(", ").join(segment_table(id_) for (id_,) in segments)

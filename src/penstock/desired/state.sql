@@ -87,5 +87,10 @@ DELETE FROM penstock.streams WHERE name = %s
 DELETE FROM penstock.backlogs b USING penstock.sources s
 WHERE s.id = b.source_id AND s.name = %(source)s AND b.sink = %(sink)s
 
+-- name: delete_reader_backlogs
+-- What waits for the consumers of type nats of a stream; they go with it.
+DELETE FROM penstock.backlogs b USING penstock.nats_consumers n, penstock.streams s
+WHERE s.name = %s AND n.stream_id = s.id AND b.source_id = s.source_id AND b.sink = n.name
+
 -- name: delete_position
 DELETE FROM penstock.positions WHERE source = %s

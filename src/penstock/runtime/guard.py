@@ -32,7 +32,7 @@ class Guard(Protocol):
         """Return whether this run has met a gap in a source."""
 
     def shared_stream(self) -> str | None:
-        """Return the text of an error if two sinks' messages would be each other's duplicates."""
+        """Return an error's text where messages would be each other's duplicates, of any two sinks."""
 
     def confirmed(self, source: str, lsn: int, time: int) -> None:
         """Note up to where a source's slot is confirmed; `time` counts as `Begin.timestamp`."""
@@ -45,9 +45,9 @@ class Guard(Protocol):
 
 
 def shared_stream(config: Config) -> str | None:
-    """Return the text of an error if two sinks' messages would be each other's duplicates."""
+    """Return an error's text where messages would be each other's duplicates, of any two sinks."""
     for source in config.sources:
-        sinks = config.sinks_of(source)
+        sinks = {**config.sinks_of(source), **config.nats_consumers_of(source)}
         for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
             if finding.level == "error":
                 return f"{finding.subject}: {finding.message}; {finding.fix}."

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.config.settings import Config
 from penstock.core.monitor import Handler, Monitor, Report
+from penstock.runtime.nats_consumers import consumer_routes_of
 from penstock.runtime.reconcile import runs_alike
 from penstock.runtime.store_session import StoreSession, routes_of
 from penstock.spark.pipeline import Pipeline
@@ -32,9 +33,9 @@ def monitor_for(spark: SparkSession, config: Config, handler: Handler) -> Monito
 class NextQuery:
     """The next query of the one source that `config` has.
 
-    `target` is the source's in the store, `uuids` are its sinks', `streams` the ids of its streams,
-    `starting` the sinks that a backfill's reads may go to first: all, where None are named. `start` it,
-    `wait`, and give it to the `Run` that takes it over, or `close` it.
+    `target` is the source's in the store, `uuids` are its sinks' and NATS consumers', `streams` the ids
+    of its streams, `starting` the sinks that a backfill's reads may go to first: all, where None are
+    named. `start` it, `wait`, and give it to the `Run` that takes it over, or `close` it.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class NextQuery:
         starting = config.sinks if starting is None else starting
         routes = routes_of(config, self.source, streams or {}, starting, uuids)
         self.pipeline = Pipeline(
-            spark, config, self.source, routes, target, self.monitor.address, waits=True
-        )
+            spark, config, self.source, routes, target, self.monitor.address, None,
+            consumer_routes_of(config, self.source, uuids), waits=True,
+        )  # fmt: skip
         self._waiting = threading.Event()
         self._handler: Handler | None = None
         self._closed = False

@@ -55,10 +55,16 @@ class ProcessState(Collector):
         """Return the body of `/status`."""
         health = self.health()
         runs = [state.as_json() for state in self._runs()]
-        body: dict[str, Any] = {**health.as_json(), "sources": {}, "sinks": {}}
+        body: dict[str, Any] = {
+            **health.as_json(),
+            "sources": {},
+            "sinks": {},
+            "nats_consumers": {},
+        }
         for of_run in runs:
             body["sources"] |= of_run["sources"]
             body["sinks"] |= of_run["sinks"]
+            body["nats_consumers"] |= of_run["nats_consumers"]
         errors = [of_run["store"]["error"] for of_run in runs]
         body["store"] = {"error": next((error for error in errors if error is not None), None)}
         body["backfills"] = [backfill for of_run in runs for backfill in of_run["backfills"]]

@@ -22,7 +22,8 @@ class Changes:
 def changes(old: Config, new: Config) -> Changes:
     """Return what leads from one configuration to the other.
 
-    A source without sinks is not run. Consumers change no run: the store serves them.
+    A source without sinks is not run. Consumers change no run, as the store serves them, but for those
+    of type nats, which the run publishes for.
     """
     before, after = old.running_sources, new.running_sources
     return Changes(
@@ -34,9 +35,7 @@ def changes(old: Config, new: Config) -> Changes:
 
 def runs_alike(old: Config, new: Config, source: str) -> bool:
     """Return whether a source's run is the same for two configurations."""
-    return (old.sources.get(source), old.sinks_of(source)) == (
-        new.sources.get(source), new.sinks_of(source)
-    )  # fmt: skip
+    return _run_of(old, source) == _run_of(new, source)
 
 
 def reads_alike(old: Config, new: Config, source: str) -> bool:
@@ -45,3 +44,10 @@ def reads_alike(old: Config, new: Config, source: str) -> bool:
     if mine is None or other is None:
         return False
     return (mine.url, mine.slot, mine.publication) == (other.url, other.slot, other.publication)
+
+
+def _run_of(config: Config, source: str) -> tuple[object, ...]:
+    """Return all that a source's run is made of."""
+    sinks = config.sinks_of(source)
+    consumers = {n: of for n, of in config.nats_consumers.items() if of.stream in sinks}
+    return config.sources.get(source), sinks, consumers

@@ -25,10 +25,10 @@ from penstock.core.startup import Step, step
 from penstock.postgres import setup
 from penstock.runtime.guard import Guard, SlotGuard
 from penstock.runtime.handover import NextQuery, monitor_for
+from penstock.runtime.nats_consumers import state_of
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_query import RunContext, SourceQuery
-from penstock.runtime.state import RunState
 from penstock.runtime.store_session import StoreSession
 from penstock.runtime.stream_maker import StreamMaker
 from penstock.spark import planning
@@ -81,8 +81,7 @@ class Run:
         self._claim = claim
         self._follows = follows
         self._sources = config.running_sources
-        sinks = {name: (sink.type, sink.source) for name, sink in config.sinks.items()}
-        self.state = RunState(self._sources, sinks)
+        self.state = state_of(config, self._sources)
         for name, reason in paused.reasons.items():
             self.state.pause(name, reason.code, paused.error(name), reason.remedy)
         self._stopping = threading.Event()

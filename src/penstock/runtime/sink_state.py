@@ -36,7 +36,7 @@ class Rate:
 
 @dataclass
 class SinkState(HasFailure):
-    """A sink's counts since the run started, its failure, and its backlog.
+    """A sink's, or NATS consumer's, counts since the run started, its failure, and its backlog.
 
     `reason` is the failure that put it behind. `refused` is the failure of its expressions on the
     columns that its tables have now.
@@ -44,6 +44,8 @@ class SinkState(HasFailure):
 
     type: str
     source: str
+    stream: str | None = None
+    """Of a consumer of type nats, the stream that it publishes."""
     delivered: int = 0
     duplicates: int = 0
     bytes: int = 0
@@ -72,6 +74,11 @@ class SinkState(HasFailure):
         self.dead_lettered += counts.dead_lettered
         self.filtered += counts.filtered
         self.rate.note(self.delivered)
+
+    @property
+    def identity(self) -> tuple[str, str, str | None]:
+        """What stays the same as long as it is the same sink."""
+        return self.type, self.source, self.stream
 
     @property
     def behind(self) -> bool:

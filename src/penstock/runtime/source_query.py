@@ -106,6 +106,7 @@ class SourceQuery:
             pipeline = Pipeline(
                 spark, run.config, self._name, run.store.routes(self._name),
                 run.store.target(self._name), monitor, self._planner,
+                run.store.consumer_routes(self._name),
             ) if self._prepared is None else self._prepared.pipeline  # fmt: skip
             self.names.add(pipeline.name)
             self._state.capture_failure = None

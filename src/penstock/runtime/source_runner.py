@@ -25,11 +25,12 @@ from penstock.runtime import recovery
 from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.lease import Lease
+from penstock.runtime.nats_consumers import state_of
 from penstock.runtime.reconcile import reads_alike, runs_alike
 from penstock.runtime.run import Run
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.state import RunState
-from penstock.runtime.store_session import register_streams
+from penstock.runtime.store_session import register_streams, uuids_of
 from penstock.spark import planning
 from penstock.spark.reasons import query_failure
 from penstock.spark.store_writer import StoreTarget
@@ -395,7 +396,7 @@ class SourceRunner:
             self._context.spark.warm()
             with Store(self._context.store_url) as store:
                 known, ids = store.source(self.name), {s.name: s.id for s in store.streams()}
-                uuids = {name: store.id_of("sink", name) for name in config.sinks_of(self.name)}
+                uuids = uuids_of(store, config, self.name)
             epoch = self._lease.next_epoch
             if spark is None or known is None or not ids.keys() >= config.streams.keys():
                 return
@@ -492,7 +493,7 @@ class SourceRunner:
             return None
         query = None
         try:
-            uuids = run.store.uuids(sinks)
+            uuids = run.store.uuids(desired, self.name)
             query = NextQuery(spark, desired, run.store.target(self.name), uuids, streams, ())
             query.start()
             if query.wait(_HANDOVER_SECONDS):
@@ -529,5 +530,4 @@ class SourceRunner:
 
 
 def _idle_state(name: str, config: Config) -> RunState:
-    sinks = {n: (sink.type, sink.source) for n, sink in config.sinks.items()}
-    return RunState([name], sinks)
+    return state_of(config, [name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -15,7 +16,13 @@ from penstock.core.counting import Counts, Ledger
 from penstock.core.health import Failure, Health, Level, Part, worker_part
 from penstock.core.message import RoundPart
 from penstock.core.monitor import Report
-from penstock.core.source_health import SinkFacts, SourceFacts, backfill_part, sources_parts
+from penstock.core.source_health import (
+    SinkFacts,
+    SourceFacts,
+    backfill_part,
+    sources_parts,
+    subject_of,
+)
 from penstock.runtime import metrics, status
 from penstock.runtime.sink_state import SinkState
 from penstock.runtime.source_state import SourceState
@@ -27,11 +34,20 @@ class RunState(Collector):
     Args:
         sources: The names of the sources.
         sinks: Each sink's type and source, by its name.
+        consumers: Each NATS consumer's stream and source, likewise; no sink has its name.
     """
 
-    def __init__(self, sources: Iterable[str], sinks: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        sources: Iterable[str],
+        sinks: Mapping[str, tuple[str, str]],
+        consumers: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
         self.sources = {name: SourceState() for name in sources}
         self.sinks = {name: SinkState(*sink) for name, sink in sinks.items()}
+        self.sinks |= {
+            name: SinkState("nats", source, stream) for name, (stream, source) in consumers.items()
+        }
         self.standing_by: str | None = None
         """Who runs the sources, where this process stands by."""
         self.holder: str | None = None
@@ -139,7 +155,7 @@ class RunState(Collector):
             same = []
             for name, sink in self.sinks.items():
                 before = earlier.sinks.get(name)
-                if before is None or (before.type, before.source) != (sink.type, sink.source):
+                if before is None or before.identity != sink.identity:
                     continue
                 same.append(name)
                 for key in _SINK_COUNTERS:
@@ -176,7 +192,9 @@ class RunState(Collector):
                     name, s.started, s.failure, s.waiting, s.waiting_since, s.progress_at,
                     s.reported_at,
                     tuple(
-                        SinkFacts(n, k.state, k.failure, k.reason, k.since, k.backlog, k.refused)
+                        SinkFacts(
+                            n, k.state, k.failure, k.reason, k.since, k.backlog, k.refused, k.stream
+                        )
                         for n, k in self.sinks.items()
                         if k.source == name
                     ),
@@ -185,7 +203,8 @@ class RunState(Collector):
             ]  # fmt: skip
             store = self.store_failure
         if self.standing_by is not None:
-            subjects = [f"source {n}" for n in self.sources] + [f"sink {n}" for n in self.sinks]
+            subjects = [f"source {name}" for name in self.sources]
+            subjects += [subject_of(name, sink.stream) for name, sink in self.sinks.items()]
             return [worker_part("store", store, time.time()), *map(Part, subjects)]
         failed = [b for b in self.backfills if b["state"] == "failed"]
         return [
@@ -230,6 +249,7 @@ class RunState(Collector):
             return health.as_json() | {
                 "sources": status.sources_json(self.sources, health, self.holder, self.standing_by),
                 "sinks": status.sinks_json(self.sinks, self.sources),
+                "nats_consumers": status.nats_consumers_json(self.sinks, self.sources),
                 "store": status.store_json(self.store_error, health),
                 "backfills": self.backfills,
             }

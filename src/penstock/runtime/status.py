@@ -41,7 +41,18 @@ def sinks_json(
     sinks: Mapping[str, SinkState], sources: Mapping[str, SourceState]
 ) -> dict[str, Any]:
     """Return each sink by name; `sources` are those that they take from."""
-    return {name: _sink_json(sink, sources) for name, sink in sinks.items()}
+    return {n: _sink_json(sink, sources) for n, sink in sinks.items() if sink.stream is None}
+
+
+def nats_consumers_json(
+    sinks: Mapping[str, SinkState], sources: Mapping[str, SourceState]
+) -> dict[str, Any]:
+    """Return each NATS consumer by name; `sinks` has them beside the sinks."""
+    return {
+        name: {"stream": sink.stream, "lag_messages": sink.backlog, **_sink_json(sink, sources)}
+        for name, sink in sinks.items()
+        if sink.stream is not None
+    }
 
 
 def store_json(error: str | None, health: Health) -> dict[str, Any]:

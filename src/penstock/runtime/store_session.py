@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Self
 
 import structlog
@@ -20,10 +20,13 @@ from penstock.core.monitor import Report
 from penstock.desired.state import DesiredState
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
+from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
+from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route
 from penstock.spark.store_writer import StoreTarget
@@ -67,7 +70,9 @@ class StoreSession:
         self._sources: dict[str, SourceRecord] = {}
         self._streams: dict[str, int] = {}
         self._uuids: dict[str, str] = {}
+        self._consumers = ConsumerDrainers(config, self._store)
         self._drainers: dict[str, Drainer] = {}
+        self._drained: dict[str, str] = {}  # the source of each drainer's sink
         self._done: dict[str, Position] = {}
         self._claims = Claims(self._on_taken)
         self._stack = contextlib.ExitStack()
@@ -100,7 +105,7 @@ class StoreSession:
                 source=name, wal_end=format_lsn(wal_end or 0),
             )  # fmt: skip
         self._note_catalog(name)
-        self._uuids |= self.uuids(self._config.sinks_of(name))
+        self._uuids |= self.uuids(self._config, name)
         self._streams |= register_streams(self._store, self._config, source)
 
     def _note_catalog(self, name: str) -> None:
@@ -116,9 +121,9 @@ class StoreSession:
             return
         self._store.save_catalog(name, columns)
 
-    def uuids(self, sinks: Iterable[str]) -> dict[str, str]:
-        """Return the ids of sinks, which are made where there are none."""
-        return {name: self._store.id_of("sink", name) for name in sinks}
+    def uuids(self, config: Config, source: str) -> dict[str, str]:
+        """Return the ids of a source's sinks and NATS consumers; see `uuids_of`."""
+        return uuids_of(self._store, config, source)
 
     def _claim(self, source: SourceRecord, stopping: threading.Event) -> bool:
         """Claim a source, waiting for a while; return False where `stopping` came first."""
@@ -145,6 +150,7 @@ class StoreSession:
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""
         register_consumers(self._store, self._config.consumers)
+        self._consumers.register(self._sources, self._streams)
         self._check_backlogs()
         self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
@@ -157,12 +163,17 @@ class StoreSession:
                 else:
                     self._drain(name, sink)
 
-    def _drain(self, name: str, sink: NatsSinkSettings) -> None:
+        for source in self._sources:
+            for name, sink in self._config.nats_consumers_of(source).items():
+                self._drain(name, sink, self._consumers.backlog(name))
+
+    def _drain(self, name: str, sink: NatsSinkSettings, of: SinkBacklog | None = None) -> None:
         target = NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
         drainer = Drainer(
             self.url, self._sources[sink.source].id, name, target, sink.detach_after,
-            self._on_report,
+            self._on_report, of,
         )  # fmt: skip
+        self._drained[name] = sink.source
         if (done := self._done.get(sink.source)) is not None:
             drainer.done(done)
         self._drainers[name] = drainer
@@ -192,6 +203,8 @@ class StoreSession:
         for of in behind:
             if of.source not in self._sources:
                 continue  # another pipeline's
+            if of.sink in self._config.nats_consumers:
+                continue
             sink = self._config.sinks.get(of.sink)
             if not isinstance(sink, NatsSinkSettings):
                 log.warning("a sink that is not configured any more has a backlog",
@@ -217,6 +230,10 @@ class StoreSession:
         """Return the routes of a source."""
         return routes_of(self._config, source, self._streams, self._starting, self._uuids)
 
+    def consumer_routes(self, source: str) -> list[ConsumerRoute]:
+        """Return the routes of the consumers of type nats of a source's streams."""
+        return consumer_routes_of(self._config, source, self._uuids)
+
     # -- what the processes of the run report
 
     def handle(self, report: Report) -> Report | None:
@@ -232,7 +249,7 @@ class StoreSession:
         if (source := report.get("capture")) is not None and report.get("done") is not None:
             done = self._done[source] = self._sources[source].position(Position(*report["done"]))
             for name, drainer in list(self._drainers.items()):
-                if self._config.sinks[name].source == source:
+                if self._drained[name] == source:
                     drainer.done(done)
         return None
 
@@ -242,8 +259,8 @@ class StoreSession:
             drainer.wake()
 
     def is_drained(self) -> bool:
-        """Whether no sink has a backlog."""
-        return all(drainer.is_attached() for drainer in self._drainers.values())
+        """Whether no sink has a backlog, and no consumer but those that are paused."""
+        return all(d.is_attached() or d.is_paused for d in self._drainers.values())
 
 
 def register_consumers(store: Store, consumers: Mapping[str, Consumer]) -> None:
@@ -259,6 +276,17 @@ def register_consumers(store: Store, consumers: Mapping[str, Consumer]) -> None:
         else:
             if consumer.filters.sql is not None:  # it may have been refused before this run
                 DesiredState(store).accept("consumer", name)
+
+
+def uuids_of(store: Store, config: Config, source: str) -> dict[str, str]:
+    """Return the ids of a source's sinks and NATS consumers by their names, of which no two are alike.
+
+    They are made where there are none. Raises `StoreError`.
+    """
+    sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
+    return {name: store.id_of("sink", name) for name in sinks} | {
+        name: store.id_of("consumer", name) for name in consumers
+    }
 
 
 def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:

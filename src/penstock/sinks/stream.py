@@ -46,10 +46,14 @@ class StreamRoute:
 
 
 class Backlog(NamedTuple):
-    """Why a sink is not written to directly now; `drained` is its last position delivered."""
+    """Why a sink is not written to directly now; `drained` is its last position delivered.
+
+    `in_stream`: it is a consumer whose messages are left in its stream.
+    """
 
     code: str
     drained: Position
+    in_stream: bool = False
 
     @property
     def starting(self) -> bool:
@@ -138,7 +142,10 @@ class StreamWriter:
             self._check_base(base.fetchone())
             self._open = {row[0]: _segment(row[1:]) for row in segments}
             self._head = Position(*(head.fetchone() or START))
-            return {sink: Backlog(code, Position(lsn, idx)) for sink, code, lsn, idx in backlogs}
+            return {
+                sink: Backlog(code, Position(lsn, idx), in_stream)
+                for sink, code, lsn, idx, in_stream in backlogs
+            }
         except psycopg.Error as error:
             self._fail(error)
 

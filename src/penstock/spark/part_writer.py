@@ -18,6 +18,8 @@ from penstock.core.counting import Counts, is_counted, split
 from penstock.core.delivery import DeadLetter, Written
 from penstock.core.message import RoundPart
 from penstock.sinks.stream import Backlog
+from penstock.spark.consumer_feeds import ConsumerFeeds
+from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.routes import size
 from penstock.spark.sink_writer import Delivery, SinkWriter, keep_dead_letters
 from penstock.spark.steps import Prepared, Steps
@@ -62,6 +64,7 @@ class PartWriter:
         self._deliveries: dict[str, Future[Delivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
         self._first: set[str] = set()
+        self._consumers = ConsumerFeeds(worker, part, self._floors)
         self._outcome = Outcome(part)
 
     def write(self) -> Outcome:
@@ -108,9 +111,11 @@ class PartWriter:
         finally:
             for feed in self._feeds.values():
                 feed.put(None)
+            self._consumers.end()
             # Whatever has happened, the next part finds the sinks idle.
-            wait(self._deliveries.values())
-        return {name: future.result() for name, future in self._deliveries.items()}
+            deliveries = self._deliveries | self._consumers.deliveries
+            wait(deliveries.values())
+        return {name: future.result() for name, future in deliveries.items()}
 
     def _attempt(self) -> int:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
@@ -126,19 +131,21 @@ class PartWriter:
         ]
         spilled = [(name, worker.sink_writers[name].steps) for name in self._begin(behind)]
         names = [steps.route.name for _, steps, _ in streams] + [name for name, _ in spilled]
+        names += self._consumers.begin(behind)
         self._outcome.counts = {name: Counts() for name in names}
         self._dead = {}
         total = 0
         for block in self._blocks():
             for index, steps, written in streams:
                 prepared = steps(block)
-                there, new = store.streams.write(index, prepared.messages)
-                written.delivered += new
-                written.duplicates += there - new
-                self._note(steps, block, prepared, there, size(prepared.messages))
-            for name, steps in spilled:
-                prepared = steps(block)
-                self._note(steps, block, prepared)
+                stored = store.streams.write(index, prepared.messages)
+                written.delivered += stored.new
+                written.duplicates += stored.there - stored.new
+                self._note(steps, block, prepared, stored.there, size(prepared.messages))
+                self._consumers.add(steps.route.name, block, prepared.messages, stored)
+            for name, its_steps in spilled:
+                prepared = its_steps(block)
+                self._note(its_steps, block, prepared)
                 store.spill(name, prepared.messages, first=name in self._first)
                 total += prepared.messages.num_rows
         if not worker.streams and not spilled:
@@ -153,7 +160,12 @@ class PartWriter:
         return total
 
     def _note(
-        self, steps: Steps, block: Block, prepared: Prepared, delivered: int = 0, bytes_: int = 0
+        self,
+        steps: Steps | ConsumerSteps,
+        block: Block,
+        prepared: Prepared,
+        delivered: int = 0,
+        bytes_: int = 0,
     ) -> None:
         name = steps.route.name
         if prepared.dead:

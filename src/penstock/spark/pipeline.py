@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ from pyspark.util import PythonEvalType
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.core.blocks import ROWS_AT_ONCE
+from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.settings import lanes
@@ -26,6 +27,8 @@ from penstock.spark.writer import COUNT_DDL, FanOut
 
 class Pipeline:
     """The query of one source into `routes`, and the backlogs of these in `store`.
+
+    `consumers` are those of type nats of the streams among the routes.
 
     It begins at the slot, in a checkpoint folder of its own: the slot is the truth, and a checkpoint
     that is older or newer than it could only contradict it. One that `waits` lets another query go on
@@ -41,6 +44,7 @@ class Pipeline:
         store: StoreTarget,
         monitor: str,
         planner: Planner | None = None,
+        consumers: Sequence[ConsumerRoute] = (),
         *,
         waits: bool = False,
     ) -> None:
@@ -48,6 +52,7 @@ class Pipeline:
         self._config = config
         self._source = source
         self._routes = routes
+        self._consumers = consumers
         self._store = store
         self._monitor = monitor
         self.planner = planner or Planner(config.sources[source], config.sinks_of(source))
@@ -68,8 +73,9 @@ class Pipeline:
         # A row is a block of thousands of messages: each goes to the sink's worker as it is read.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
         fan_out = FanOut(
-            self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {}
-        )
+            self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {},
+            self._consumers,
+        )  # fmt: skip
         options = self._options() | {"query": fan_out.query}
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()

@@ -1,4 +1,4 @@
-"""A NATS sink as the tasks of a pipeline write to it: in a thread, and not for ever."""
+"""A NATS sink, or consumer, as the tasks of a pipeline write to it: in a thread, and not for ever."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from penstock.core.monitor import Reporter
 from penstock.sinks import reports
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.window import STEADY_RATE
+from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.steps import Steps
 from penstock.spark.store_writer import BACKOFF_SECONDS
 
@@ -38,10 +39,14 @@ class Delivery:
 
 
 class SinkWriter:
-    """Applies a NATS sink's steps, and publishes."""
+    """Applies the steps of a NATS sink or consumer, and publishes."""
 
     def __init__(
-        self, steps: Steps, settings: NatsSinkSettings, source: str, reporter: Reporter
+        self,
+        steps: Steps | ConsumerSteps,
+        settings: NatsSinkSettings,
+        source: str,
+        reporter: Reporter,
     ) -> None:
         self.steps = steps
         self.name = steps.route.name

@@ -16,6 +16,8 @@ from penstock.core.monitor import Reporter
 from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import StreamRoute, StreamWriter
+from penstock.streams.copy import placed
+from penstock.streams.nats_consumers import SQL
 from penstock.streams.records import START
 
 BACKOFF_SECONDS: Final = (0.1, 5.0)
@@ -112,3 +114,10 @@ class StoreWriter:
         target = self._target
         with self.streams.statements() as connection:
             backlog.spill(connection, target.source_id, sink, messages, target.base, first=first)
+
+    def note_ahead(self, consumer: str, messages: pa.RecordBatch) -> None:
+        """Note, in the open transaction, that messages which a consumer's stream has are published."""
+        places = placed(messages, "changes", self._target.base)
+        values = [places.column(name).to_pylist() for name in ("commit_lsn", "commit_idx")]
+        with self.streams.statements() as connection:
+            connection.execute(SQL["add_ahead"], [*values, self._target.source_id, consumer])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 
@@ -27,6 +27,7 @@ from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.sinks.stream import StreamRoute
+from penstock.spark.consumer_steps import ConsumerRoute, ConsumerSteps
 from penstock.spark.lanes import Reports
 from penstock.spark.part_writer import Outcome, PartWriter
 from penstock.spark.routes import Route
@@ -49,13 +50,18 @@ class FanOut:
         store: StoreTarget,
         monitor: str | None,
         plans: Mapping[str, SinkPlan] | None = None,
+        consumers: Sequence[ConsumerRoute] = (),
     ) -> None:
-        """`plans` are those of the sinks that have a filter, a transform or a route."""
+        """`plans` are those of the sinks that have a filter, a transform or a route.
+
+        `consumers` are those of type nats of the streams among the routes.
+        """
         self.source = source
         self.routes = routes
         self.store = store
         self.monitor = monitor
         self.plans = dict(plans or {})
+        self.consumers = list(consumers)
         self.query = secrets.token_hex(8)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,12 +89,24 @@ class Worker:
                 self.sink_writers[route.name] = SinkWriter(
                     steps, route.settings, fan_out.source, self.reporter
                 )
+        self.consumer_writers: dict[str, SinkWriter] = {}
+        self.consumers_of: dict[str, list[str]] = {}
+        for consumer in fan_out.consumers:
+            self.consumer_writers[consumer.name] = SinkWriter(
+                ConsumerSteps(consumer), consumer.settings, fan_out.source, self.reporter
+            )
+            self.consumers_of.setdefault(consumer.stream, []).append(consumer.name)
         self.store = StoreWriter(fan_out.store, streams, self.reporter)
-        self.pool = ThreadPoolExecutor(max(len(self.sink_writers), 1), "sink")
+        self.pool = ThreadPoolExecutor(max(len(self.publishers), 1), "sink")
         self.query: str | None = None
         self.floors: Floors = {}
         self.sees_behind = False
         """Whether some sink was behind, the last time that this looked or put one there."""
+
+    @property
+    def publishers(self) -> dict[str, SinkWriter]:
+        """The NATS sinks and consumers, by name."""
+        return self.sink_writers | self.consumer_writers
 
     def run(self, values: Iterator[Block | Opening], query: str) -> int:
         """Write a task's parts, report each, and return how many messages were delivered in all."""
@@ -129,7 +147,7 @@ class Worker:
         """End what a worker that is not used any more holds: connections, the operator's code."""
         for steps in self.streams:
             steps.close()
-        for sink_writer in self.sink_writers.values():
+        for sink_writer in self.publishers.values():
             sink_writer.close()
         self.store.streams.close()
         self.pool.shutdown(wait=False)
@@ -142,7 +160,7 @@ class Worker:
         self.sees_behind = bool(behind)
         tries = {
             name: self.pool.submit(sink_writer.connect)
-            for name, sink_writer in self.sink_writers.items()
+            for name, sink_writer in self.publishers.items()
             if name not in behind
         }
         # What was counted before is no measure of what a sink has: LSNs may have started anew since.
@@ -170,7 +188,8 @@ def _worker(fan_out: FanOut) -> Worker:
     worker = _workers.get(fan_out.source)
     if worker is not None:
         of = worker.fan_out
-        if (of.monitor, of.plans) == (fan_out.monitor, fan_out.plans):
+        mine = (of.monitor, of.plans, of.consumers)
+        if mine == (fan_out.monitor, fan_out.plans, fan_out.consumers):
             return worker
         # A query that is started again may have another plan, as the tables may have changed, or be of
         # another run, with other sinks.

@@ -20,6 +20,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
+from penstock.streams.nats_consumers import low_watermarks, note_dropped
 from penstock.streams.records import START, SourceRecord, StreamRecord
 from penstock.streams.rows import forgettable, merge, to_merge
 from penstock.streams.segments import (
@@ -148,6 +149,11 @@ def _expire(store: Store, connection: Connection, stream: StreamRecord) -> None:
     if not expired:
         return
     through = expired[-1].through or START
+    for name, count in note_dropped(connection, stream, through):
+        _log.warning(
+            "messages dropped that a NATS consumer had not published",
+            stream=stream.name, consumer=name, messages=count, retention=str(stream.retention),
+        )  # fmt: skip
     connection.execute(SQL["remove_segments"], [[segment.id for segment in expired]])
     for consumer in readers_of(stream, store.consumers()):
         position = low_watermark(connection, consumer)
@@ -167,6 +173,7 @@ def _merge(store: Store, connection: Connection, stream: StreamRecord) -> None:
     if run:
         readers = readers_of(stream, store.consumers())
         watermarks = [low_watermark(connection, reader) for reader in readers]
+        watermarks += low_watermarks(connection, stream)
         merge(connection, stream, run, forgettable(segments, run, watermarks))
 
 

@@ -348,6 +348,31 @@ CREATE TABLE penstock.bastions (
     host_key text
 );
 
+-- name: migration_10
+-- Consumers of type nats, which a run publishes for as for a sink of their name; `settings` is what may
+-- be shown of them. A rewind waits in `rewind_lsn` and `rewind_idx`, in the streams' positions, until the
+-- run has done it. `dropped` counts the messages that retention took before they were published.
+CREATE TABLE penstock.nats_consumers (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream_id integer NOT NULL REFERENCES penstock.streams ON DELETE CASCADE,
+    name text NOT NULL UNIQUE,
+    settings jsonb NOT NULL,
+    paused boolean NOT NULL DEFAULT false,
+    rewind_lsn bigint,
+    rewind_idx bigint,
+    dropped bigint NOT NULL DEFAULT 0,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+-- One that is behind has a backlog as a sink has. With a `stream_id` its messages are left in the stream:
+-- those behind (from_lsn, from_idx), but for those at the positions in `ahead_lsn` and `ahead_idx`, which
+-- were published, or wait in blocks, when this began.
+ALTER TABLE penstock.backlogs
+    ADD stream_id integer REFERENCES penstock.streams ON DELETE CASCADE,
+    ADD from_lsn bigint NOT NULL DEFAULT 0,
+    ADD from_idx bigint NOT NULL DEFAULT -1,
+    ADD ahead_lsn bigint[] NOT NULL DEFAULT '{}',
+    ADD ahead_idx bigint[] NOT NULL DEFAULT '{}';
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

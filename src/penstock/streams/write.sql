@@ -18,7 +18,7 @@ SELECT id, after_lsn, after_idx, through_lsn, through_idx
 FROM penstock.segments WHERE stream_id = %s ORDER BY after_lsn, after_idx
 
 -- name: backlogs
-SELECT sink, code, drained_lsn, drained_idx
+SELECT sink, code, drained_lsn, drained_idx, stream_id IS NOT NULL
 FROM penstock.backlogs WHERE source_id = %s
 
 -- name: copy

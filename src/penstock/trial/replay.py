@@ -146,7 +146,9 @@ class Replay:
     def _found(self, name: str) -> Config:
         if self._path is not None and self._file is None:
             self._file = with_bastions(load(self._path), self._store.url)
-        if self._file is not None and name in self._file.sinks:
+        if self._file is not None and (
+            name in self._file.sinks or name in self._file.nats_consumers
+        ):
             return self._file
         outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
         if not outboxes:
@@ -176,7 +178,10 @@ class Replay:
         return SinkError("no_sink", f"{what} any more.", remedy=remedy, transient=False)
 
     def _sink(self, name: str) -> NatsSinkSettings:
-        sink = self._config(name).sinks[name]
+        config = self._config(name)
+        if (consumer := config.nats_consumers.get(name)) is not None:
+            return consumer.sink(config.streams[consumer.stream])
+        sink = config.sinks[name]
         if not isinstance(sink, NatsSinkSettings):
             raise self._no_sink(f"{self._where} has no NATS sink {name!r}")
         return sink

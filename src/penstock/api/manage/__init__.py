@@ -12,6 +12,7 @@ from penstock.api.manage import (
     dead_letters,
     entities,
     http_consumers,
+    nats_consumers,
     plans,
     streams,
     tokens,
@@ -33,6 +34,7 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
     if context is not None:
         streams.add_search(api, consumers)
         entities.add(api, context)
+        nats_consumers.add(api, context)
         databases.add(api, context)
         backfills.add(api, context)
         dead_letters.add(api, context)

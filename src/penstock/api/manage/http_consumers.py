@@ -135,7 +135,7 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         openapi_extra=body_of(Rewind),
     )
     async def rewind(consumer: str, request: Request) -> Response:
-        to = _place(await read_object(request))
+        to = place(await read_object(request))
         found = await consumers.get(consumer)
         if isinstance(to, Position):
             lsn = to.lsn + await consumers.base(found)
@@ -208,7 +208,8 @@ def _changes_schema() -> dict[str, Any]:
     return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
-def _place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
+def place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
+    """Return where a rewind leads; raises `Problem`."""
     try:
         to = Rewind.model_validate(body).to
         if isinstance(to, datetime):

@@ -150,7 +150,7 @@ class Handover:
                 self._spark,
                 desired.config,
                 run.store.target(desired.source),
-                run.store.uuids(desired.config.sinks),
+                run.store.uuids(desired.config, desired.source),
             )
             query.start()
         except Exception as error:

@@ -10,6 +10,9 @@ away: the next writer delivers directly. It does so only with a sink that has ju
 with no more of them than that takes soon; a sink that soon falls behind again joins later each time.
 What a failed try to join has delivered lies beyond what is wholly done, so no position holds it; it is
 known here, and a run that ends meanwhile repeats it.
+
+A consumer of type nats is drained like a sink: what it has not had lies in its stream, or in blocks
+(`penstock.sinks.backlog.consumer`).
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.delivered import Delivered
 from penstock.sinks.backlog.reported_state import ReportedState
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind, Connection
+from penstock.streams.nats_consumers import ON_PURPOSE
 from penstock.streams.segments import lock_writers
 from penstock.streams.store import Store
 
@@ -47,6 +52,7 @@ _JOIN_SECONDS: Final = 1.0
 """How long a join may keep the writers out; it begins if half of that is likely to do."""
 _JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
 _PIECE: Final = 1_000
+_FEW: Final = 1_000
 _BACKOFF_SECONDS: Final = (0.1, 2.0)
 _SOON_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = (1.0, 60.0)
@@ -65,6 +71,7 @@ class Drainer:
         target: The sink itself, for the drainer alone.
         detach_after: How long it may be behind before it is reported as detached.
         on_report: Called from the drainer's thread with reports for `/status` and `/metrics`.
+        of: What waits for it, for the drainer alone; by default its blocks.
     """
 
     def __init__(
@@ -75,8 +82,11 @@ class Drainer:
         target: Sink,
         detach_after: timedelta,
         on_report: Callable[[Report], object],
+        of: SinkBacklog | None = None,
     ) -> None:
         self._store = Store(url)
+        self._backlog = of = of or SinkBacklog(source_id, sink)
+        self._rewinds = of.rewinds
         self._source_id = source_id
         self._sink = sink
         self._target = target
@@ -86,7 +96,7 @@ class Drainer:
         self._wakes = 1
         self._wakes_read = 0  # when it last read whether the sink is behind
         self._done: Position | None = None
-        self._state = ReportedState(self._store, source_id, sink, detach_after, on_report)
+        self._state = ReportedState(self._store, of, detach_after, on_report)
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
         self._delivered = Delivered()
@@ -131,6 +141,11 @@ class Drainer:
         """Whether the sink has no backlog; False where it has not read that since `wake`."""
         return self._wakes_read == self._wakes and self._state.is_attached
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is a consumer's that is paused."""
+        return self._backlog.paused
+
     # -- the thread
 
     def _run(self) -> None:
@@ -149,6 +164,8 @@ class Drainer:
                 continue
             except _Stopped:
                 return
+            except _Changed:
+                continue
             except Exception:
                 log.exception("the backlog is not drained", sink=self._sink)
                 self._stopping.wait(_FAILED_SECONDS)
@@ -161,9 +178,10 @@ class Drainer:
         """Do the next thing; return whether there is more to do at once."""
         wakes, done, taken = self._wakes, self._done, None
         with self._store.connection() as connection:
-            behind = backlog.behind(connection, self._source_id, self._sink)
-            if behind is not None and done is not None:
-                taken = backlog.take(connection, behind, done)
+            behind = self._backlog.attend(connection, done)
+            if behind is not None and done is not None and not self._backlog.paused:
+                taken = self._backlog.take(connection, behind, done)
+        self._note_rewind()
         self._update_state(behind)
         self._wakes_read = wakes
         if behind is None:
@@ -177,8 +195,15 @@ class Drainer:
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
             self._delivered.forget(taken.end)
-            return True
-        if done is None or time.monotonic() < self._state.since + self._wait:
+            behind = behind._replace(drained=taken.end)
+            # A stream always has more, under a steady load.
+            if behind.stream_id is None or taken.messages.num_rows > _FEW:
+                return True
+        if (
+            self._backlog.paused
+            or done is None
+            or time.monotonic() < self._state.since + self._wait
+        ):
             return False
         return self._join(behind)
 
@@ -221,7 +246,10 @@ class Drainer:
             if self._stopping.wait(delay):
                 raise _Stopped
             with self._store.connection() as connection:
-                self._update_state(backlog.behind(connection, self._source_id, self._sink))
+                behind = self._backlog.attend(connection, self._done)
+            self._update_state(behind)
+            if self._backlog.paused or self._backlog.rewinds != self._rewinds:
+                raise _Changed
 
     def _join(self, behind: Behind) -> bool:
         """Deliver what is left with the writers out, and join; return whether that went well."""
@@ -235,7 +263,7 @@ class Drainer:
         with self._store.connection() as connection:
             # A replay may have brought again what was delivered before.
             backlog.drop(connection, self._source_id, self._sink, behind.drained)
-            waiting, _ = backlog.size(connection, self._source_id, self._sink)
+            waiting, _ = self._backlog.size(connection)
             if waiting > self._at_once or (waiting and not self._answers):
                 return False
         try:
@@ -259,10 +287,10 @@ class Drainer:
         """Deliver all that waits, the writers being out, and return whether that went well and soon."""
         deadline = time.monotonic() + _JOIN_SECONDS
         # More may have come before the writers were out.
-        waiting, _ = backlog.size(connection, self._source_id, self._sink)
+        waiting, _ = self._backlog.size(connection)
         if waiting > self._at_once:
             return False
-        while behind is not None and (taken := backlog.take(connection, behind)) is not None:
+        while behind is not None and (taken := self._backlog.take(connection, behind)) is not None:
             messages = self._delivered.missing(taken.messages)
             for first in range(0, messages.num_rows, _PIECE):
                 piece, left = messages.slice(first, _PIECE), deadline - time.monotonic()
@@ -283,12 +311,19 @@ class Drainer:
 
     # -- reports
 
+    def _note_rewind(self) -> None:
+        """Forget what was delivered before a rewind: it is to be delivered again."""
+        if self._backlog.rewinds != self._rewinds:
+            self._rewinds = self._backlog.rewinds
+            self._delivered.forget()
+
     def _update_state(self, behind: Behind | None) -> None:
         if not self._state.update(behind):
             return
         self._answers = False
         self._target.close()  # what was idle may have lost its server
-        soon = time.monotonic() - self._joined_at < _SOON_SECONDS
+        failed = behind is not None and behind.code not in ON_PURPOSE
+        soon = failed and time.monotonic() - self._joined_at < _SOON_SECONDS
         first, most = _WAIT_SECONDS
         self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0
 
@@ -310,3 +345,7 @@ class Drainer:
 
 class _Stopped(Exception):  # noqa: N818 - no error
     """The drainer was asked to end."""
+
+
+class _Changed(Exception):  # noqa: N818 - no error
+    """What is to be delivered has changed: the consumer is paused, or was rewound."""

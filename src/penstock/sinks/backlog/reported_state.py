@@ -11,7 +11,9 @@ import structlog
 
 from penstock.core.monitor import Report
 from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind
+from penstock.streams.nats_consumers import FOLLOWING, PAUSED
 from penstock.streams.store import Store
 
 _REPORT_SECONDS: Final = 1.0
@@ -24,8 +26,7 @@ class ReportedState:
 
     Args:
         store: Where the backlog is.
-        source_id: The source's in the store.
-        sink: The sink's name.
+        of: The backlog of the sink.
         detach_after: How long the sink may be behind before it counts as detached.
         send: Takes the reports.
     """
@@ -33,14 +34,13 @@ class ReportedState:
     def __init__(
         self,
         store: Store,
-        source_id: int,
-        sink: str,
+        of: SinkBacklog,
         detach_after: timedelta,
         send: Callable[[Report], object],
     ) -> None:
         self._store = store
-        self._source_id = source_id
-        self._sink = sink
+        self._of = of
+        self._sink = of.name
         self._detach_after = detach_after
         self._send = send
         self._state = "attached"
@@ -60,12 +60,16 @@ class ReportedState:
         if behind is not None:
             late = behind.seconds >= self._detach_after.total_seconds()
             state = "detached" if late else "behind"
+            if behind.code == PAUSED:
+                state = "paused"
+            elif behind.code == FOLLOWING[0]:
+                state = "behind"  # however long that takes
         if state == before and (behind is None or now < self._reported_at + _REPORT_SECONDS):
             return False
         messages = bytes_ = 0
         if behind is not None:
             with self._store.connection() as connection:
-                messages, bytes_ = backlog.size(connection, self._source_id, self._sink)
+                messages, bytes_ = self._of.size(connection)
         self._reported_at, self._state = now, state
         if state != before:
             self._log(state, behind, now)
@@ -83,18 +87,23 @@ class ReportedState:
         return fell_behind
 
     def _log(self, state: str, behind: Behind | None, now: float) -> None:
+        kind, what = self._of.kind, {self._of.kind: self._sink}
         if behind is None:
-            log.info("sink attached again, its backlog is delivered", sink=self._sink,
-                     seconds=round(now - self.since, 1))  # fmt: skip
+            log.info(f"{kind} attached again, its backlog is delivered",
+                     seconds=round(now - self.since, 1), **what)  # fmt: skip
+        elif state == "paused":
+            log.info(f"{kind} paused", **what)
         elif state == "detached":
             log.warning(
-                "sink detached", sink=self._sink, code=behind.code, error=behind.error,
-                after=str(self._detach_after),
+                f"{kind} detached", code=behind.code, error=behind.error,
+                after=str(self._detach_after), **what,
             )  # fmt: skip
+        elif behind.code == FOLLOWING[0]:
+            log.info(f"{kind} publishes what its stream holds", **what)
         elif behind.code == backlog.STARTED:
-            log.info("sink takes what came in while it started", sink=self._sink)
+            log.info(f"{kind} takes what came in while it started", **what)
         else:
             log.warning(
-                "sink is behind, its messages wait in the store", sink=self._sink,
-                code=behind.code, error=behind.error,
+                f"{kind} is behind, its messages wait in the store", code=behind.code,
+                error=behind.error, **what,
             )  # fmt: skip

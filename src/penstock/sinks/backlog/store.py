@@ -41,7 +41,11 @@ _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
 class Behind(NamedTuple):
-    """A sink that is behind: for how many seconds and why. All up to `drained` was delivered."""
+    """A sink that is behind: for how many seconds and why. All up to `drained` was delivered.
+
+    With a `stream_id` it is a consumer whose messages behind `since` are left in that stream, but for
+    some if it `has_ahead` (see `penstock.sinks.backlog.consumer`).
+    """
 
     source_id: int
     sink: str
@@ -50,6 +54,9 @@ class Behind(NamedTuple):
     code: str
     error: str
     drained: Position
+    stream_id: int | None = None
+    since: Position = START
+    has_ahead: bool = False
 
 
 class Taken(NamedTuple):
@@ -148,9 +155,9 @@ def take(
         end = _before(None if next_ is None else Position(*next_[1:3]), until)
         ids = [row[0] for row in found[:count]]
         blocks = [block for (block,) in connection.execute(_SQL["blocks"], [ids])]
-        messages = _in_order(blocks, of.drained, end)
+        messages = in_order([decode(block) for block in blocks], of.drained, end)
         if messages.num_rows:
-            return Taken(messages, end or _last(messages))
+            return Taken(messages, end or last_position(messages))
         if count == len(reached) and not more:
             # Blocks that hold what was delivered before as well as what may not be yet.
             return None
@@ -178,8 +185,13 @@ def join(connection: Connection, source_id: int, sink: str) -> None:
 
 
 def _behind(row: tuple[Any, ...]) -> Behind:
-    source_id, sink, source, seconds, code, error, lsn, idx = row
-    return Behind(source_id, sink, source, seconds, code, error, Position(lsn, idx))
+    source_id, sink, source, seconds, code, error, lsn, idx, *of_stream = row
+    behind = Behind(source_id, sink, source, seconds, code, error, Position(lsn, idx))
+    if not of_stream:
+        return behind
+    stream_id, from_lsn, from_idx, has_ahead = of_stream
+    since = Position(from_lsn, from_idx)
+    return behind._replace(stream_id=stream_id, since=since, has_ahead=has_ahead)
 
 
 def _enough(found: list[tuple[Any, ...]]) -> int:
@@ -199,9 +211,11 @@ def _before(next_: Position | None, until: Position | None) -> Position | None:
     return last if until is None else min(last, until)
 
 
-def _in_order(blocks: list[bytes], after: Position, end: Position | None) -> pa.RecordBatch:
-    """Return the blocks' messages in (after, end], once each, in the order of their positions."""
-    batch = pa.concat_batches([_today(decode(block)) for block in blocks])
+def in_order(
+    batches: list[pa.RecordBatch], after: Position, end: Position | None
+) -> pa.RecordBatch:
+    """Return the messages in (after, end], once each, in the order of their positions."""
+    batch = pa.concat_batches([_today(each) for each in batches])
     keep = is_behind(batch, after)
     if end is not None:
         keep = pc.and_(keep, pc.invert(is_behind(batch, end)))
@@ -232,6 +246,7 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
-def _last(messages: pa.RecordBatch) -> Position:
+def last_position(messages: pa.RecordBatch) -> Position:
+    """Return the position of the last message."""
     lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
     return Position(lsn.as_py(), idx.as_py())

@@ -27,7 +27,8 @@ FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id ORDER BY 
 
 -- name: one
 SELECT b.source_id, b.sink, s.name, extract(epoch FROM now() - b.since)::float8, b.code, b.error,
-       b.drained_lsn, b.drained_idx
+       b.drained_lsn, b.drained_idx, b.stream_id, b.from_lsn, b.from_idx,
+       cardinality(b.ahead_lsn) > 0
 FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id
 WHERE b.source_id = %s AND b.sink = %s
 

@@ -1,0 +1,117 @@
+"""The Management API of consumers of type nats, which a run publishes for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from penstock.api.manage.context import Context
+from penstock.api.manage.http_consumers import place
+from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.settings import name_of
+from penstock.api.problems import Problem, documented
+from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
+from penstock.api.schemas import Page, PositionBody, Rewind, Success
+from penstock.core.errors import StoreError
+from penstock.streams.nats_consumers import NO_CONSUMER, NatsConsumers
+
+_ALL: Final = "/v1/nats-consumers"
+_ONE: Final = f"{_ALL}/{{consumer}}"
+
+T = TypeVar("T")
+
+
+class Why(BaseModel):
+    """Why a consumer is not attached."""
+
+    code: str
+    reason: str
+    since: datetime | None
+
+
+class NatsConsumerBody(BaseModel):
+    """A consumer that a run publishes to NATS for; its login is never shown."""
+
+    name: str
+    id: UUID
+    type: Literal["nats"]
+    stream: str
+    source: str
+    kind: Literal["changes", "rows"]
+    state: Literal["attached", "behind", "paused"] = Field(
+        description="Attached: it gets messages as its stream does."
+    )
+    lag_messages: int = Field(description="Messages of the stream to come; at most 100,000 count.")
+    position: PositionBody | None = Field(
+        description="Up to where all is published; null where it is attached, or at the beginning."
+    )
+    rewinding: bool = Field(description="A rewind was asked for, and the run has not done it yet.")
+    dropped: int = Field(description="Messages that retention took before they were published.")
+    why: Why | None
+    settings: dict[str, Any]
+    created_at: datetime
+
+
+class NatsConsumersBody(Page):
+    """Consumers of type nats, by name."""
+
+    data: list[NatsConsumerBody]
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints to `api`."""
+    consumers = NatsConsumers(context.store)
+
+    async def run(work: Callable[[str], T], text: str) -> T:
+        """Return what `work` does in the store for the consumer that a path has by its name or UUID."""
+        name = await name_of(context, "consumer", text)
+        try:
+            return await context.run(work, name)
+        except StoreError as error:
+            if error.code == NO_CONSUMER:
+                raise Problem(404, str(error)) from None
+            raise
+
+    @api.get(_ALL, response_model=NatsConsumersBody, summary="List the NATS consumers")
+    async def list_nats_consumers(query: Annotated[Paged, Query()]) -> Response:
+        (last,) = after(query.cursor, str) or ("",)
+        found = await context.run(consumers.page, last, query.limit + 1)
+        page, cursor = following(found, query.limit, lambda of: (of.name,))
+        return json_answer({"data": [of.body() for of in page], "next": cursor})
+
+    @api.get(_ONE, response_model=NatsConsumerBody, summary="Show a NATS consumer")
+    async def show_nats_consumer(consumer: str) -> Response:
+        return json_answer((await run(consumers.get, consumer)).body())
+
+    @api.post(
+        f"{_ONE}/pause",
+        response_model=Success,
+        summary="Pause a NATS consumer",
+        description="What its stream gets meanwhile waits there, for as long as that keeps it.",
+    )
+    async def pause_nats_consumer(consumer: str) -> Response:
+        await run(lambda name: consumers.pause(name, paused=True), consumer)
+        return Json(SUCCESS)
+
+    @api.post(f"{_ONE}/resume", response_model=Success, summary="Let a NATS consumer go on")
+    async def resume_nats_consumer(consumer: str) -> Response:
+        await run(lambda name: consumers.pause(name, paused=False), consumer)
+        return Json(SUCCESS)
+
+    @api.post(
+        f"{_ONE}/rewind",
+        response_model=Success,
+        summary="Publish from another position on",
+        responses=documented(413),
+        openapi_extra=body_of(Rewind),
+    )
+    async def rewind_nats_consumer(consumer: str, request: Request) -> Response:
+        to = place(await read_object(request))
+        await run(lambda name: consumers.rewind(name, to), consumer)
+        return Json(SUCCESS)

@@ -1,0 +1,98 @@
+"""`penstock consumer`: the consumers of type nats, by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.store import store_of
+
+if TYPE_CHECKING:
+    from penstock.streams.nats_consumers import Place
+
+consumers = typer.Typer(
+    help="Look at the consumers of type nats; pause, resume and rewind them.",
+    no_args_is_help=True,
+)
+
+ConsumerName = Annotated[str, typer.Argument(help="The consumer's name.")]
+
+
+@consumers.command("list")
+def list_consumers(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+    """List the consumers of type nats that the store has."""
+    from penstock.streams.nats_consumers import NatsConsumers
+
+    with errors(), store_of(config) as store:
+        found = NatsConsumers(store).all()
+    if as_json:
+        typer.echo(json_text([of.body() for of in found]))
+        return
+    print_table(
+        ("consumer", "stream", "state", "lag", "dropped", "why"),
+        [
+            (of.name, of.stream, of.state, f"{of.waiting:,}", f"{of.dropped:,}",
+             None if of.why is None else of.why.text)
+            for of in found
+        ],
+    )  # fmt: skip
+
+
+@consumers.command("pause")
+def pause_consumer(name: ConsumerName, config: ConfigFile = CONFIG) -> None:
+    """Publish nothing for a consumer; what its stream gets waits there."""
+    _pause(name, config, paused=True)
+    typer.echo(f"Paused {name}. The run does so within seconds.")
+
+
+@consumers.command("resume")
+def resume_consumer(name: ConsumerName, config: ConfigFile = CONFIG) -> None:
+    """Let a paused consumer go on where it was."""
+    _pause(name, config, paused=False)
+    typer.echo(f"Resumed {name}. The run does so within seconds.")
+
+
+@consumers.command("rewind")
+def rewind_consumer(
+    name: ConsumerName,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="beginning, end, a position as in 0/16B3748:0, or a commit time with its offset as "
+            "in 2026-01-31T12:00:00Z."
+        ),
+    ],
+    config: ConfigFile = CONFIG,
+) -> None:
+    """Publish from another place of the stream on, once more or without what lies between."""
+    from penstock.streams.nats_consumers import NatsConsumers
+
+    place = _place(to)
+    with errors(), store_of(config) as store:
+        NatsConsumers(store).rewind(name, place)
+    typer.echo(f"Rewound {name} to {to}. The run does so within seconds.")
+
+
+def _pause(name: str, config: ConfigFile, *, paused: bool) -> None:
+    from penstock.streams.nats_consumers import NatsConsumers
+
+    with errors(), store_of(config) as store:
+        NatsConsumers(store).pause(name, paused=paused)
+
+
+def _place(text: str) -> Place:
+    from penstock.config.nats_consumers import parse_start
+
+    if text == "beginning":
+        return "all"
+    if text == "end":
+        return "new"
+    try:
+        return parse_start(text)
+    except (ValueError, OverflowError):
+        raise fail(
+            f"--to {text}: expected beginning, end, a position as in 0/16B3748:0, or a time with its"
+            " offset as in 2026-01-31T12:00:00Z"
+        ) from None

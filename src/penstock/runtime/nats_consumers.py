@@ -1,0 +1,73 @@
+"""A run's part in its consumers of type nats: it registers them, and knows what waits for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from penstock.config.settings import Config
+from penstock.runtime.state import RunState
+from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
+from penstock.spark.consumer_steps import ConsumerRoute
+from penstock.streams.nats_consumers import NatsConsumers
+from penstock.streams.records import SourceRecord
+from penstock.streams.store import Store
+
+log = structlog.get_logger("penstock")
+
+
+class ConsumerDrainers:
+    """The consumers of type nats that a configuration has, in a run's store."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config = config
+        self._store = store
+        self._streams: Mapping[str, int] = {}
+        self._sources: Mapping[str, SourceRecord] = {}
+
+    def register(self, sources: Mapping[str, SourceRecord], streams: Mapping[str, int]) -> None:
+        """Register the consumers of the run's `streams`, given with their ids, and remove others.
+
+        What was removed and comes again is another consumer. Raises `StoreError`.
+        """
+        self._sources, self._streams = sources, streams
+        known, records = NatsConsumers(self._store), {s.name: s for s in self._store.streams()}
+        wanted = {n: c for n, c in self.config.nats_consumers.items() if c.stream in streams}
+        stays = {name: streams[consumer.stream] for name, consumer in wanted.items()}
+        for name in known.remove_others(set(streams.values()), stays):
+            log.warning(
+                "a NATS consumer that is gone, or of another stream now, was removed",
+                consumer=name,
+            )
+        for name, consumer in wanted.items():
+            known.register(records[consumer.stream], name, consumer.shown(), consumer.start)
+
+    def backlog(self, name: str) -> ConsumerBacklog:
+        """Return what waits for a consumer."""
+        consumer = self.config.nats_consumers[name]
+        stream = self.config.streams[consumer.stream]
+        of = ConsumerStream(
+            self._streams[consumer.stream], stream.kind, consumer.filters, consumer.detach_after
+        )
+        return ConsumerBacklog(self._sources[stream.source].id, name, of)
+
+
+def consumer_routes_of(
+    config: Config, source: str, uuids: Mapping[str, str]
+) -> list[ConsumerRoute]:
+    """Return the routes of the NATS consumers of a source's streams; `uuids` are their ids by name."""
+    consumers = config.nats_consumers
+    return [
+        ConsumerRoute(name, consumers[name].stream, sink, consumers[name].filters, uuids.get(name))
+        for name, sink in config.nats_consumers_of(source).items()
+    ]
+
+
+def state_of(config: Config, sources: Iterable[str]) -> RunState:
+    """Return the state of a run of a configuration that has reported nothing."""
+    return RunState(
+        sources,
+        {name: (sink.type, sink.source) for name, sink in config.sinks.items()},
+        {n: (of.stream, config.sinks[of.stream].source) for n, of in config.nats_consumers.items()},
+    )

@@ -1,0 +1,43 @@
+"""What a drainer drains for a sink: its blocks in the store."""
+
+from __future__ import annotations
+
+from penstock.core.message import Position
+from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.store import Behind, Connection, Taken
+
+
+class SinkBacklog:
+    """The backlog of the sink `name` of a source; used by its drainer's thread alone."""
+
+    kind = "sink"
+    """What it is the backlog of, as the log has it."""
+    paused = False
+    """Whether nothing is to be delivered now."""
+    rewinds = 0
+    """How often it began to deliver again what was delivered before."""
+
+    def __init__(self, source_id: int, name: str) -> None:
+        self.source_id = source_id
+        self.name = name
+
+    def attend(self, connection: Connection, done: Position | None) -> Behind | None:
+        """Do what is asked for, and return the row of the sink if it is behind.
+
+        `done`: all parts of all rounds up to there, of the stream, have ended; None if none has yet.
+        """
+        del done
+        return backlog.behind(connection, self.source_id, self.name)
+
+    def take(
+        self, connection: Connection, of: Behind, until: Position | None = None
+    ) -> Taken | None:
+        """Return some of the first messages behind `of.drained` and up to `until` (None: all there are).
+
+        Returns None if there can't be any.
+        """
+        return backlog.take(connection, of, until)
+
+    def size(self, connection: Connection) -> tuple[int, int]:
+        """Return how many messages wait, and the bytes that are kept for them."""
+        return backlog.size(connection, self.source_id, self.name)

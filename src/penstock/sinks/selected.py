@@ -1,0 +1,42 @@
+"""What the filters of a consumer let through; `streams.consumers.selection` has the same in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.config.consumers import ANY, Filters
+from penstock.config.nats_consumers import takes_all
+from penstock.core.tables import TablePattern, matches_any
+
+
+def selected(filters: Filters, messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return those of `messages` (`WIRE_SCHEMA`) that the filters let through."""
+    if not messages.num_rows or takes_all(filters):
+        return messages
+    columns = [messages.column(name) for name in ("table_schema", "table_name", "action")]
+    kinds = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
+    takes = [_takes(filters, *kind.split("\0")) for kind in kinds.dictionary.to_pylist()]
+    if all(takes):
+        return messages
+    return messages.filter(pa.array(takes, pa.bool_()).take(kinds.indices))
+
+
+def _takes(filters: Filters, schema: str, table: str, action: str) -> bool:
+    return (
+        _names(filters.table, schema, table)
+        and _names(filters.collection_id, schema, table)
+        and (ANY in filters.resource_id or schema in filters.resource_id)
+        and (ANY in filters.action or action in filters.action)
+    )
+
+
+def _names(tables: Sequence[str], schema: str, table: str) -> bool:
+    return any(
+        name in (ANY, table)
+        if "." not in name
+        else matches_any((TablePattern.parse(name),), schema, table)
+        for name in tables
+    )

@@ -1,0 +1,91 @@
+"""What the NATS consumers of a source's streams get of one part of a round.
+
+A consumer gets what its stream gets, block by block, as the stream is written. One that is attached is
+published to meanwhile, in a thread of its own. Of one that is behind it goes to its backlog; where it is
+left in the stream, only what that has already: a task that wrote it may have ended before it published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.core.blocks import Block
+from penstock.core.message import Position, RoundPart
+from penstock.sinks.stream import Backlog, Stored
+from penstock.spark.consumer_steps import ConsumerRoute
+from penstock.spark.sink_writer import Delivery, SinkWriter
+
+if TYPE_CHECKING:
+    from penstock.spark.writer import Worker
+
+
+@dataclass
+class _Feed:
+    blocks: SimpleQueue[Block | None]
+    delivery: Future[Delivery]
+    fed: int = 0
+
+
+class ConsumerFeeds:
+    """Hands the messages of one part on to the consumers of the streams that it is written to."""
+
+    def __init__(self, worker: Worker, part: RoundPart, floors: Mapping[str, Position]) -> None:
+        self._worker = worker
+        self._part = part
+        self._floors = floors
+        self._feeds: dict[str, _Feed] = {}
+        self._behind: dict[str, Backlog] = {}
+        self._at: dict[str, int] = {}
+
+    @property
+    def deliveries(self) -> dict[str, Future[Delivery]]:
+        """The deliveries that have begun."""
+        return {name: feed.delivery for name, feed in self._feeds.items()}
+
+    def begin(self, behind: Mapping[str, Backlog]) -> list[str]:
+        """Begin to publish, in an attempt to write the part; return those that are not published to."""
+        worker = self._worker
+        self._behind = {name: of for name, of in behind.items() if name in worker.consumer_writers}
+        self._at = {}
+        for name, writer in worker.consumer_writers.items():
+            if name in self._feeds or name in behind or not self._is_for(writer):
+                continue
+            blocks: SimpleQueue[Block | None] = SimpleQueue()
+            floor = self._floors.get(name)
+            delivery = worker.pool.submit(writer.deliver, iter(blocks.get, None), floor)
+            self._feeds[name] = _Feed(blocks, delivery)
+        return [name for name in self._behind if name not in self._feeds]
+
+    def add(self, stream: str, block: Block, messages: pa.RecordBatch, stored: Stored) -> None:
+        """Hand on what a stream has got of a block, in the open transaction; `stored` is of that."""
+        for name in self._worker.consumers_of.get(stream, ()):
+            if (feed := self._feeds.get(name)) is not None:
+                at = self._at[name] = self._at.get(name, 0) + 1
+                if at > feed.fed:
+                    feed.fed = at
+                    feed.blocks.put(Block(block.part, messages, None, block.last))
+                if name in self._behind and self._behind[name].in_stream:
+                    self._worker.store.note_ahead(name, messages)
+            elif (of := self._behind.get(name)) is not None and (
+                not of.in_stream or stored.new < stored.there
+            ):
+                prepared = self._worker.consumer_writers[name].steps(
+                    Block(block.part, messages, None, block.last)
+                )
+                self._worker.store.spill(name, prepared.messages, first=False)
+
+    def end(self) -> None:
+        """End what was begun: nothing more comes."""
+        for feed in self._feeds.values():
+            feed.blocks.put(None)
+
+    def _is_for(self, writer: SinkWriter) -> bool:
+        route = writer.steps.route
+        assert isinstance(route, ConsumerRoute)  # noqa: S101 - the worker has made it
+        return self._part.sink in (None, route.stream)

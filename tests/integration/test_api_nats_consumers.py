@@ -1,0 +1,91 @@
+"""The Management API of consumers of type nats, and the command beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api_help import Shop, problem
+from typer.testing import CliRunner, Result
+
+from penstock.cli.main import app
+from penstock.core.message import Position
+from penstock.embedded.handles import Database
+from penstock.streams.nats_consumers import NatsConsumers
+from penstock.streams.records import START
+
+PATH = "/v1/nats-consumers"
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        NatsConsumers(shop.store).register(shop.stream, "mail", {"url": "nats://here:4222"}, "all")
+        yield shop
+
+
+def test_it_is_shown_paused_and_rewound(shop: Shop) -> None:
+    *_, last = shop.publish("a", "b", "c")
+    made = shop.client.get(f"{PATH}/mail").json()
+    assert (made["stream"], made["source"], made["state"]) == ("events", "shop", "behind")
+    assert (made["lag_messages"], made["position"], made["dropped"]) == (3, None, 0)
+    assert made["settings"] == {"url": "nats://here:4222"}
+    assert made["why"]["reason"] == "It publishes what the stream holds."
+    assert shop.client.get(PATH).json() == {"data": [made]}
+    assert shop.client.post(f"{PATH}/mail/pause").json() == {"success": True}
+    assert shop.client.get(f"{PATH}/mail").json()["state"] == "paused"
+    assert shop.client.post(f"{PATH}/mail/resume").status_code == 200
+    known = NatsConsumers(shop.store)
+    far = {"lsn": 2**62, "idx": 0}
+    before = Position(last.lsn, last.idx - 1)
+    places: list[tuple[Any, Position]] = [
+        ("all", START), ("new", last), ({"lsn": last.lsn, "idx": last.idx}, before), (far, last),
+        ({"lsn": -5, "idx": 0}, START), ("2000-01-01T00:00:00Z", START),
+        ("0001-01-01T00:00:00Z", START), ("2100-01-01T00:00:00+02:00", last),
+    ]  # fmt: skip
+    for to, position in places:
+        assert shop.client.post(f"{PATH}/mail/rewind", json={"to": to}).status_code == 200
+        assert known.get("mail").rewind == position, to
+    assert shop.client.get(f"{PATH}/mail").json()["rewinding"] is True
+
+
+def test_what_is_wrong(shop: Shop) -> None:
+    for name in ("other", "mai", "a%00b", "%ff", "a%20b"):
+        problem(shop.client.get(f"{PATH}/{name}"), 404)
+        problem(shop.client.post(f"{PATH}/{name}/pause"), 404)
+    assert "did you mean mail?" in shop.client.get(f"{PATH}/mai").json()["detail"]
+    for to in (None, "0", 5, "2026-01-01", {"lsn": 1}, "9999-12-31T23:59:59-23:59"):
+        problem(shop.client.post(f"{PATH}/mail/rewind", json={"to": to}), 422, "to")
+    worker = shop.worker("w")
+    problem(worker.get(PATH), 403)
+    problem(worker.post(f"{PATH}/mail/pause"), 403)
+
+
+def _call(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["consumer", *arguments, "-c", str(folder / "penstock.yaml")])
+
+
+def test_the_command(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(f"store: {shop.store.url}\n")
+    (at,) = shop.publish("a")
+    known = NatsConsumers(shop.store)
+    assert "mail" in _call(tmp_path, "list").output
+    assert '"lag_messages": 1' in _call(tmp_path, "list", "--json").output
+    assert _call(tmp_path, "pause", "mail").exit_code == 0
+    assert known.get("mail").state == "paused"
+    assert _call(tmp_path, "resume", "mail").exit_code == 0
+    assert not known.get("mail").paused
+    places = {
+        "beginning": START, "end": at, f"0/{at.lsn:X}:{at.idx}": Position(at.lsn, at.idx - 1),
+        "2000-01-01T00:00:00+01:00": START,
+    }  # fmt: skip
+    for to, position in places.items():
+        assert _call(tmp_path, "rewind", "mail", "--to", to).exit_code == 0
+        assert known.get("mail").rewind == position
+    wrong = _call(tmp_path, "rewind", "mail", "--to", "yesterday")
+    assert (wrong.exit_code, "expected beginning, end" in wrong.output) == (1, True)
+    wrong = _call(tmp_path, "pause", "mial")
+    assert wrong.exit_code == 1
+    assert "There is no consumer 'mial' of type nats" in wrong.output
