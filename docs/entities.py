@@ -92,7 +92,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "resource_id": "the schema of a database, or the connection of an API",
     "action": "`insert`, `update`, `delete`, `read`, or `*`",
 }
-"""What keys mean where the models don't say it, or not for users; `Model.key` and `kind.key` go before `key`."""
+"""What keys mean where the models don't say it, or not for users: by `Model.key`, `kind.key`, `key`."""
 _REFUSED: Final = {"NatsConsumer": ("kind", "group_by")}
 """Keys that a model has and refuses."""
 _DEFAULTS: Final = {

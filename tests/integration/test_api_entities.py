@@ -17,6 +17,7 @@ from penstock.api.manage.pages import cursor_of
 from penstock.cli.api_tools import ApiTools
 from penstock.core.group_hash import group_hash
 from penstock.embedded.handles import Database
+from penstock.streams.nats_consumers import NatsConsumers
 
 SOURCE = {"type": "postgres", "url": "postgresql://app:hush%40hush@db.invalid/shop", "slot": "shop"}
 MASKED = "postgresql://app:***@db.invalid/shop"
@@ -470,3 +471,31 @@ def test_two_writers_lose_nothing(shop: Shop) -> None:
     assert sorted(tables) == sorted(
         ["public.t", *(f"public.{w}{n}" for w in "ab" for n in range(5))]
     )
+
+
+def test_a_nats_consumer_is_an_entity_that_only_a_run_serves(
+    shop: Shop, database: Database
+) -> None:
+    _events(shop)
+    _put(shop, "/v1/consumers/mail", {**HOOK, "url": "https://example.com/in"})
+    spec = {"type": "nats", "stream": "events", "url": "nats://a:hush1@h1,nats://b:hush2@h2"}
+    made = _put(shop, "/v1/consumers/mail", spec)
+    assert any("becomes one of type nats" in text for text in made["consequences"])
+    served = "SELECT count(*) FROM penstock.consumers WHERE name = 'mail'"
+    assert database.execute(served) == [(0,)]
+    entity = shop.client.get("/v1/consumers/mail").json()
+    assert (entity["spec"]["type"], entity["status"], entity["refusal"]) == ("nats", None, None)
+    NatsConsumers(shop.store).register(shop.stream, "mail", {}, "all")  # as the run does
+    assert shop.client.get(f"/v1/nats-consumers/{entity['id']}").json()["id"] == entity["id"]
+    assert shop.client.post(f"/v1/nats-consumers/{entity['id']}/pause").status_code == 200
+    patched = shop.client.patch("/v1/consumers/mail", json={"filters": {"table": "orders"}}).json()
+    assert [field["path"] for field in patched["fields"]] == ["filters"]
+    for wrong, pointer in (({"target": "no"}, "target"), ({"deletes": True}, "deletes")):
+        problem(shop.client.patch("/v1/consumers/mail", json=wrong), 422, pointer)
+    assert "hush" not in shop.client.get("/v1/consumers").text + shop.client.get("/v1/audit").text
+    gone = shop.client.delete("/v1/consumers/mail").json()
+    assert gone["consequences"] == [
+        "consumer mail publishes no more; what was not yet is in its stream still"
+    ]
+    assert _put(shop, "/v1/consumers/mail", {"type": "pull", "stream": "events"})["entity"]
+    assert database.execute(served) == [(1,)]

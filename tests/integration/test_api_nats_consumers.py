@@ -33,7 +33,7 @@ def test_it_is_shown_paused_and_rewound(shop: Shop) -> None:
     assert (made["lag_messages"], made["position"], made["dropped"]) == (3, None, 0)
     assert made["settings"] == {"url": "nats://here:4222"}
     assert made["why"]["reason"] == "It publishes what the stream holds."
-    assert shop.client.get(PATH).json() == {"data": [made]}
+    assert shop.client.get(PATH).json() == {"data": [made], "next": None}
     assert shop.client.post(f"{PATH}/mail/pause").json() == {"success": True}
     assert shop.client.get(f"{PATH}/mail").json()["state"] == "paused"
     assert shop.client.post(f"{PATH}/mail/resume").status_code == 200
@@ -61,6 +61,21 @@ def test_what_is_wrong(shop: Shop) -> None:
     worker = shop.worker("w")
     problem(worker.get(PATH), 403)
     problem(worker.post(f"{PATH}/mail/pause"), 403)
+    problem(shop.client.get(PATH, params={"cursor": "x"}), 422, "cursor")
+
+
+def test_lists_come_by_pages(shop: Shop) -> None:
+    known = NatsConsumers(shop.store)
+    for name in ("copy", "zoo"):
+        known.register(shop.stream, name, {}, "all")
+    names, cursor = [], None
+    for _ in range(3):
+        page = shop.client.get(
+            PATH, params={"limit": 1} | ({"cursor": cursor} if cursor else {})
+        ).json()
+        names += [of["name"] for of in page["data"]]
+        cursor = page["next"]
+    assert (names, cursor) == (["copy", "mail", "zoo"], None)
 
 
 def _call(folder: Path, *arguments: str) -> Result:

@@ -11,6 +11,7 @@ import pytest
 from penstock.config.consumers import Filters
 from penstock.config.file import load
 from penstock.config.nats_consumers import NatsConsumer, parse_start
+from penstock.config.secret_values import masked
 from penstock.config.settings import Config
 from penstock.core.errors import ConfigError
 from penstock.core.message import Position
@@ -120,3 +121,44 @@ def test_filters_that_would_not_be_obeyed_are_refused() -> None:
         NatsConsumer._check_filters(More(sql="true"))
     given = Filters(table=("a",))
     assert NatsConsumer._check_filters(given) is given
+
+
+TARGET = """\
+targets:
+  jet: {type: nats, url: "nats://far:4222", user: app, password: s3cret, bastion: {host: b, user: u}}
+  web: {type: http, url: "https://far"}
+"""
+
+
+def test_a_target_has_the_servers_the_login_and_the_bastion(tmp_path: Path) -> None:
+    text = FILE.replace("url: nats://app:s3cret@nats:4222", "target: jet") + TARGET
+    sink = read(tmp_path, text).nats_consumers_of("shop")["mail"]
+    assert (sink.url, sink.user, sink.subject) == ("nats://far:4222", "app", "mail.{table}")
+    assert sink.reached is not None
+    assert (sink.reached.owner, sink.reached.host) == ("jet", "b")
+    for old, new, expected in (
+        ("target: jet", "target: jit", "there is no target 'jit'"),
+        ("target: jet", "target: web", "target 'web' is of type http"),
+        ("target: jet", "target: jet\n    url: nats://here", "target and url"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            read(tmp_path, text.replace(old, new))
+
+
+def test_deletes_are_of_a_stream_of_kind_rows(tmp_path: Path) -> None:
+    text = FILE.replace("stream: items,", "stream: items, deletes: true,")
+    config = read(tmp_path, text)
+    assert config.nats_consumers_of("stock")["copy"].deletes
+    assert not read(tmp_path, FILE).nats_consumers_of("stock")["copy"].deletes
+    assert "only kind rows" in problem(
+        tmp_path,
+        "type: nats\n    stream: orders",
+        "type: nats\n    deletes: true\n    stream: orders",
+    )
+
+
+def test_no_login_of_any_server_is_shown() -> None:
+    urls = "nats://a:one@h1:4222,nats://b:two@h2:4222"
+    shown = masked("consumer", {"type": "nats", "stream": "s", "url": urls, "password": "three"})
+    assert not any(secret in str(shown) for secret in ("one", "two", "three"))
+    assert "h2:4222" in shown["url"]

@@ -21,6 +21,7 @@ Specs = dict[tuple[str, str], dict[str, Any]]
 SHOP = {"type": "postgres", "url": "postgres://app:pw@db/shop"}
 STREAM = {"type": "stream", "source": "shop"}
 NATS = {"type": "nats", "source": "shop"}
+MAIL = {"type": "nats", "stream": "orders"}
 STATE: Specs = {
     ("source", "shop"): SHOP,
     ("sink", "orders"): STREAM,
@@ -84,6 +85,10 @@ def test_deletes_name_what_goes_with_them() -> None:
             changed(("sink", "two"), **STREAM) | {("consumer", "a"): {"stream": "two"}},
             "a is made anew and starts at the beginning of the stream two; what it has not acked of o",
         ),
+        (changed(("consumer", "m"), **MAIL), "m publishes what the stream orders holds, from its"),
+        (changed(("consumer", "m"), **MAIL, deliver_policy="new"), "what the stream orders gets from"),
+        (changed(("consumer", "m"), **MAIL, start_at="0/1:0"), "stream orders holds from 0/1:0 on"),
+        (changed(("consumer", "a"), type="nats"), "becomes one of type nats: what it has not acked"),
     ],
 )  # fmt: skip
 def test_changes_say_what_follows(after: Specs, expected: str) -> None:
@@ -97,3 +102,25 @@ def test_what_the_store_forbids_is_refused() -> None:
     other = {("source", "new"): {**SHOP, "slot": "s"}, ("sink", "out"): {**NATS, "source": "new"}}
     with pytest.raises(ConfigError, match=r"backlog of 1,200 messages from source shop: let it"):
         planned({**without_a, **other})
+
+
+def test_changes_of_a_nats_consumer_say_what_follows() -> None:
+    before = {**STATE, ("consumer", "m"): MAIL}
+    key = ("consumer", "m")
+
+    def of(**keys: Any) -> list[str]:
+        return words({**before, key: {**MAIL, **keys}}, before)
+
+    assert of(filters={"table": "a"}) == [
+        "filters counts from the next round on; what was sent stays as it is"
+    ]
+    assert of(deliver_policy="new") == [
+        "consumer m stays where it is: its start counts when one is made"
+    ]
+    assert words(STATE, before) == [
+        "consumer m publishes no more; what was not yet is in its stream still"
+    ]
+    assert of(type="pull") == [
+        "consumer m publishes to NATS no longer",
+        "consumer m starts at the beginning of the stream orders",
+    ]

@@ -13,13 +13,17 @@ STOCK: dict[str, Any] = {"type": "stream", "source": "stock"}
 
 
 def config(
-    sources: dict[str, Any] | None = None, consumers: dict[str, Any] | None = None, **sinks: Any
+    sources: dict[str, Any] | None = None,
+    consumers: dict[str, Any] | None = None,
+    nats: dict[str, Any] | None = None,
+    **sinks: Any,
 ) -> Config:
     return Config.model_validate(
         {
             "sources": sources or {"shop": SHOP, "stock": {**SHOP, "slot": "stock"}},
             "sinks": sinks or {"orders": STREAM, "items": STOCK},
             "consumers": consumers or {},
+            "nats_consumers": nats or {},
         }
     )
 
@@ -39,6 +43,26 @@ def test_only_the_source_of_a_sink_is_changed() -> None:
 
 def test_consumers_change_no_run() -> None:
     assert not changes(config(), config(consumers={"mail": {"stream": "orders"}}))
+
+
+def test_a_nats_consumer_changes_the_run_of_its_streams_source_alone() -> None:
+    mail: dict[str, Any] = {"type": "nats", "stream": "orders"}
+    had = config(nats={"mail": mail})
+    assert not changes(had, config(nats={"mail": mail}))
+    assert changes(config(), had) == Changes(changes=("shop",))
+    assert changes(had, config()) == Changes(changes=("shop",))
+    for change in (
+        {"filters": {"table": "orders"}},
+        {"subject": "mail.{table}"},
+        {"deletes": False},
+    ):
+        changed = config(nats={"mail": mail | change})
+        expected = Changes() if change == {"deletes": False} else Changes(changes=("shop",))
+        assert changes(had, changed) == expected, change
+    moved = config(nats={"mail": mail | {"stream": "items"}})
+    assert changes(had, moved) == Changes(changes=("shop", "stock"))
+    assert list(moved.only("stock").nats_consumers) == ["mail"]
+    assert not moved.only("shop").nats_consumers
 
 
 def test_sources_come_and_go() -> None:
