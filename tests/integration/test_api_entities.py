@@ -490,7 +490,10 @@ def test_a_nats_consumer_is_an_entity_that_only_a_run_serves(
     assert shop.client.post(f"/v1/nats-consumers/{entity['id']}/pause").status_code == 200
     patched = shop.client.patch("/v1/consumers/mail", json={"filters": {"table": "orders"}}).json()
     assert [field["path"] for field in patched["fields"]] == ["filters"]
-    for wrong, pointer in (({"target": "no"}, "target"), ({"deletes": True}, "deletes")):
+    for wrong, pointer in (
+        ({"target": "no", "url": None}, "target"),
+        ({"deletes": True}, "deletes"),
+    ):
         problem(shop.client.patch("/v1/consumers/mail", json=wrong), 422, pointer)
     assert "hush" not in shop.client.get("/v1/consumers").text + shop.client.get("/v1/audit").text
     gone = shop.client.delete("/v1/consumers/mail").json()
