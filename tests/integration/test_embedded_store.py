@@ -335,6 +335,40 @@ def test_under_root_the_server_runs_as_the_owner_of_the_folder(folder: Path) -> 
     assert {path.lstat().st_uid for path in [folder, *folder.rglob("*")]} == {owner.pw_uid}
 
 
+MAKER = """
+import sys
+from penstock.embedded.account import pgserver, system_user
+pgserver()  # imported
+print(flush=True)
+sys.stdin.readline()
+print(system_user(sys.argv[1]).uid)
+"""
+
+
+@as_root
+def test_processes_that_need_the_system_user_at_once_have_the_same() -> None:
+    name = f"penstock-{os.getpid()}"
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKER, name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    try:
+        for maker in makers:
+            assert maker.stdout is not None
+            maker.stdout.readline()
+        for maker in makers:
+            assert maker.stdin is not None
+            maker.stdin.write("\n")
+            maker.stdin.flush()
+        found = {int(maker.communicate(timeout=60)[0]) for maker in makers}
+        assert found == {pwd.getpwnam(name).pw_uid}
+    finally:
+        subprocess.run(["userdel", name], check=True)
+
+
 @as_root
 def test_programs_below_a_closed_folder_are_run_from_a_copy(folder: Path) -> None:
     installed = EmbeddedPostgres(folder / "store").bin_dir.parent

