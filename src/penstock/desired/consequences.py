@@ -214,7 +214,7 @@ class _Words:
                 )
 
     def no_sink(self, _: Spec) -> Iterator[str]:
-        for (sink, _), waiting in self.facts.backlogs.items():
+        for (sink, _source), waiting in self.facts.backlogs.items():
             if sink == self.name:
                 yield f"sink {sink} has a backlog of {messages(waiting)}, which goes with it"
         if self.name not in self.facts.streams:
