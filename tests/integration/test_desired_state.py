@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
+from tests.integration.nats_servers import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, ConfigError
+from penstock.desired.consumers import register
 from penstock.desired.entities import Change
 from penstock.desired.feed import Feed
 from penstock.desired.from_file import apply_file
@@ -233,3 +236,141 @@ def test_a_deleted_source_loses_its_slot_unless_another_has_it(
     state.write([Change("source", "shop", None, shop)], by="x", door="api")
     finish(store, removal, BASE, url)
     assert pending(store) == []
+
+
+def test_a_stream_of_a_sink_that_changed_its_type_goes_too(store: Store) -> None:
+    make_stream(store)
+    state = DesiredState(store, {})
+    state.write(shop(), by="x", door="api")
+    nats = {"type": "nats", "source": "shop", "url": "nats://n", "subject": "a"}
+    state.write([Change("sink", "orders", STREAM, nats)], by="x", door="api")
+    state.write([Change("sink", "orders", nats, None)], by="x", door="api")
+    (removal,) = pending(store)
+    finish(store, removal, BASE, {})
+    assert (pending(store), store.streams(), store.consumers()) == ([], [], [])
+    finish(store, removal, BASE, {})  # what another thread has done meanwhile
+
+
+def test_what_was_removed_meanwhile_is_not_removed_again(store: Store) -> None:
+    """What has the name by then is new."""
+    make_stream(store)
+    state = DesiredState(store, {})
+    state.write(shop(), by="x", door="api")
+    state.write([Change("sink", "orders", STREAM, None)], by="x", door="api")
+    (removal,) = pending(store)
+    finish(store, removal, BASE, {})
+    make_stream(store)
+    finish(store, removal, BASE, {})
+    assert [s.name for s in store.streams()] == ["orders"]
+
+
+def test_a_deleted_source_with_unset_variables_holds_up_no_new_one(
+    store: Store, database: Database
+) -> None:
+    state = DesiredState(store, {})
+    old = {"type": "postgres", "url": "postgres://app:s3cret@${HOST}/shop"}
+    state.write([Change("source", "shop", None, old)], by="x", door="api")
+    state.write([Change("source", "shop", old, None)], by="x", door="api")
+    (removal,) = pending(store)
+    with pytest.raises(CaptureError, match="HOST is not set"):
+        finish(store, removal, BASE, {})
+    state.write([Change("source", "shop", None, SOURCE)], by="x", door="api")
+    with capture_logs() as logs:
+        finish(store, removal, BASE, {})
+    (warning,) = logs
+    assert warning["event"] == "the slot of a deleted source is left behind; drop it there"
+    assert "penstock_shop" in warning["statement"]
+    assert "s3cret" not in repr(logs)
+    assert pending(store) == []
+
+
+def test_a_deleted_stream_is_served_until_it_is_removed(store: Store) -> None:
+    make_stream(store)
+    state = DesiredState(store, {})
+    state.write(shop(a={"stream": "orders"}), by="x", door="api")
+    first = ids_of(store)
+    assert set(first) == {"orders", "a"}
+    gone = [Change("sink", "orders", STREAM, None), Change("consumer", "a", {}, None)]
+    state.write(gone, by="x", door="api")
+    assert ids_of(store) == {"orders": first["orders"]}
+    again = state.write([Change("sink", "orders", None, STREAM)], by="x", door="api")
+    second = ids_of(store)
+    assert second["orders"][1] == str(again.entities["sink", "orders"].id) != first["orders"][1]
+    (removal,) = pending(store)
+    finish(store, removal, BASE, {})
+    assert ids_of(store) == {}
+    make_stream(store)
+    third = ids_of(store)["orders"]
+    assert third[1] == second["orders"][1]
+    assert third[0] not in (first["orders"][0], second["orders"][0])  # its own consumer is another
+    state.write([Change("sink", "orders", STREAM, None)], by="x", door="api")
+    (removal,) = pending(store)
+    finish(store, removal, BASE, {})
+    with store.connection() as connection:
+        left = connection.execute("SELECT kind, name FROM penstock.ids").fetchall()
+    assert left == [("source", "shop")]
+
+
+def ids_of(store: Store) -> dict[str, tuple[str, str]]:
+    """The ids of each consumer and of its stream, as workers see them."""
+
+    async def work() -> dict[str, tuple[str, str]]:
+        consumers = Consumers(store.url)
+        streams = {info.name: info.uuid for info in await consumers.streams()}
+        found = {c.name: (c.uuid, streams[c.stream]) for c in await consumers.list()}
+        await consumers.close()
+        return found
+
+    return asyncio.run(work())
+
+
+def test_a_start_leaves_the_refusals_of_other_processes(store: Store) -> None:
+    state = DesiredState(store, {})
+    secret = {**SOURCE, "url": "${SHOP}"}
+    changes = [Change("source", "shop", None, secret), Change("sink", "orders", None, STREAM)]
+    state.write(changes, by="x", door="api")
+
+    def refused() -> set[str]:
+        return {f"{r.name}: {r.reason}" for r in state.refusals()}
+
+    with Feed(store.url, BASE, {}) as first:
+        first.current()
+        found = refused()
+        assert len(found) == 2
+        with Feed(store.url, BASE, {"SHOP": "postgres://db/shop"}) as second:
+            second.current()
+            assert refused() == found
+            second.refused("sink", "orders", "It does not plan.")
+            assert "orders: It does not plan." in refused()
+            second.accepted("sink", "orders")
+            assert refused() == found
+    # A process that has ended refuses nothing any more; its session ends soon after.
+    await_true(lambda: refused() == set())
+    with Feed(store.url, BASE, {}) as first:
+        first.current()
+        assert refused() == found
+        state.write([Change("source", "shop", secret, SOURCE)], by="x", door="api")
+        assert first.wait(30) is not None
+        assert refused() == set()
+    with store.connection() as connection:
+        assert connection.execute("SELECT count(*) FROM penstock.refusals").fetchone() == (0,)
+
+
+def test_a_run_registers_consumers_as_their_entities_are_by_then(store: Store) -> None:
+    """Its configuration is of before it was prepared."""
+    state = DesiredState(store, {})
+    state.write(
+        shop(a={"stream": "orders"}, b={"stream": "orders"}, c={"stream": "orders"}),
+        by="x",
+        door="api",
+    )
+    make_stream(store)
+    changed = {"stream": "orders", "max_deliver": 7}
+    state.write([Change("consumer", "b", {}, changed)], by="x", door="api")
+    state.write([Change("consumer", "c", {}, None)], by="x", door="api")
+    register(store, ["a", "b", "c"], {})
+    assert served(store) == {"a": {}, "b": {"max_deliver": 7}}
+    assert {e.name for e in state.read().entities.values() if e.kind == "consumer"} == {"a", "b"}
+    register(store, [], {})
+    register(store, None, {})
+    assert served(store) == {"a": {}, "b": {"max_deliver": 7}}

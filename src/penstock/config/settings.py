@@ -74,6 +74,7 @@ class Config(StoreSettings):
     spark: SparkSettings = Field(default_factory=SparkSettings)
     _file: str | None = PrivateAttr(None)
     _sharing: int | None = PrivateAttr(None)
+    _version: int = PrivateAttr(0)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
@@ -159,6 +160,16 @@ class Config(StoreSettings):
         """Record which file has this configuration, for the commands that errors print."""
         self._file = file
         return self
+
+    def read_at(self, version: int) -> Self:
+        """Record the version of the desired state that this configuration is."""
+        self._version = version
+        return self
+
+    @property
+    def version(self) -> int:
+        """The version of the desired state that this configuration is, 0 where it is of none."""
+        return self._version
 
     @property
     def file(self) -> str | None:

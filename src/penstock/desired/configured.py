@@ -31,7 +31,7 @@ def config_of(snapshot: Snapshot, environ: Mapping[str, str], base: Config) -> C
     parts, problems = validated(snapshot.specs, environ)
     if problems:
         raise ConfigError([text_of(problem) for problem in problems])
-    return _config(parts, base)
+    return _config(parts, base, snapshot)
 
 
 def usable_config(
@@ -46,7 +46,7 @@ def usable_config(
     while True:
         parts, problems = validated(specs, environ)
         if not problems:
-            return _config(parts, base), refused
+            return _config(parts, base, snapshot), refused
         for key, path, message in problems:
             text = f"{dotted(path)}: {message}" if path else message
             refused[key] = f"{refused[key]}; {text}" if key in refused else text
@@ -77,7 +77,7 @@ def text_of(problem: Problem) -> str:
     return f"{kind} {name}: {dotted(path)}: {message}" if path else f"{kind} {name}: {message}"
 
 
-def _config(parts: Parts, base: Config) -> Config:
+def _config(parts: Parts, base: Config, snapshot: Snapshot) -> Config:
     config = base.model_copy(
         update={
             "sources": parts.sources,
@@ -88,4 +88,4 @@ def _config(parts: Parts, base: Config) -> Config:
         }
     )
     config.join()
-    return config
+    return config.read_at(snapshot.version)

@@ -213,11 +213,11 @@ class _Words:
                     f"{old!r}, not {new!r}, and keeps it: give the sink another name"
                 )
 
-    def no_sink(self, spec: Spec) -> Iterator[str]:
-        for (sink, _), waiting in self.facts.backlogs.items():
+    def no_sink(self, _: Spec) -> Iterator[str]:
+        for (sink, _source), waiting in self.facts.backlogs.items():
             if sink == self.name:
                 yield f"sink {sink} has a backlog of {messages(waiting)}, which goes with it"
-        if type_of("sink", spec) != "stream" or self.name not in self.facts.streams:
+        if self.name not in self.facts.streams:
             return
         had = self.facts.messages.get(self.name, messages(0))
         readers = self.facts.readers_of(self.name)

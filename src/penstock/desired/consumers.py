@@ -1,14 +1,16 @@
 """Consumers of the desired state, in the table that workers and webhooks are served from.
 
 A consumer whose stream is there is made, changed or deleted in the transaction that changes its
-entity. One whose stream is not there yet is made when a run registers the stream.
+entity. One whose stream is not there yet is made when a run registers the stream. Filters in SQL are
+made anew when the tables of the source have changed.
 Those of type nats are not served: a run publishes for them, and is replaced when they change.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -26,7 +28,11 @@ from penstock.core.errors import ConfigError, StoreError
 from penstock.desired.entities import Change
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.types import ConsumerError
-from penstock.streams.names import consumer_table
+from penstock.streams.names import LOCK_MIGRATE, consumer_table
+from penstock.streams.store import Store
+
+if TYPE_CHECKING:
+    from penstock.expressions.postgres.translate import Translated
 
 log = structlog.get_logger("penstock")
 
@@ -62,6 +68,26 @@ def settings_in(
         return None
 
 
+def register(
+    store: Store, names: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Bring the served consumers of these names, or all, in line with their entities as they are now.
+
+    Their streams may have been made, and the tables of their filters changed. A consumer that can't be
+    served is refused alone. Raises `StoreError`.
+    """
+    values = {"names": None if names is None else list(names)}
+    if values["names"] == []:
+        return
+    with store.connection() as connection, connection.transaction():
+        # As a change of the state does, so that no entity changes or goes meanwhile.
+        connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
+        connection.execute(_STORE_SQL["lock_state"])
+        found = connection.execute(_SQL["consumer_specs"], values).fetchall()
+        same = [Change("consumer", name, spec, spec) for name, spec in found]
+        follow(connection, same, environ, lenient=True)
+
+
 def follow(
     connection: psycopg.Connection[Any],
     changes: Iterable[Change],
@@ -73,7 +99,7 @@ def follow(
 
     One that takes from another stream than before starts anew. Raises `StoreError` where a stream has
     the name of a consumer, and `ConfigError` for a filter that can't be planned: where it is `lenient`,
-    that consumer alone is left as it was, and refused, until a run can plan it.
+    that consumer alone is left as it was, and refused, until it can be served.
     """
     changes = list(changes)
     changed_targets = [c.name for c in changes if c.kind == "target"]
@@ -88,44 +114,42 @@ def follow(
     streams = dict(connection.execute(_SQL["streams"]).fetchall())
     served = {row[1]: row for row in connection.execute(_SQL["runtime_consumers"]).fetchall()}
     made: list[tuple[str, Consumer]] = []
-    filtered: list[tuple[int, str, Consumer]] = []
+    filters: dict[str, Translated] = {}
     changed: list[tuple[int, str, Jsonb]] = []
     gone: list[int] = []
     for name, spec in wanted.items():
         old = served.get(name)
-        if old is not None and old[5]:
-            if spec is None:
-                continue
-            raise StoreError(
-                "name_taken",
-                f"Stream {name!r} has a consumer of its own by that name.",
-                remedy="Give yours another.",
-            )
+        if spec is None and old is not None and old[5]:
+            continue
         if spec is None or type_of("consumer", spec) == "nats":
             # Those of type nats are registered, and removed, by the run that publishes for them.
-            if old is not None:
+            if old is not None and not old[5]:
                 gone.append(old[0])
             continue
         settings = settings_in(spec, environ, targets)
         if settings is None:
             continue  # the run whose environment has the variables registers it
-        text = settings.filters.sql
-        if text is not None and settings.stream in streams:
-            try:
-                sql_filter.plan(connection, streams[settings.stream], text)
-            except ConsumerError as error:
-                reason = f"consumers.{name}.{error.message}"
-                if not lenient:
-                    raise ConfigError([reason]) from None
-                values = {"kind": "consumer", "name": name, "reason": reason}
-                connection.execute(_SQL["refuse"], values)
-                log.error("a consumer can't be served as it is", consumer=name, error=reason)
-                continue
+        try:
+            if old is not None and old[5]:
+                raise StoreError(
+                    "name_taken",
+                    f"Stream {name!r} has a consumer of its own by that name.",
+                    remedy="Give yours another.",
+                )
+            text = settings.filters.sql
+            if text is not None and settings.stream in streams:
+                filters[name] = _planned(connection, streams[settings.stream], name, text)
+        except (ConfigError, StoreError) as error:
+            if not lenient:
+                raise
+            _refuse(connection, name, error)
+            continue
+        if lenient:
+            connection.execute(_SQL["accept"], {"kind": "consumer", "name": name, "process": 0})
         if old is not None and old[2] == settings.stream:
             stored = settings.stored()
             if (old[3], old[4]) != (settings.type, stored):
                 changed.append((old[0], settings.type, Jsonb(stored)))
-                filtered.append((old[0], name, settings))
             continue
         if old is not None:
             gone.append(old[0])
@@ -136,12 +160,26 @@ def follow(
         columns = [list(column) for column in zip(*changed, strict=True)]
         connection.execute(_SQL["update_consumers"], columns)
         connection.execute(_SQL["notify_consumers"], [columns[0]])
-    ids = _make(connection, made, streams)
-    filtered += [(id_, *each) for id_, each in zip(ids, made, strict=True)]
-    for id_, _, settings in filtered:
-        if settings.filters.sql is not None:
-            sql_filter.install(connection, id_, streams[settings.stream], settings.filters.sql)
-    connection.execute(_STORE_SQL["notify"], ["k"])
+    ids = {name: row[0] for name, row in served.items()} | _make(connection, made, streams)
+    for name, planned in filters.items():
+        connection.execute(sql_filter.create(ids[name], planned))
+    if gone or changed or made:
+        connection.execute(_STORE_SQL["notify"], ["k"])
+
+
+def _planned(connection: psycopg.Connection[Any], stream: int, name: str, text: str) -> Translated:
+    try:
+        return sql_filter.plan(connection, stream, text)
+    except ConsumerError as error:
+        raise ConfigError([f"consumers.{name}.{error.message}"]) from None
+
+
+def _refuse(
+    connection: psycopg.Connection[Any], name: str, error: ConfigError | StoreError
+) -> None:
+    values = {"kind": "consumer", "name": name, "reason": error.message, "process": 0}
+    if connection.execute(_SQL["refuse"], values).rowcount:
+        log.error("a consumer can't be served as it is", consumer=name, error=error.message)
 
 
 def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
@@ -158,9 +196,9 @@ def _make(
     connection: psycopg.Connection[Any],
     made: Sequence[tuple[str, Consumer]],
     streams: Mapping[str, int],
-) -> list[int]:
+) -> dict[str, int]:
     if not made:
-        return []
+        return {}
     values = [
         [streams[settings.stream] for _, settings in made],
         [name for name, _ in made],
@@ -172,4 +210,4 @@ def _make(
     table = sql.SQL(_SCHEMA["consumer_table"])
     statements = [table.format(table=sql.Identifier(f"consumer_{id_}")) for id_ in ids]
     connection.execute(sql.SQL(";\n").join(statements))
-    return ids
+    return {name: id_ for (name, _), id_ in zip(made, ids, strict=True)}

@@ -13,13 +13,14 @@ from psycopg import sql
 
 from penstock.config.document import Key
 from penstock.config.settings import Config
-from penstock.core.connect import Connection
+from penstock.core.connect import Connection, is_lost
 from penstock.core.errors import StoreError
 from penstock.desired.configured import usable_config
 from penstock.desired.entities import Snapshot
-from penstock.desired.state import CHANNEL, DesiredState
+from penstock.desired.state import CHANNEL, DesiredState, new_process
 from penstock.streams.bastions import with_bastions
 from penstock.streams.connect import connect
+from penstock.streams.errors import store_error
 from penstock.streams.store import Store
 
 _RETRY_SECONDS: Final = 0.5
@@ -32,7 +33,8 @@ class Feed:
 
     It has two connections of its own. `base` gives what is this process's: the store, Spark and the
     outboxes. An entity that can't be used here, such as one with a variable that this environment
-    lacks, is left out and noted in `refusals`, in the log and in the store.
+    lacks, is left out and noted in `refusals`, in the log and in the store. There the note counts for as
+    long as the feed is connected.
     """
 
     def __init__(self, url: str, base: Config, environ: Mapping[str, str] = os.environ) -> None:
@@ -42,6 +44,7 @@ class Feed:
         self._store = Store(url)
         self._state = DesiredState(self._store, environ)
         self._listener: Connection | None = None
+        self._process: int | None = None
         self._snapshot: Snapshot | None = None
         self._unusable: dict[Key, str] = {}
         self._refused: dict[Key, str] = {}
@@ -72,6 +75,10 @@ class Feed:
     def current(self) -> Config:
         """Return the configuration as it is now; raises `StoreError`."""
         before = self._snapshot
+        try:
+            self._listening()
+        except psycopg.Error as error:
+            raise store_error(error, self._url) from None
         try:
             return with_bastions(self._take(self._state.read()), self._store)
         except BaseException:
@@ -106,18 +113,13 @@ class Feed:
             self._note(kind, name, reason)
 
     def accepted(self, kind: str, name: str) -> None:
-        """Note that an entity runs, whatever any process noted before."""
+        """Note that this process runs an entity after all."""
         self._refused.pop((kind, name), None)
         self._record([((kind, name), None)])
 
     def _take(self, snapshot: Snapshot) -> Config:
         config, unusable = usable_config(snapshot, self._environ, self._base)
-        if self._snapshot is None:
-            # What was refused before this process started may be usable now: by a variable that is set.
-            self._record([((r.kind, r.name), None) for r in self._state.refusals()])
-            old = {}
-        else:
-            old = dict(self._snapshot.entities)
+        old = {} if self._snapshot is None else dict(self._snapshot.entities)
         # What a run refused stays refused until the entity changes.
         self._refused = {
             key: reason
@@ -139,22 +141,29 @@ class Feed:
         self._record([((kind, name), reason)])
 
     def _record(self, noted: Iterable[tuple[Key, str | None]]) -> None:
+        if self._process is None:
+            return  # once it is connected again, all is recorded anew
         try:
             for key, reason in noted:
                 if reason is None:
-                    self._state.accept(*key)
+                    self._state.accept(*key, self._process)
                 else:
-                    self._state.refuse(*key, reason)
+                    self._state.refuse(*key, reason, self._process)
         except StoreError as error:
             log.warning("what can't be run is not in the store", error=error.message)
 
     def _listening(self) -> Connection:
-        if self._listener is None or self._listener.closed:
+        if self._listener is None or is_lost(self._listener):
+            self._unlisten()
             self._listener = connect(self._url)
             self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+            self._process = new_process(self._listener)
+            self._state.forget_ended()
+            self._record(self.refusals.items())
         return self._listener
 
     def _unlisten(self) -> None:
+        self._process = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None

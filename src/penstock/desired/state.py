@@ -18,7 +18,7 @@ from penstock.core import queries
 from penstock.core.errors import PenstockError
 from penstock.desired import consumers
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
-from penstock.streams.names import LOCK_MIGRATE
+from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
 from penstock.streams.store import Store
 
 CHANNEL: Final = "penstock_state"
@@ -132,16 +132,30 @@ class DesiredState:
         with self._store.connection() as connection:
             return [Refusal(*row) for row in connection.execute(_SQL["refusals"]).fetchall()]
 
-    def refuse(self, kind: str, name: str, reason: str) -> None:
-        """Record that an entity can't be run as it is; its next change removes the record."""
+    def refuse(self, kind: str, name: str, reason: str, process: int = 0) -> None:
+        """Record that a process can't run an entity as it is, or with 0 that none can.
+
+        The record goes with the entity's next change, and with the process.
+        """
+        values = {"kind": kind, "name": name, "reason": reason, "process": process}
         with self._store.connection() as connection:
-            values = {"kind": kind, "name": name, "reason": reason}
             connection.execute(_SQL["refuse"], values)
 
-    def accept(self, kind: str, name: str) -> None:
-        """Record that an entity runs after all."""
+    def accept(self, kind: str, name: str, process: int | None = None) -> None:
+        """Record that a process runs an entity after all, or without one that all can."""
+        values = {"kind": kind, "name": name, "process": process}
         with self._store.connection() as connection:
-            connection.execute(_SQL["accept"], [kind, name])
+            connection.execute(_SQL["accept"], values)
+
+    def forget_ended(self) -> None:
+        """Delete what processes have refused that have ended."""
+        with self._store.connection() as connection:
+            connection.execute(_SQL["forget_ended"])
+
+
+def new_process(connection: psycopg.Connection[Any]) -> int:
+    """Return a number for a process, whose refusals count while `connection` lasts."""
+    return int(_one(connection, _SQL["new_process"], [LOCK_PROCESS]))
 
 
 def read(connection: psycopg.Connection[Any]) -> Snapshot:
@@ -173,7 +187,7 @@ def _check_references(state: Snapshot, changes: Sequence[Change]) -> None:
                 raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")
 
 
-def _one(connection: psycopg.Connection[Any], query: Any) -> Any:
-    row = connection.execute(query).fetchone()
+def _one(connection: psycopg.Connection[Any], query: Any, values: Any = None) -> Any:
+    row = connection.execute(query, values).fetchone()
     assert row is not None  # noqa: S101 - these statements always return one
     return row[0]

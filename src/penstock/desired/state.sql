@@ -21,16 +21,28 @@ WHERE (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(name)s::text IS NULL OR
   AND (%(before)s::bigint IS NULL OR id < %(before)s)
 ORDER BY id DESC LIMIT %(limit)s
 
+-- name: new_process
+-- A number for a process, whose session holds the lock until it ends.
+SELECT n, pg_advisory_lock(%s, n) FROM CAST(nextval('penstock.processes') AS integer) AS n
+
 -- name: refuse
-INSERT INTO penstock.refusals (kind, name, reason)
-SELECT kind, name, %(reason)s FROM penstock.entities WHERE kind = %(kind)s AND name = %(name)s
-ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason, at = now()
+INSERT INTO penstock.refusals (kind, name, process, reason)
+SELECT kind, name, %(process)s, %(reason)s FROM penstock.entities
+WHERE kind = %(kind)s AND name = %(name)s
+ON CONFLICT (kind, name, process) DO UPDATE SET reason = excluded.reason, at = now()
 
 -- name: accept
-DELETE FROM penstock.refusals WHERE kind = %s AND name = %s
+-- What a process has refused, or with null all have.
+DELETE FROM penstock.refusals WHERE kind = %(kind)s AND name = %(name)s
+  AND (process = %(process)s OR %(process)s::integer IS NULL)
+
+-- name: forget_ended
+-- Refusals of processes that have ended.
+DELETE FROM penstock.refusals r WHERE r.process <> 0 AND NOT EXISTS (
+    SELECT FROM penstock.current_refusals c WHERE (c.kind, c.name) = (r.kind, r.name))
 
 -- name: refusals
-SELECT kind, name, reason, at FROM penstock.refusals ORDER BY kind, name
+SELECT kind, name, reason, at FROM penstock.current_refusals ORDER BY kind, name
 
 -- name: removals
 SELECT id, kind, name, spec, version, at FROM penstock.removals ORDER BY id
@@ -44,6 +56,11 @@ FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
 
 -- name: targets
 SELECT name, spec FROM penstock.entities WHERE kind = 'target'
+
+-- name: consumer_specs
+-- All consumers, or those of these names.
+SELECT name, spec FROM penstock.entities WHERE kind = 'consumer'
+  AND (%(names)s::text[] IS NULL OR name = ANY(%(names)s))
 
 -- name: consumers_of_targets
 SELECT name, spec FROM penstock.entities WHERE kind = 'consumer' AND spec->>'target' = ANY(%s)
@@ -82,6 +99,11 @@ DELETE FROM penstock.backfills WHERE sink = %s
 
 -- name: delete_stream
 DELETE FROM penstock.streams WHERE name = %s
+
+-- name: delete_id
+-- Unless an entity has the name again.
+DELETE FROM penstock.ids i WHERE i.kind = %(kind)s AND i.name = %(name)s
+  AND NOT EXISTS (SELECT FROM penstock.entities e WHERE (e.kind, e.name) = (i.kind, i.name))
 
 -- name: delete_backlog
 DELETE FROM penstock.backlogs b USING penstock.sources s

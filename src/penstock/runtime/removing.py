@@ -1,7 +1,8 @@
 """Drops what is left of sources and sinks that the desired state has lost, once no run uses it.
 
 The store keeps the list (`penstock.desired.removals`), so that a crash in the middle loses nothing: an
-entry goes when all that it stands for is gone. Only who has a source's lease drops what is its.
+entry goes when all that it stands for is gone. Only who has a source's lease drops what is its. A
+configuration that is older than a removal still uses what is to be removed.
 """
 
 from __future__ import annotations
@@ -9,66 +10,120 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 import structlog
 
 from penstock.config.settings import Config
-from penstock.core.errors import PenstockError
+from penstock.core.backoff import Backoff
+from penstock.core.errors import PenstockError, StoreError
 from penstock.desired.removals import Removal, finish, pending
 from penstock.runtime.source_runner import SourceRunner
 from penstock.streams.claim import Claim
 from penstock.streams.store import Store
 
 _EVERY_SECONDS: Final = 1.0
+_MOST_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 2.0
 
 log = structlog.get_logger("penstock")
 
 
-class Remover:
-    """Removes what is due; calls from several threads take turns. Its methods raise `StoreError`."""
+class Sources(NamedTuple):
+    """What a process wants to run, its runners, and those whose sources it no longer wants."""
 
-    def __init__(self, store_url: str, base: Config) -> None:
+    config: Config
+    runners: Sequence[SourceRunner]
+    ending: Iterable[SourceRunner]
+
+
+class Remover:
+    """Removes what is due, in a thread of its own: a database that does not answer holds up nobody.
+
+    `sources` returns what the process runs now; `base` has the folder of its checkpoints.
+    """
+
+    def __init__(self, store_url: str, base: Config, sources: Callable[[], Sources]) -> None:
         self._url = store_url
         self._base = base
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._failed: dict[int, str] = {}
+        self._sources = sources
+        self._failures: dict[int, _Failures] = {}
+        self._done_at: int | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
 
-    def sweep(
-        self, config: Config, runners: Sequence[SourceRunner], ending: Iterable[SourceRunner]
-    ) -> None:
-        """Remove what no run uses any more; `config` is what is wanted now."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _EVERY_SECONDS
+    def start(self) -> None:
+        """Begin to sweep."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread."""
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Wait a while for the end: a connection may wait for a server that does not answer."""
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.sweep()
+            except StoreError:
+                pass  # the store is away, which others report
+            except Exception:
+                log.exception("what is left of removed entities can't be dropped")
+            self._stopped.wait(_EVERY_SECONDS)
+
+    def sweep(self) -> None:
+        """Remove what no run uses any more; raises `StoreError`."""
+        config, runners, ending = self._sources()
+        if config.version == self._done_at:
+            return  # a removal comes with a change of the state
         by_name = {runner.name: runner for runner in runners}
         busy = {runner.name for runner in ending if runner.alive}
-        with self._lock, Store(self._url) as store:
-            for removal in pending(store):
+        with Store(self._url) as store:
+            found = pending(store)
+            for removal in found:
                 source = source_of(removal)
-                runner = by_name.get(source)
-                if source in busy:
+                failures = self._failures.get(removal.id)
+                if self._stopped.is_set():
+                    return
+                if source in busy or (failures is not None and not failures.is_due):
                     continue
+                runner = by_name.get(source)
                 if runner is None and source not in config.running_sources:
                     self._remove_alone(store, source, removal)
                 elif runner is not None and removal.kind == "sink":
                     self._remove_beside(store, config, runner, removal)
+        if not found:
+            self._done_at = config.version
 
-    def before_run(self, source: str, config: Config) -> None:
-        """Remove what concerns a source whose lease this process has, and which has no run now."""
-        with self._lock, Store(self._url) as store:
-            for removal in _of(pending(store), source, config):
-                self._finish(store, removal, strictly=True)
+    def before_run(self, source: str, config: Config) -> StoreError | None:
+        """Remove what concerns a source whose lease this process has, and which has no run now.
+
+        Returns why a run of `config` must wait: another source's lease is needed for what its sinks
+        have left. Raises `StoreError` and `CaptureError`.
+        """
+        with Store(self._url) as store:
+            own, others = _concerning(pending(store), source, config)
+            for removal in own:
+                finish(store, removal, self._base)
+                log.info("removed", kind=removal.kind, name=removal.name)
+        return _waits(others[0], source) if others else None
 
     def is_left(self, source: str, config: Config) -> bool:
-        """Return whether something is left of an earlier entity that `config` has again."""
+        """Return whether a run must end before what `config` has again can be removed.
+
+        Raises a transient `StoreError` where only another source's lease is needed for that.
+        """
         with Store(self._url) as store:
-            return any(
-                removal.kind == "source" or removal.name in config.sinks
-                for removal in _of(pending(store), source, config)
-            )
+            own, others = _concerning(pending(store), source, config)
+        if others and not own:  # two sources whose sinks change places both end
+            raise _waits(others[0], source)
+        again = [r for r in own if r.kind == "source" or r.name in config.sinks]
+        return bool(again or others)
 
     def _remove_alone(self, store: Store, source: str, removal: Removal) -> None:
         """Remove what belongs to a source that nobody wants to run."""
@@ -87,28 +142,45 @@ class Remover:
         running = runner.running
         if running is None or not runner.holds_lease:
             return
-        wanted = config.sinks.get(removal.name)
-        if wanted is not None:
-            if removal.name in running.sinks and running.sinks[removal.name] == wanted:
-                runner.renew()  # it was removed and made again: it begins anew
-        elif removal.name not in running.sinks:
+        if removal.name not in running.sinks:
             self._finish(store, removal)
+        elif (
+            running.version < removal.version
+            and running.sinks[removal.name] == config.sinks.get(removal.name)
+            and not runner.refuses
+        ):
+            runner.renew()  # it was removed and made again: it begins anew
 
-    def _finish(self, store: Store, removal: Removal, *, strictly: bool = False) -> None:
+    def _finish(self, store: Store, removal: Removal) -> None:
         try:
             finish(store, removal, self._base)
         except PenstockError as error:
-            if strictly:
-                raise
-            if self._failed.get(removal.id) == str(error):  # the second time it is no passing state
+            failures = self._failures.setdefault(removal.id, _Failures())
+            if failures.repeat(str(error)):  # the second time it is no passing state
                 log.warning("what is left of a removed entity can't be dropped; trying again",
                             kind=removal.kind, name=removal.name, error=str(error))  # fmt: skip
-                self._failed[removal.id] = ""
-            else:
-                self._failed.setdefault(removal.id, str(error))
         else:
-            self._failed.pop(removal.id, None)
+            self._failures.pop(removal.id, None)
             log.info("removed", kind=removal.kind, name=removal.name)
+
+
+class _Failures:
+    """How often a removal has failed, and when it is tried again."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(_EVERY_SECONDS, _MOST_SECONDS, jitter=0.25)
+        self._next = 0.0
+        self._seen: dict[str, int] = {}
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def repeat(self, error: str) -> bool:
+        """Count a failure; return whether it is the second of its kind."""
+        self._next = time.monotonic() + self._backoff.after_failure()
+        self._seen[error] = self._seen.get(error, 0) + 1
+        return self._seen[error] == 2
 
 
 def source_of(removal: Removal) -> str:
@@ -116,8 +188,27 @@ def source_of(removal: Removal) -> str:
     return removal.name if removal.kind == "source" else str(removal.spec.get("source", ""))
 
 
-def _of(found: Iterable[Removal], source: str, config: Config) -> Iterator[Removal]:
+def _concerning(
+    found: Iterable[Removal], source: str, config: Config
+) -> tuple[list[Removal], list[Removal]]:
+    """Return what a run of `config` must not find: what is its source's, and what is another one's."""
+    own, others = list[Removal](), list[Removal]()
     for removal in found:
-        again = removal.kind == "sink" and removal.name in config.sinks
-        if source_of(removal) == source or again:
-            yield removal
+        if removal.version > config.version:
+            continue  # a change that was refused, say: the run goes on with what was removed
+        if source_of(removal) == source:
+            own.append(removal)
+        elif removal.kind == "sink" and removal.name in config.sinks:
+            others.append(removal)
+    return own, others
+
+
+def _waits(removal: Removal, source: str) -> StoreError:
+    former = source_of(removal)
+    return StoreError(
+        "not_removed",
+        f"Source {source} waits: sink {removal.name} took from source {former} before, and what is left"
+        " of that is not dropped yet.",
+        remedy=f"The process that runs source {former} drops it: see its log.",
+        transient=True,
+    )

@@ -11,15 +11,15 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Part, run_part
+from penstock.desired import consumers
 from penstock.runtime.reconcile import changes
-from penstock.runtime.removing import Remover
+from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.run import jvm_failure
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
 from penstock.runtime.state import RunState
-from penstock.runtime.store_session import register_consumers
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
@@ -62,7 +62,9 @@ class Runners:
         self._spark = SparkSoon()
         self._noted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._refusals: dict[str, set[tuple[str, str]]] = {}
-        self._remover = Remover(store_url, config) if feed is not None else None
+        self._remover: Remover | None = None
+        if feed is not None:
+            self._remover = Remover(store_url, config, self._sources)
         self._context = RunnerContext(
             store_url, once, self._spark, RunLog(), self._wake.set, self._refuse, self._accept,
             self._remove, self._is_left,
@@ -122,6 +124,8 @@ class Runners:
 
         Raises the `PenstockError` that keeps the only source from starting, or the first one of all.
         """
+        if self._remover is not None and self._feed is not None:
+            self._remover.start()
         for runner in self.all:
             runner.start()
         while not self._stopping.is_set():
@@ -188,10 +192,14 @@ class Runners:
         self.stop()  # the one that the thread has started last, too
         for runner in [*self.all, *self._ending]:
             runner.join()
+        if self._remover is not None:
+            self._remover.join()
 
     def stop(self) -> None:
         """Ask for an orderly end, from any thread."""
         self._stopping.set()
+        if self._remover is not None:
+            self._remover.stop()
         for runner in [*list(self._runners.values()), *self._ending]:  # no lock: a signal's handler
             runner.stop()
         self._wake.set()
@@ -232,8 +240,6 @@ class Runners:
                 while not self._noted.empty():
                     self._noted.get()()
                 self._start_due()
-                if self._remover is not None and not self._stopping.is_set():
-                    self._remover.sweep(self._config, self.all, self._ending)
             except PenstockError as error:
                 log.warning("the desired state could not be followed; trying again",
                             code=error.code, error=str(error))  # fmt: skip
@@ -268,9 +274,8 @@ class Runners:
         if not changed:
             return
         with Store(self._context.store_url) as store:
-            streams = {stream.name for stream in store.streams()}
-            # The others are registered by the run that makes their stream.
-            register_consumers(store, {n: c for n, c in changed.items() if c.stream in streams})
+            # Those whose stream is not there yet are registered by the run that makes it.
+            consumers.register(store, changed)
 
     def _start_due(self) -> None:
         """Start the sources that are wanted and have no runner, once an earlier one has ended."""
@@ -301,9 +306,12 @@ class Runners:
 
         self._noted.put(note)
 
-    def _remove(self, source: str, config: Config) -> None:
-        if self._remover is not None:
-            self._remover.before_run(source, config)
+    def _remove(self, source: str, config: Config) -> StoreError | None:
+        return None if self._remover is None else self._remover.before_run(source, config)
+
+    def _sources(self) -> Sources:
+        with self._lock:
+            return Sources(self._config, list(self._runners.values()), list(self._ending))
 
     def _is_left(self, source: str, config: Config) -> bool:
         return self._remover is not None and self._remover.is_left(source, config)

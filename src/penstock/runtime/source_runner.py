@@ -85,8 +85,8 @@ class RunnerContext:
 
     `noticed` is called when a runner's state has changed. `refused(source, config, failure)` is called
     where a changed configuration can't be run, and `accepted(source)` where the newest one runs.
-    `remove(source, config)` drops what is left of removed entities, before a run of that; `is_left`
-    returns whether there is something of an entity that is there again.
+    `remove(source, config)` drops what is left of removed entities, before a run of that, or returns why
+    the run must wait; `is_left` returns whether there is something of an entity that is there again.
     """
 
     store_url: str
@@ -96,7 +96,7 @@ class RunnerContext:
     noticed: Callable[[], object]
     refused: Callable[[str, Config, PenstockError], object]
     accepted: Callable[[str], object]
-    remove: Callable[[str, Config], object]
+    remove: Callable[[str, Config], StoreError | None]
     is_left: Callable[[str, Config], bool]
 
 
@@ -162,6 +162,11 @@ class SourceRunner:
     def running(self) -> Config | None:
         """The configuration of the current run."""
         return self._good if self._run is not None else None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it has refused the newest configuration."""
+        return self._refused is not None
 
     @property
     def holds_lease(self) -> bool:
@@ -264,7 +269,10 @@ class SourceRunner:
             if not self._acquire(config):
                 return
             config = self._next_config() or config  # its consumers may be newer
-            self._context.remove(self.name, config)
+            if (left := self._context.remove(self.name, config)) is not None:
+                self._note_delay(left)
+                self._stopping.wait(_RETRY_SECONDS)
+                return
             with Run(
                 config, self._context.store_url, once=self._context.once, claim=self._lease.claim,
                 run_log=self._context.log, follows=earlier is not None,

@@ -10,14 +10,13 @@ from typing import Final, Self
 
 import structlog
 
-from penstock.config.consumers import Consumer
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SetupError, SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
-from penstock.desired.state import DesiredState
+from penstock.desired import consumers
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
 from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
@@ -149,7 +148,7 @@ class StoreSession:
 
     def start(self) -> None:
         """Register the consumers, and start the maintenance and the drainers."""
-        register_consumers(self._store, self._config.consumers)
+        consumers.register(self._store, self._config.consumers)
         self._consumers.register(self._sources, self._streams)
         self._check_backlogs()
         self._stack.enter_context(Probe(self.url, self._on_report))
@@ -261,21 +260,6 @@ class StoreSession:
     def is_drained(self) -> bool:
         """Whether no sink has a backlog, and no consumer but those that are paused."""
         return all(d.is_attached() or d.is_paused for d in self._drainers.values())
-
-
-def register_consumers(store: Store, consumers: Mapping[str, Consumer]) -> None:
-    """Register consumers whose streams are there; one that the store refuses is refused alone."""
-    for name, consumer in consumers.items():
-        try:
-            store.register_consumer(consumer.stream, name, consumer.type, consumer.stored())
-        except StoreError as error:
-            if error.transient:
-                raise
-            log.error("a consumer can't be served as it is", consumer=name, error=error.message)
-            DesiredState(store).refuse("consumer", name, error.message)
-        else:
-            if consumer.filters.sql is not None:  # it may have been refused before this run
-                DesiredState(store).accept("consumer", name)
 
 
 def uuids_of(store: Store, config: Config, source: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ LOCK_RUN: Final = 7382
 
 LOCK_PERMITS: Final = 7383
 """With a consumer's id: takes permits for receives."""
+LOCK_PROCESS: Final = 7386
+"""With a process's number, held by a session: the process lives. `current_refusals` asks for it."""
 
 CHANNEL: Final = "penstock"
 """Notifications: `s<source id>` there is a new head; `c<consumer id>` the consumer changed; `k` the

@@ -373,6 +373,76 @@ ALTER TABLE penstock.backlogs
     ADD ahead_lsn bigint[] NOT NULL DEFAULT '{}',
     ADD ahead_idx bigint[] NOT NULL DEFAULT '{}';
 
+-- name: migration_11
+-- Which process has refused an entity: one with that number, which holds the advisory lock
+-- (LOCK_PROCESS, number) for as long as it lives, or with 0 none: the entity itself can't be used.
+DELETE FROM penstock.refusals;
+ALTER TABLE penstock.refusals ADD process integer NOT NULL DEFAULT 0;
+ALTER TABLE penstock.refusals DROP CONSTRAINT refusals_pkey;
+ALTER TABLE penstock.refusals ADD PRIMARY KEY (kind, name, process);
+CREATE SEQUENCE penstock.processes AS integer;
+-- One refusal of each refused entity, the newest; those of processes that have ended do not count.
+CREATE VIEW penstock.current_refusals AS
+SELECT DISTINCT ON (r.kind, r.name) r.kind, r.name, r.reason, r.at FROM penstock.refusals r
+WHERE r.process = 0 OR EXISTS (
+    SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+    WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 7386 AND l.objid = r.process::oid
+      AND l.objsubid = 2 AND d.datname = current_database())
+ORDER BY r.kind, r.name, r.at DESC;
+-- As before, but the ids of sources and sinks last until what is left of them is removed: a stream is served
+-- until then. What is made again before that has another id.
+CREATE OR REPLACE FUNCTION penstock.change_entities(changes jsonb, by_whom text, through text) RETURNS bigint
+LANGUAGE plpgsql AS $penstock$
+DECLARE
+    new_version bigint;
+    moved text;
+BEGIN
+    UPDATE penstock.state SET version = version + 1 RETURNING version INTO new_version;
+    SELECT string_agg(c.kind || ' ' || c.name, ', ' ORDER BY c.kind, c.name) INTO moved
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, expected bigint)
+    LEFT JOIN penstock.entities e USING (kind, name)
+    WHERE c.expected IS NOT NULL AND c.expected <> coalesce(e.version, 0);
+    IF moved IS NOT NULL THEN
+        RAISE EXCEPTION '%', moved USING ERRCODE = 'PS004';
+    END IF;
+    INSERT INTO penstock.audit (who, door, version, kind, name, action, before, after)
+    SELECT by_whom, through, new_version, c.kind, c.name,
+           CASE WHEN c.spec IS NULL THEN 'delete' WHEN e.name IS NULL THEN 'create'
+                ELSE 'update' END, e.shown, c.shown
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb, shown jsonb)
+    LEFT JOIN penstock.entities e USING (kind, name)
+    WHERE c.spec IS NOT NULL OR e.name IS NOT NULL
+    ORDER BY c.kind, c.name;
+    INSERT INTO penstock.removals (kind, name, spec, version)
+    SELECT e.kind, e.name, e.spec, new_version
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    JOIN penstock.entities e USING (kind, name)
+    WHERE c.spec IS NULL AND e.kind IN ('source', 'sink');
+    DELETE FROM penstock.refusals r
+    USING jsonb_to_recordset(changes) AS c (kind text, name text)
+    WHERE (r.kind, r.name) = (c.kind, c.name);
+    DELETE FROM penstock.entities e
+    USING jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    WHERE (e.kind, e.name) = (c.kind, c.name) AND c.spec IS NULL;
+    DELETE FROM penstock.ids i
+    USING jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb)
+    WHERE (i.kind, i.name) = (c.kind, c.name)
+      AND CASE WHEN c.spec IS NULL THEN c.kind NOT IN ('source', 'sink')
+               ELSE EXISTS (SELECT FROM penstock.removals r
+                            WHERE (r.kind, r.name) = (c.kind, c.name))
+                    AND NOT EXISTS (SELECT FROM penstock.entities e
+                                    WHERE (e.kind, e.name) = (c.kind, c.name)) END;
+    INSERT INTO penstock.entities AS e (kind, name, id, spec, shown, version, managed_by)
+    SELECT c.kind, c.name, penstock.id_of(c.kind, c.name), c.spec, c.shown, new_version, through
+    FROM jsonb_to_recordset(changes) AS c (kind text, name text, spec jsonb, shown jsonb)
+    WHERE c.spec IS NOT NULL
+    ON CONFLICT (kind, name) DO UPDATE
+    SET spec = excluded.spec, shown = excluded.shown, version = excluded.version,
+        managed_by = excluded.managed_by, changed_at = now();
+    PERFORM pg_notify('penstock_state', new_version::text);
+    RETURN new_version;
+END $penstock$
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -10,13 +10,13 @@ SELECT spec FROM penstock.entities WHERE kind = %s AND name = %s
 -- name: entity_page
 -- The first entities of a kind behind a name, as they may be shown, and why a process can't run them.
 SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
-FROM penstock.entities e LEFT JOIN penstock.refusals r USING (kind, name)
+FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
 WHERE e.kind = %(kind)s AND e.name > %(after)s ORDER BY e.name LIMIT %(limit)s
 
 -- name: entity
 -- One of them.
 SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
-FROM penstock.entities e LEFT JOIN penstock.refusals r USING (kind, name)
+FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
 WHERE e.kind = %(kind)s AND e.name = %(name)s
 
 -- name: session

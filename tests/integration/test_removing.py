@@ -1,0 +1,205 @@
+"""What is left of removed entities goes once no run uses it, and holds up nobody meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from tests.integration.nats_servers import await_true
+
+from penstock.config.settings import Config
+from penstock.core.errors import StoreError
+from penstock.desired.configured import config_of
+from penstock.desired.entities import Change
+from penstock.desired.feed import Feed
+from penstock.desired.removals import pending
+from penstock.desired.state import DesiredState
+from penstock.embedded.handles import Database
+from penstock.runtime.removing import Remover, Sources
+from penstock.runtime.runners import Runners
+from penstock.runtime.source_runner import SourceRunner
+from penstock.streams.store import Store
+
+BASE = Config(sources={}, sinks={})
+GONE = "postgres://127.0.0.1:1/x"
+"""Nothing listens there."""
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    with Store.open(database.url) as store:
+        yield store
+
+
+def source(url: str = GONE, **keys: str) -> dict[str, Any]:
+    return {"type": "postgres", "url": url, **keys}
+
+
+def stream(of: str, **keys: Any) -> dict[str, Any]:
+    return {"type": "stream", "source": of, **keys}
+
+
+@dataclass
+class Runner:
+    """Stands for a runner that has its source's lease, and runs `running`."""
+
+    name: str
+    running: Config | None
+    alive: bool = True
+    holds_lease: bool = True
+    refuses: bool = False
+    renewed: list[str] = field(default_factory=list)
+
+    def renew(self) -> None:
+        self.renewed.append(self.name)
+
+
+class Bed:
+    """A state whose sources `a` and `b` are registered in the store, with their sinks' streams."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.state = DesiredState(store, {})
+        self.runners: list[Runner] = []
+        self.remover = Remover(store.url, BASE, self.sources)
+
+    def write(self, *changes: tuple[str, str, dict[str, Any] | None]) -> Config:
+        found = [Change(kind, name, None, spec) for kind, name, spec in changes]
+        self.state.write(found, by="x", door="api")
+        return self.config()
+
+    def config(self) -> Config:
+        return config_of(self.state.read(), {}, BASE)
+
+    def register(self, config: Config) -> None:
+        for name, sink in config.streams.items():
+            of = self.store.make_source(sink.source, sink.source)
+            self.store.register_stream(name, of, sink.kind, sink.retention)
+
+    def sources(self) -> Sources:
+        runners = cast("list[SourceRunner]", self.runners)
+        return Sources(self.config(), runners, ())
+
+    def left(self) -> list[str]:
+        return [removal.name for removal in pending(self.store)]
+
+    def streams(self) -> dict[str, str]:
+        return {record.name: record.source for record in self.store.streams()}
+
+
+@pytest.fixture
+def bed(store: Store) -> Bed:
+    return Bed(store)
+
+
+def test_a_run_keeps_what_was_removed_after_its_configuration(bed: Bed) -> None:
+    """Such as the last good one, where the one that removed a sink is refused."""
+    good = bed.write(
+        ("source", "a", source()), ("sink", "one", stream("a")), ("sink", "two", stream("a"))
+    )
+    bed.register(good)
+    newest = bed.write(("sink", "two", None))
+    assert bed.remover.before_run("a", good.only("a")) is None
+    assert not bed.remover.is_left("a", good.only("a"))
+    assert (bed.left(), set(bed.streams())) == (["two"], {"one", "two"})
+    assert bed.remover.before_run("a", newest.only("a")) is None
+    assert (bed.left(), set(bed.streams())) == ([], {"one"})
+
+
+def test_a_run_that_goes_on_beside_a_refused_change_is_not_begun_anew(bed: Bed) -> None:
+    good = bed.write(("source", "a", source()), ("sink", "one", stream("a")))
+    bed.register(good)
+    bed.write(("sink", "one", None))
+    newest = bed.write(("sink", "one", stream("a")))
+    runner = Runner("a", good.only("a"), refuses=True)
+    bed.runners = [runner]
+    bed.remover.sweep()
+    assert (runner.renewed, bed.left()) == ([], ["one"])
+    runner.refuses = False
+    bed.remover.sweep()
+    assert (runner.renewed, bed.left()) == (["a"], ["one"])
+    assert bed.remover.is_left("a", newest.only("a"))
+    assert bed.remover.before_run("a", newest.only("a")) is None
+    assert (bed.left(), bed.streams()) == ([], {})
+
+
+def test_a_sink_that_changes_its_source_waits_for_the_former_ones_lease(bed: Bed) -> None:
+    before = bed.write(
+        ("source", "a", source(slot="a")),
+        ("source", "b", source(slot="b")),
+        ("sink", "one", stream("a")),
+        ("sink", "two", stream("a")),
+        ("sink", "three", stream("b")),
+    )
+    bed.register(before)
+    bed.write(("sink", "one", None))
+    after = bed.write(("sink", "one", stream("b")))
+    runner = Runner("a", before.only("a"))
+    bed.runners = [runner, Runner("b", before.only("b"))]
+    waits = bed.remover.before_run("b", after.only("b"))
+    assert waits is not None
+    assert "Source b waits: sink one took from source a before" in str(waits)
+    with pytest.raises(StoreError) as raised:
+        bed.remover.is_left("b", after.only("b"))
+    assert raised.value.transient
+    bed.remover.sweep()
+    assert bed.streams()["one"] == "a"  # which is written to
+    runner.running = after.only("a")
+    bed.remover.sweep()
+    assert (bed.left(), "one" in bed.streams()) == ([], False)
+    assert bed.remover.before_run("b", after.only("b")) is None
+
+
+def test_two_sources_whose_sinks_change_places_end_both(bed: Bed) -> None:
+    bed.register(
+        bed.write(
+            ("source", "a", source(slot="a")),
+            ("source", "b", source(slot="b")),
+            ("sink", "one", stream("a")),
+            ("sink", "two", stream("b")),
+        )
+    )
+    bed.write(("sink", "one", None), ("sink", "two", None))
+    after = bed.write(("sink", "one", stream("b")), ("sink", "two", stream("a")))
+    for name in ("a", "b"):
+        assert bed.remover.is_left(name, after.only(name))
+    assert bed.remover.before_run("a", after.only("a")) is not None
+    assert bed.left() == ["two"]
+    assert bed.remover.before_run("b", after.only("b")) is None
+    assert bed.remover.before_run("a", after.only("a")) is None
+    assert bed.left() == []
+
+
+def test_a_database_that_does_not_answer_holds_up_no_change(store: Store) -> None:
+    state = DesiredState(store, {})
+
+    def write(kind: str, name: str, spec: dict[str, Any] | None) -> None:
+        state.write([Change(kind, name, None, spec)], by="x", door="api")
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,  # it takes connections, and never answers
+        Feed(store.url, BASE, {}) as feed,
+    ):
+        url = f"postgres://127.0.0.1:{silent.getsockname()[1]}/shop"
+        write("source", "gone", source(url))
+        runners = Runners(feed.current(), store.url, feed=feed)
+        runners.prepare()
+        thread = threading.Thread(target=runners.run, args=(None, lambda: None))
+        write("source", "gone", None)
+        thread.start()
+        try:
+            silent.settimeout(30)
+            waits, _ = silent.accept()
+            write("source", "new", source())
+            write("sink", "one", stream("new"))
+            await_true(lambda: runners.names == ["new"], 5.0)
+            waits.close()
+        finally:
+            runners.stop()
+            thread.join(30)
+        assert not thread.is_alive()
+    assert [removal.name for removal in pending(store)] == ["gone"]
