@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
+from penstock.config.file import load
+from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource
 from penstock.core.errors import ConfigError, SetupError, SinkError
 from penstock.embedded.handles import Database, JetStream, Msg
@@ -84,9 +86,12 @@ class App:
         store.letters.add(pipeline, written.dead)
         return len(written.dead)
 
+    def configuration(self) -> Config:
+        return Config(sources={}, sinks={}, outboxes={"outbox": self.source})
+
     def replay(self, store: Store) -> int:
         letters = [letter for letter in store.letters.page() if letter.replayed_at is None]
-        with Replay(store, None, [self.source]) as replay:
+        with Replay(store, self.configuration) as replay:
             for letter in letters:
                 replay.send(letter)
         return len(letters)
@@ -238,13 +243,20 @@ def test_the_outboxes_of_the_file_are_searched(
     app.set("notify", subject=f"{large}.x")
     (letter,) = store.letters.page("notify")
     file = tmp_path / "penstock.yaml"
-    with pytest.raises(ConfigError), Replay(store, file) as replay:
+
+    def configuration() -> Config:
+        return load(file)
+
+    with pytest.raises(ConfigError), Replay(store, configuration) as replay:
         replay.send(letter)
     outbox = f"{{type: outbox, url: '{database.url}'}}"
     file.write_text(f"sources: {{a: {outbox}, b: {outbox}}}")
-    with pytest.raises(SinkError, match="2 of the outboxes"), Replay(store, file) as replay:
+    with (
+        pytest.raises(SinkError, match="2 of the outboxes"),
+        Replay(store, configuration) as replay,
+    ):
         replay.send(letter)
     file.write_text(f"sources: {{a: {outbox}}}")
-    with Replay(store, file) as replay:
+    with Replay(store, configuration) as replay:
         replay.send(letter)
     assert len(app.read(large)) == 1

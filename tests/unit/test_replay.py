@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
     published: list[tuple[Any, ...]] = []
     replay = Replay(
         cast("Store", SimpleNamespace(letters=SimpleNamespace(mark_replayed=marked.append))),
-        Path("unused"),
+        lambda: Config(sources={}, sinks={}),
     )
     sink = {"type": "nats", "source": "shop", "url": "nats://localhost", "subject": "s"}
     source = {"type": "postgres", "url": "postgresql://u@localhost/shop", "tables": ["public.t"]}

@@ -22,13 +22,7 @@ def inspect_plan(
     Returns warnings, also one for each source that can't be reached. Raises `ConfigError` where an
     expression can't be planned: then nothing of the plan may be applied.
     """
-    specs = snapshot.specs
-    for planned in plan.changes:
-        if planned.change.after is None:
-            specs.pop(planned.change.key, None)
-        else:
-            specs[planned.change.key] = planned.change.after
-    parts = validated(specs, environ)[0]
+    parts = validated(plan.applied_to(snapshot), environ)[0]
     changed = {
         planned.change.name
         for planned in plan.changes

@@ -12,11 +12,12 @@ from penstock.check import expressions, postgres, streams
 from penstock.check import outbox as outboxes
 from penstock.check.nats import inspect_nats
 from penstock.check.targets import inspect_target
-from penstock.config.file import load
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import ConfigError, EmbeddedError, StoreError
 from penstock.core.finding import Finding
+from penstock.desired.with_file import configured
 from penstock.embedded.bastions import completed_bastions
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.store import FOLDER
@@ -36,18 +37,33 @@ class Report:
         return sum(finding.level == level for finding in self.findings)
 
 
-def inspect(path: Path, environ: Mapping[str, str] = os.environ) -> Report:
-    """Check everything that `path` configures."""
+def inspect(
+    path: Path, environ: Mapping[str, str] = os.environ, store: str | None = None
+) -> Report:
+    """Check all that a run with the file `path` would have, over the file's store or another one."""
     report = Report([inspect_java(environ)])
     try:
-        config = load(path, environ)
+        found = configured(path, store, environ)
     except ConfigError as error:
         report.findings += [Finding("error", "configuration", line) for line in error.problems]
         return report
-    report.config = config
-    report.findings.append(Finding("ok", "configuration", f"{path} is valid"))
-    report.findings += inspect_config(config, environ)
+    report.config = found.config
+    what = f"{path} is valid" if path.exists() else "no file, the desired state of the store"
+    report.findings.append(Finding("ok", "configuration", what))
+    report.findings += refusals(found.refused)
+    if isinstance(found.failure, EmbeddedError):
+        report.findings.append(Finding("error", "store", str(found.failure)))
+    report.findings += inspect_config(found.config, environ)
     return report
+
+
+def refusals(refused: Mapping[Key, str]) -> list[Finding]:
+    """Return the findings of entities that can't be used in this environment."""
+    fix = "correct it, or set what it needs in this environment"
+    return [
+        Finding("error", f"{kind} {name}", f"it can't be used here: {reason}", fix)
+        for (kind, name), reason in refused.items()
+    ]
 
 
 def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.config.document import Key
     from penstock.config.settings import Config
     from penstock.core.finding import Finding
     from penstock.desired.entities import Snapshot
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 class ApiTools:
     """The `penstock.api.manage.context.Tools` of a process: imported at the first use."""
 
-    def check(self, config: Config) -> Sequence[Finding]:
-        """Return what `penstock check` finds in a configuration, but for Java."""
-        from penstock.check.config import inspect_config
+    def check(self, config: Config, refused: Mapping[Key, str]) -> Sequence[Finding]:
+        """Return what `penstock check` finds, but for Java."""
+        from penstock.check.config import inspect_config, refusals
 
-        return list(inspect_config(config))
+        return [*refusals(refused), *inspect_config(config)]
 
     def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources; raises `ConfigError`."""
@@ -34,5 +35,5 @@ class ApiTools:
         """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
         from penstock.trial.replay import Replay
 
-        with Replay(store, config) as replay:
+        with Replay(store, lambda: config) as replay:
             replay.send(letter)

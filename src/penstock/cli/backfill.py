@@ -14,11 +14,12 @@ from penstock.cli.common import (
     CONFIG,
     AsJson,
     ConfigFile,
+    StoreUrl,
     errors,
     fail,
     json_text,
+    missing,
     print_table,
-    unknown,
 )
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ Numbers = Annotated[
 
 
 @contextlib.contextmanager
-def _store(config: Path) -> Iterator[Backfills]:
+def _store(config: Path, url: str | None) -> Iterator[Backfills]:
     from penstock.backfill.request import Backfills
     from penstock.cli.store import store_of
 
-    with store_of(config) as store:
+    with store_of(config, url) as store:
         yield Backfills(store)
 
 
@@ -61,26 +62,29 @@ def start_backfill(
         typer.Option("--from", help="Begin at this value of the sink's `sort_by`, in UTC."),
     ] = None,
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
-    from penstock.config.file import load
-    from penstock.embedded.bastions import completed_config
+    from penstock.desired.with_file import configured
 
     with errors():
-        loaded = completed_config(load(config))
-        settings = loaded.sinks.get(sink)
+        found = configured(config, store_url)
+        if found.failure is not None:
+            raise found.failure
+        of = found.config
+        settings = of.sinks.get(sink)
         if settings is None:
-            raise fail(unknown("sink", sink, loaded.sinks))
-        requests = _requests(loaded.sources[settings.source], sink, settings, table, where, start)
-        with _store(config) as store:
+            raise fail(missing(found, "sink", sink, of.sinks))
+        requests = _requests(of.sources[settings.source], sink, settings, table, where, start)
+        with _store(config, store_url) as store:
             numbers = store.create(requests)
             made = store.find(ids=numbers)
     if as_json:
-        typer.echo(json_text([dataclasses.asdict(found) for found in made]))
-    for found in made:
-        rows = f"about {found.rows_total:,} rows" if found.rows_total is not None else "its rows"
-        typer.echo(f"Started {found}: {rows}.", err=as_json)
+        typer.echo(json_text([dataclasses.asdict(each) for each in made]))
+    for each in made:
+        rows = f"about {each.rows_total:,} rows" if each.rows_total is not None else "its rows"
+        typer.echo(f"Started {each}: {rows}.", err=as_json)
     _note_idle_sources(made)
 
 
@@ -110,10 +114,13 @@ def _requests(
 
 @backfills.command("list")
 def list_backfills(
-    sink: SinkName = None, config: ConfigFile = CONFIG, as_json: AsJson = False
+    sink: SinkName = None,
+    config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """List all backfills, those that have ended too."""
-    with errors(), _store(config) as store:
+    with errors(), _store(config, store_url) as store:
         found = store.find(sink=sink)
     if as_json:
         typer.echo(json_text([dataclasses.asdict(each) for each in found]))
@@ -133,31 +140,40 @@ def list_backfills(
 
 
 @backfills.command("pause")
-def pause_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+def pause_backfill(
+    numbers: Numbers = None, config: ConfigFile = CONFIG, store_url: StoreUrl = None
+) -> None:
     """Stop after the rows that are under way; `resume` goes on behind them."""
-    _command(numbers, "pause", "Paused", config)
+    _command(numbers, "pause", "Paused", config, store_url)
 
 
 @backfills.command("resume")
-def resume_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+def resume_backfill(
+    numbers: Numbers = None, config: ConfigFile = CONFIG, store_url: StoreUrl = None
+) -> None:
     """Go on with what was paused, or has failed, where it was."""
-    _command(numbers, "resume", "Resumed", config)
+    _command(numbers, "resume", "Resumed", config, store_url)
 
 
 @backfills.command("cancel")
-def cancel_backfill(numbers: Numbers = None, config: ConfigFile = CONFIG) -> None:
+def cancel_backfill(
+    numbers: Numbers = None, config: ConfigFile = CONFIG, store_url: StoreUrl = None
+) -> None:
     """End a backfill for good. What was delivered stays delivered."""
-    _command(numbers, "cancel", "Cancelled", config)
+    _command(numbers, "cancel", "Cancelled", config, store_url)
 
 
 @backfills.command("watch")
 def watch_backfills(
-    numbers: Numbers = None, sink: SinkName = None, config: ConfigFile = CONFIG
+    numbers: Numbers = None,
+    sink: SinkName = None,
+    config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Follow backfills until all have ended; ends with exit code 1 if one of them failed."""
     from penstock.cli import backfill_watch as watch
 
-    with errors(), _store(config) as store:
+    with errors(), _store(config, store_url) as store:
         found = store.find(ids=numbers, sink=sink)
         _check_numbers(numbers, found)
         if not numbers:
@@ -172,8 +188,10 @@ def watch_backfills(
             raise typer.Exit(int(any(each.state == "failed" for each in ended)))
 
 
-def _command(numbers: list[int] | None, command: Command, past: str, config: Path) -> None:
-    with errors(), _store(config) as store:
+def _command(
+    numbers: list[int] | None, command: Command, past: str, config: Path, store_url: str | None
+) -> None:
+    with errors(), _store(config, store_url) as store:
         for number in numbers or [_the_only_one(store, command)]:
             typer.echo(f"{past} {store.command(number, command)}.")
 

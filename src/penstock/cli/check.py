@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors
+from penstock.cli.common import CONFIG, AsJson, ConfigFile, StoreUrl, errors
 
 if TYPE_CHECKING:
     from penstock.core.finding import Finding
 
 
-def check(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+def check(config: ConfigFile = CONFIG, store_url: StoreUrl = None, as_json: AsJson = False) -> None:
     """Inspect everything before anything starts: Java, Postgres, NATS, the store."""
     from penstock.check import config as checks
 
     with errors():
-        report = checks.inspect(config)
+        report = checks.inspect(config, store=store_url)
     if as_json:
         typer.echo(
             json.dumps(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock import __version__
+from penstock.config import STORE_VARIABLE
 from penstock.core.errors import PenstockError
 from penstock.core.text import nearest
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.config.settings import Config
+    from penstock.desired.with_file import Configured
 
 CONFIG: Final = Path("penstock.yaml")
 LISTEN: Final = "127.0.0.1:7380"
@@ -29,6 +31,14 @@ _WHOLE: Final = 10_000
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", show_default=True)
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help=f"The store, in the place of the file's; without a file {STORE_VARIABLE} may name it.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
@@ -71,6 +81,20 @@ def unknown(kind: str, name: str, known: Iterable[str], none: str = "") -> str:
     names = list(known)
     expected = f"expected one of {', '.join(names)}" if names or not none else none
     return f"there is no {kind} {name!r}: {expected}{nearest(name, names)}"
+
+
+def missing(found: Configured, kind: str, name: str, known: Iterable[str]) -> str:
+    """Return why a configuration has no source, sink or target of a name."""
+    if (reason := found.refused.get((kind, name))) is not None:
+        return f"{kind} {name} can't be used here: {reason}"
+    return unknown(kind, name, known, "the configuration has none")
+
+
+def note_failure(found: Configured) -> None:
+    """Print that the store was not asked, and that the file counts alone."""
+    if found.failure is not None:
+        text = f"Note: the desired state is not known, so the file counts alone: {found.failure}"
+        typer.echo(text, err=True)
 
 
 def json_text(value: Any) -> str:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    StoreUrl,
+    errors,
+    fail,
+    json_text,
+    print_table,
+)
 from penstock.cli.store import store_of
 
 if TYPE_CHECKING:
@@ -21,11 +31,13 @@ ConsumerName = Annotated[str, typer.Argument(help="The consumer's name.")]
 
 
 @consumers.command("list")
-def list_consumers(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+def list_consumers(
+    config: ConfigFile = CONFIG, store_url: StoreUrl = None, as_json: AsJson = False
+) -> None:
     """List the consumers of type nats that the store has."""
     from penstock.streams.nats_consumers import NatsConsumers
 
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         found = NatsConsumers(store).all()
     if as_json:
         typer.echo(json_text([of.body() for of in found]))
@@ -41,16 +53,20 @@ def list_consumers(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None
 
 
 @consumers.command("pause")
-def pause_consumer(name: ConsumerName, config: ConfigFile = CONFIG) -> None:
+def pause_consumer(
+    name: ConsumerName, config: ConfigFile = CONFIG, store_url: StoreUrl = None
+) -> None:
     """Publish nothing for a consumer; what its stream gets waits there."""
-    _pause(name, config, paused=True)
+    _pause(name, config, store_url, paused=True)
     typer.echo(f"Paused {name}. The run does so within seconds.")
 
 
 @consumers.command("resume")
-def resume_consumer(name: ConsumerName, config: ConfigFile = CONFIG) -> None:
+def resume_consumer(
+    name: ConsumerName, config: ConfigFile = CONFIG, store_url: StoreUrl = None
+) -> None:
     """Let a paused consumer go on where it was."""
-    _pause(name, config, paused=False)
+    _pause(name, config, store_url, paused=False)
     typer.echo(f"Resumed {name}. The run does so within seconds.")
 
 
@@ -65,20 +81,21 @@ def rewind_consumer(
         ),
     ],
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Publish from another place of the stream on, once more or without what lies between."""
     from penstock.streams.nats_consumers import NatsConsumers
 
     place = _place(to)
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         NatsConsumers(store).rewind(name, place)
     typer.echo(f"Rewound {name} to {to}. The run does so within seconds.")
 
 
-def _pause(name: str, config: ConfigFile, *, paused: bool) -> None:
+def _pause(name: str, config: Path, store_url: str | None, *, paused: bool) -> None:
     from penstock.streams.nats_consumers import NatsConsumers
 
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         NatsConsumers(store).pause(name, paused=paused)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,11 @@ from penstock.cli.common import (
     CONFIG,
     AsJson,
     ConfigFile,
+    StoreUrl,
     errors,
     fail,
     json_text,
+    note_failure,
     print_table,
     unknown,
 )
@@ -25,10 +27,10 @@ from penstock.cli.relay import URL_VARIABLE, configuration
 from penstock.cli.store import store_of
 
 if TYPE_CHECKING:
+    from penstock.config.settings import Config
     from penstock.config.sources import OutboxSource
     from penstock.streams.records import StoredLetter
     from penstock.streams.store import Store
-    from penstock.trial.replay import Replay
 
 dead_letters = typer.Typer(
     help="Look at what could not be delivered, deliver it again, or delete it.",
@@ -49,59 +51,63 @@ RelayUrl = Annotated[
         show_default=False,
     ),
 ]
-RelayStore = Annotated[
-    str | None, typer.Option("--store", help="With --url: the store that the relay was given.")
-]
 Numbers = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False)]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Settings:
-    """What dead letters are replayed by: the file `config`, or where a relay is meant its `source`."""
+class _Letters:
+    """The store that dead letters are in.
 
-    config: Path
-    source: OutboxSource | None
+    Attributes:
+        store: The store.
+        configuration: Gives what they are replayed by, with the sinks or a relay's database.
+        sinks: Gives the names of the sinks, whatever else is wrong with the configuration.
+    """
 
-    def replay(self, store: Store) -> Replay:
-        from penstock.trial.replay import Replay
-
-        if self.source is None:
-            return Replay(store, self.config)
-        return Replay(store, None, [self.source])
-
-    def __str__(self) -> str:
-        return str(self.config) if self.source is None else "the database"
-
-    def sinks(self) -> list[str]:
-        """Return the names of the sinks that there are."""
-        from penstock.config.file import sink_names
-
-        if self.source is None:
-            return sink_names(self.config)
-        from penstock.outbox.configured import pipelines
-
-        return list(pipelines(self.source))
+    store: Store
+    configuration: Callable[[], Config]
+    sinks: Callable[[], list[str]]
 
 
 @contextlib.contextmanager
-def _letters(
-    config: Path, url: str | None, relay_store: str | None
-) -> Iterator[tuple[Store, _Settings]]:
+def _letters(config: Path, url: str | None, store_url: str | None) -> Iterator[_Letters]:
     """Give the store that dead letters are in: the file's, or a relay's."""
     from penstock.streams.store import Store
 
-    if not config.exists():
-        url = url or os.environ.get(URL_VARIABLE)
+    if url is None and store_url is None and not config.exists():
+        url = os.environ.get(URL_VARIABLE)
     if url is None:
-        if relay_store is not None:
-            raise fail("--store is that of a relay: give its --url, too")
-        with store_of(config) as store:
-            yield store, _Settings(config, None)
+        with store_of(config, store_url) as store:
+            yield _Letters(
+                store, lambda: _configured(config, store_url), lambda: _sinks(config, store)
+            )
         return
-    made = configuration(url, None, relay_store)
-    source = made.outboxes["outbox"]
-    with Store.open((made.store or source.url).get_secret_value()) as store:
-        yield store, _Settings(config, source)
+    relay = configuration(url, None, store_url)
+    source = relay.outboxes["outbox"]
+    with Store.open((relay.store or source.url).get_secret_value()) as store:
+        yield _Letters(store, lambda: relay, lambda: _pipelines(source))
+
+
+def _configured(file: Path, store_url: str | None) -> Config:
+    from penstock.desired.with_file import configured
+
+    found = configured(file, store_url)
+    note_failure(found)
+    return found.config
+
+
+def _sinks(file: Path, store: Store) -> list[str]:
+    from penstock.config.file import sink_names
+    from penstock.desired.state import DesiredState
+
+    names = dict.fromkeys(sink_names(file)) if file.exists() else {}
+    return list(names | dict.fromkeys(DesiredState(store).read().of_kind("sink")))
+
+
+def _pipelines(source: OutboxSource) -> list[str]:
+    from penstock.outbox.configured import pipelines
+
+    return list(pipelines(source))
 
 
 @dead_letters.command("list")
@@ -111,13 +117,13 @@ def list_letters(
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the oldest first.")] = 100,
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
-    relay_store: RelayStore = None,
+    store_url: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, without their messages."""
-    with errors(), _letters(config, url, relay_store) as (store, settings):
-        sink, consumer = _check_names(store, settings, sink, consumer)
-        found = store.letters.page(sink, consumer, limit + 1)
+    with errors(), _letters(config, url, store_url) as letters:
+        sink, consumer = _check_names(letters, sink, consumer)
+        found = letters.store.letters.page(sink, consumer, limit + 1)
     more = len(found) > limit
     del found[limit:]
     if as_json:
@@ -136,12 +142,12 @@ def show_letter(
     number: Annotated[int, typer.Argument(help="Its number, from the list.")],
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
-    relay_store: RelayStore = None,
+    store_url: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Show all of one dead letter, its message too."""
-    with errors(), _letters(config, url, relay_store) as (store, _):
-        letter = _letter(store, number)
+    with errors(), _letters(config, url, store_url) as letters:
+        letter = _letter(letters.store, number)
     if as_json:
         typer.echo(json_text({**_described(letter), "message": letter.message}))
         return
@@ -161,21 +167,23 @@ def replay_letters(
     consumer: ConsumerName = None,
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
-    relay_store: RelayStore = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Publish a sink's again, with their Nats-Msg-Id; put a consumer's back into it."""
     if bool(numbers) == everything:
         raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
-    with errors(), _letters(config, url, relay_store) as (store, settings):
-        sink, consumer = _check_names(store, settings, sink, consumer)
-        letters: Iterable[StoredLetter] = (
-            (_letter(store, number) for number in numbers)
+    with errors(), _letters(config, url, store_url) as letters:
+        sink, consumer = _check_names(letters, sink, consumer)
+        from penstock.trial.replay import Replay
+
+        meant: Iterable[StoredLetter] = (
+            (_letter(letters.store, number) for number in numbers)
             if numbers
-            else _all_letters(store, sink, consumer)
+            else _all_letters(letters.store, sink, consumer)
         )
         count = 0
-        with settings.replay(store) as replay:
-            for letter in letters:
+        with Replay(letters.store, letters.configuration) as replay:
+            for letter in meant:
                 _check_owner(letter, sink, consumer)
                 replay.send(letter)
                 count += 1
@@ -193,18 +201,18 @@ def purge_letters(
     yes: Annotated[bool, typer.Option("--yes", help="Confirm that they are deleted.")] = False,
     config: ConfigFile = CONFIG,
     url: RelayUrl = None,
-    relay_store: RelayStore = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Delete dead letters for ever: those that fit all that is given, or all of them."""
-    with errors(), _letters(config, url, relay_store) as (store, settings):
-        sink, consumer = _check_names(store, settings, sink, consumer)
+    with errors(), _letters(config, url, store_url) as letters:
+        sink, consumer = _check_names(letters, sink, consumer)
         for number in numbers or ():
-            _check_owner(_letter(store, number), sink, consumer)
+            _check_owner(_letter(letters.store, number), sink, consumer)
         if not yes:
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
         count = sum(
-            store.letters.purge(sink, consumer, number, replayed=replayed)
+            letters.store.letters.purge(sink, consumer, number, replayed=replayed)
             for number in numbers or (None,)
         )
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
@@ -235,7 +243,7 @@ def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -
 
 
 def _check_names(
-    store: Store, settings: _Settings, sink: str | None, consumer: str | None
+    letters: _Letters, sink: str | None, consumer: str | None
 ) -> tuple[str | None, str | None]:
     """Return the sink and the consumer whose dead letters are meant: one of type nats has a sink's.
 
@@ -245,10 +253,11 @@ def _check_names(
 
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
+    store = letters.store
     if sink is not None and not store.letters.page(sink=sink, limit=1):
-        names = settings.sinks()
+        names = letters.sinks()
         if sink not in names:
-            raise fail(unknown("sink", sink, names, f"{settings} has none"))
+            raise fail(unknown("sink", sink, names, "the configuration has none"))
     if consumer is not None:
         published = [found.name for found in NatsConsumers(store).all()]
         if consumer in published:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import CONFIG, ConfigFile, errors
+from penstock.cli.common import CONFIG, ConfigFile, StoreUrl, errors
 
 
 def export(
     config: ConfigFile = CONFIG,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the file here.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Write the desired state as a configuration file; secrets are variables in it."""
     from penstock.cli.store import store_of
+    from penstock.config import STORE_VARIABLE
     from penstock.config.file import Reader
     from penstock.core.errors import ConfigError
     from penstock.desired.export import exported
     from penstock.desired.state import DesiredState
 
     with errors():
-        with store_of(config) as store:
+        with store_of(config, store_url) as store:
             snapshot = DesiredState(store).read()
-        settings = Reader.of_file(config, os.environ).document.written
+        settings: Any = {"store": f"${{{STORE_VARIABLE}}}"}
+        if config.exists():
+            settings = Reader.of_file(config, os.environ).document.written
         text = exported(snapshot, settings if isinstance(settings, dict) else {})
         if out is None:
             typer.echo(text, nl=False)

@@ -24,7 +24,7 @@ from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
 from penstock.cli import warm as cli_warm
 from penstock.cli.changes import PlanCommand
-from penstock.cli.common import CONFIG, LISTEN, ConfigFile, errors, starting
+from penstock.cli.common import CONFIG, LISTEN, ConfigFile, StoreUrl, errors, starting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -90,23 +90,24 @@ def run(
 def api(
     config: ConfigFile = CONFIG,
     listen: Annotated[str, typer.Option(help="Serve the API here.")] = LISTEN,
+    store_url: StoreUrl = None,
 ) -> None:
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
     from penstock.api.serve import serve
     from penstock.cli.api_tools import ApiTools
     from penstock.cli.store import opened
 
-    with errors(), opened(config) as url:
+    with errors(), opened(config, store_url) as url:
         raise typer.Exit(serve(url, listen, ApiTools()))
 
 
 @app.command()
-def push(config: ConfigFile = CONFIG) -> None:
+def push(config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Deliver to webhooks alone, over the same store; needs the file's `store` alone too."""
     from penstock.cli.store import opened
     from penstock.push.serve import serve
 
-    with errors(), opened(config) as url:
+    with errors(), opened(config, store_url) as url:
         raise typer.Exit(serve(url))
 
 

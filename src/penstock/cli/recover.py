@@ -6,47 +6,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, ConfigFile, errors, fail, unknown
+from penstock.cli.common import CONFIG, ConfigFile, StoreUrl, errors, fail, missing
 
 if TYPE_CHECKING:
     from penstock.backfill.request import Request
     from penstock.config.settings import Config
+    from penstock.desired.with_file import Configured
     from penstock.runtime.recovery import Recovery
 
 
 def recover(
-    source: Annotated[str, typer.Argument(help="The source, by its name in the file.")],
+    source: Annotated[str, typer.Argument(help="The source, by its name.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.")] = False,
     backfill: Annotated[
         bool,
         typer.Option("--backfill", help="Also request a backfill of every table to every sink."),
     ] = False,
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Create a source's lost slot and publication again, and report what was missed."""
     from penstock.cli.store import store_of
-    from penstock.config.file import load
+    from penstock.desired.with_file import configured
 
-    with errors():
-        loaded = load(config)
-        _check_name(loaded, source)
+    with errors(), store_of(config, store_url) as store:
+        found = configured(config, store_url)
+        _check_name(found, source)
         from penstock.runtime.recovery import Recovery
-        from penstock.streams.bastions import with_bastions
 
-        with store_of(config) as store:
-            loaded = with_bastions(loaded, store.url)
-            with Recovery(loaded, source, store) as recovery:
-                _recover(loaded, recovery, yes=yes, backfill=backfill)
+        with Recovery(found.config, source, store) as recovery:
+            _recover(found.config, recovery, yes=yes, backfill=backfill)
 
 
-def _check_name(config: Config, source: str) -> None:
+def _check_name(found: Configured, source: str) -> None:
+    config = found.config
     if source in config.outboxes:
         raise fail(
             f"source {source} is an outbox: its relay creates a lost slot again, and its"
             " messages are in the outbox's table"
         )
     if source not in config.sources:
-        raise fail(unknown("source", source, config.sources))
+        raise fail(missing(found, "source", source, config.sources))
 
 
 def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:

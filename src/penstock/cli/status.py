@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, errors, size
+from penstock.cli.common import CONFIG, LISTEN, AsJson, ConfigFile, StoreUrl, errors, size
 from penstock.core.errors import CaptureError
 from penstock.core.health import Failure, Health, Level, Part, run_part
 
 if TYPE_CHECKING:
-    from penstock.config.settings import Config
     from penstock.config.sources import OutboxSource
+    from penstock.desired.with_file import Configured
 
 Status = dict[str, Any]
 
@@ -24,15 +25,15 @@ def status(
     listen: Annotated[
         str, typer.Option(help="Where `penstock run` serves HTTP, as host:port.")
     ] = LISTEN,
+    store_url: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Show each source's slot and lag, and what a running pipeline delivered."""
     from penstock.cli import status_tables
-    from penstock.config.file import load
-    from penstock.embedded.bastions import completed_config
+    from penstock.desired.with_file import configured
 
     with errors():
-        report = collect(completed_config(load(config)), listen)
+        report = collect(configured(config, store_url), listen)
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -40,17 +41,19 @@ def status(
     raise typer.Exit(int(not is_ready(report)))
 
 
-def collect(config: Config, listen: str) -> Status:
+def collect(found: Configured, listen: str) -> Status:
     """Return the slots and the outboxes' pipelines of a configuration, and what runs at `listen`.
 
     `running` is None where nothing answers; a slot, or an outbox's source, that cannot be read has an
-    `error` in its place.
+    `error` in its place. A source that no sink takes from is not run, and has no slot.
     """
     from penstock.postgres.setup import slot_status
     from penstock.runtime import recovery
 
+    config = found.config
     slots: dict[str, Any] = {}
-    for name, source in config.sources.items():
+    for name in config.running_sources:
+        source = config.sources[name]
         try:
             slots[name] = dataclasses.asdict(slot_status(source)) | {"error": None}
         except CaptureError as error:
@@ -62,11 +65,26 @@ def collect(config: Config, listen: str) -> Status:
             slots[name] |= {"error": str(gap), "code": gap.code, "remedy": gap.remedy}
     running, problem = _ask(listen)
     outboxes = {name: _outbox(source) for name, source in config.outboxes.items()}
-    health = assess(slots, outboxes, running, problem, expected=bool(config.sources))
+    health = assess(slots, outboxes, running, problem, expected=bool(slots))
+    reported = {part.subject for part in health.parts}
+    unseen = [part for part in _unseen(found) if part.subject not in reported]
+    health = Health((*health.parts, *unseen))
     return {
         "listen": listen, **health.as_json(), "slots": slots, "outboxes": outboxes,
         "running": running, "problem": problem,
     }  # fmt: skip
+
+
+def _unseen(found: Configured) -> Iterator[Part]:
+    """Yield what is wrong with the configuration, as it is seen from here."""
+    if found.failure is not None:
+        yield Part.failing("store", Level.FAILED, Failure.by(found.failure))
+    for (kind, name), reason in found.refused.items():
+        if kind not in ("source", "sink"):
+            continue
+        remedy = f"Correct it, or set what it needs in this environment (GET /v1/{kind}s/{name})."
+        failure = Failure("refused", f"It can't be used here: {reason}.", remedy)
+        yield Part.failing(f"{kind} {name}", Level.FAILED, failure)
 
 
 def assess(

@@ -12,19 +12,22 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened(config: Path) -> Iterator[str]:
-    """Give the URL of the store that a file names, or of the embedded one, which then runs."""
+def opened(config: Path, store: str | None = None) -> Iterator[str]:
+    """Give the URL of the store that `store`, a file or the environment names; see `load_store`.
+
+    The embedded one runs meanwhile.
+    """
     from penstock.config.file import load_store
     from penstock.embedded.store import open_store
 
-    with open_store(load_store(config)) as url:
+    with open_store(load_store(config, given=store)) as url:
         yield url
 
 
 @contextlib.contextmanager
-def store_of(config: Path) -> Iterator[Store]:
-    """Give the store that a file names."""
+def store_of(config: Path, store: str | None = None) -> Iterator[Store]:
+    """Give the store itself."""
     from penstock.streams.store import Store
 
-    with opened(config) as url, Store.open(url) as store:
-        yield store
+    with opened(config, store) as url, Store.open(url) as made:
+        yield made

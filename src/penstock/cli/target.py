@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, ConfigFile, errors, fail, unknown
+from penstock.cli.common import CONFIG, ConfigFile, StoreUrl, errors, fail, missing
 
 if TYPE_CHECKING:
-    from penstock.config.settings import Config
+    from penstock.desired.with_file import Configured
 
 targets = typer.Typer(
     no_args_is_help=True, help="Targets, and the bastions that servers lie behind."
@@ -19,29 +19,29 @@ Name = Annotated[str, typer.Argument(help="The target, or the source that lies b
 
 
 @targets.command("show")
-def show(name: Name, config: ConfigFile = CONFIG) -> None:
+def show(name: Name, config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Show what a target is, and the public key to let into its bastion."""
     from penstock.bastion.keys import fingerprint, public_line
     from penstock.cli.store import store_of
-    from penstock.config.file import load
+    from penstock.desired.with_file import configured
     from penstock.streams.bastions import completed
 
     with errors():
-        loaded = load(config)
-        typer.echo(_described(loaded, name))
-        bastions = loaded.bastions()
+        found = configured(config, store_url)
+        typer.echo(_described(found, name))
+        bastions = found.config.bastions()
         if name not in bastions:
             typer.echo("bastion: none, it is reached directly")
             return
-        with store_of(config) as store:
+        with store_of(config, store_url) as store:
             bastion = completed(store, {name: bastions[name]})[name]
         typer.echo(f"bastion: {bastion}")
         typer.echo(f"public key, for the user's authorized_keys there:\n  {public_line(bastion)}")
         if bastion.host_key is None:
-            command = loaded.command("target", "trust", name)
+            command = found.config.command("target", "trust", name)
             typer.echo(f"host key: none is pinned, it is not trusted yet. Run: {command}")
         else:
-            of = "the file" if bastions[name].host_key else "penstock target trust"
+            of = "the configuration" if bastions[name].host_key else "penstock target trust"
             typer.echo(f"host key, pinned by {of}: {fingerprint(bastion.host_key)}")
             typer.echo(f"  {bastion.host_key}")
 
@@ -54,21 +54,22 @@ def trust(
         bool, typer.Option("--replace", help="Also where another key is pinned already.")
     ] = False,
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Connect to a bastion, show the fingerprint of its host key, and pin the key."""
     from penstock.bastion.keys import fingerprint
     from penstock.bastion.tunnel import changed_host_key, host_key
     from penstock.cli.store import store_of
-    from penstock.config.file import load
+    from penstock.desired.with_file import configured
     from penstock.streams.bastions import completed, pin
 
     with errors():
-        loaded = load(config)
-        _described(loaded, name)
-        bastions = loaded.bastions()
+        found = configured(config, store_url)
+        _described(found, name)
+        bastions = found.config.bastions()
         if name not in bastions:
             raise fail(f"{name} has no bastion, so there is no host key to trust")
-        with store_of(config) as store:
+        with store_of(config, store_url) as store:
             bastion = completed(store, {name: bastions[name]})[name]
             shown = host_key(bastion)
             typer.echo(f"bastion {bastion} shows {fingerprint(shown)}")
@@ -85,17 +86,20 @@ def trust(
         typer.echo("Pinned.")
 
 
-def _described(config: Config, name: str) -> str:
+def _described(found: Configured, name: str) -> str:
     """Return what a target or a source is; ends the command where there is none of that name."""
     from penstock.config.targets import NatsTarget
     from penstock.core.connect import address
     from penstock.core.redact import redact_url
 
+    config = found.config
     if (target := config.targets.get(name)) is not None:
         if isinstance(target, NatsTarget):
             return f"target {name}: NATS at {target.safe_url}"
         return f"target {name}: HTTP at {redact_url(target.url.get_secret_value())}"
-    if (source := config.sources.get(name)) is not None:
+    source = config.sources.get(name) or config.outboxes.get(name)
+    if source is not None:
         return f"source {name}: Postgres at {address(source.url.get_secret_value())}"
+    kind = "source" if ("source", name) in found.refused else "target"
     known = [*config.targets, *(n for n, s in config.sources.items() if s.bastion is not None)]
-    raise fail(unknown("target", name, known, "the file has no `targets`"), 2)
+    raise fail(missing(found, kind, name, known), 2)

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, json_text, print_table
+from penstock.cli.common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    StoreUrl,
+    errors,
+    fail,
+    json_text,
+    print_table,
+)
 from penstock.cli.store import store_of
 from penstock.core.text import nearest
 
@@ -28,6 +37,7 @@ def create_token(
         typer.Option("--consumer", help="A consumer that it may use; repeatable. Without: all."),
     ] = None,
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
     from penstock.config.strict import NAME_RULE, is_name
@@ -41,7 +51,7 @@ def create_token(
         raise fail("an admin may use every consumer: leave --consumer out, or --role admin")
     if role == "viewer" and consumer:
         raise fail("a viewer consumes nothing: leave --consumer out, or --role viewer")
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         known = [found.name for found in store.consumers()]
         token = store.tokens.create(name, role, consumer or None)
     typer.echo(token)
@@ -59,9 +69,11 @@ def create_token(
 
 
 @tokens.command("list")
-def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+def list_tokens(
+    config: ConfigFile = CONFIG, store_url: StoreUrl = None, as_json: AsJson = False
+) -> None:
     """List all tokens, revoked ones too; not their secrets, which are not stored."""
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         found = store.tokens.all()
     if as_json:
         typer.echo(json_text([dataclasses.asdict(token) for token in found]))
@@ -77,10 +89,12 @@ def list_tokens(config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
 
 @tokens.command("revoke")
 def revoke_token(
-    name: Annotated[str, typer.Argument(help="The token's name.")], config: ConfigFile = CONFIG
+    name: Annotated[str, typer.Argument(help="The token's name.")],
+    config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
 ) -> None:
     """Make a token worthless, at once and for ever."""
-    with errors(), store_of(config) as store:
+    with errors(), store_of(config, store_url) as store:
         if not store.tokens.revoke(name):
             live = {token.name: token.revoked_at is None for token in store.tokens.all()}
             if name in live:

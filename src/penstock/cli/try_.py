@@ -10,7 +10,16 @@ import msgspec
 import typer
 from msgspec import Raw
 
-from penstock.cli.common import CONFIG, AsJson, ConfigFile, errors, fail, unknown
+from penstock.cli.common import (
+    CONFIG,
+    AsJson,
+    ConfigFile,
+    StoreUrl,
+    errors,
+    fail,
+    missing,
+    note_failure,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +50,7 @@ def try_sink(
         float, typer.Option(min=0.1, help="Seconds that --live waits; then what came is tried.")
     ] = 60,
     config: ConfigFile = CONFIG,
+    store_url: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a sink would send of messages, and where to, without delivering anything.
@@ -53,19 +63,25 @@ def try_sink(
             '{"record": {"id": 1}, "action": "insert"}, or --live N for the next N changes',
             2,
         )
+    from penstock.desired.with_file import configured
+
     with errors():
-        raise typer.Exit(_run(config, sink, message, live, timeout, as_json=as_json))
+        found = configured(config, store_url)
+        note_failure(found)
+        if sink not in found.config.sinks:
+            raise fail(missing(found, "sink", sink, found.config.sinks), 2)
+        raise typer.Exit(_run(found.config, sink, message, live, timeout, as_json=as_json))
 
 
 def _run(
-    path: Path, sink: str, message: str | None, live: int | None, timeout: float, *, as_json: bool
+    config: Config,
+    sink: str,
+    message: str | None,
+    live: int | None,
+    timeout: float,
+    *,
+    as_json: bool,
 ) -> int:
-    from penstock.config.file import load
-    from penstock.embedded.bastions import completed_config
-
-    config = completed_config(load(path))
-    if sink not in config.sinks:
-        raise fail(unknown("sink", sink, config.sinks), 2)
     batch = None if message is None else _given(config, sink, message)
     trial = _made(config, sink)
     try:

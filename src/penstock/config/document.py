@@ -71,6 +71,7 @@ def _document(reader: Reader) -> ConfigDocument:
     parts = reader.entities()
     entities: dict[Key, Spec] = {}
     if parts is not None:
+        reader.settings(parts)
         entities = dict(_entities(reader.document.written, parts))
         for (kind, name), spec in entities.items():
             for where in not_storable(spec, (SECTIONS[kind], name)):

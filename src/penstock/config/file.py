@@ -14,9 +14,16 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from penstock.config import contradictions, yaml_lines
+from penstock.config import STORE_VARIABLE, contradictions, yaml_lines
 from penstock.config.consumers import Consumer
-from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
+from penstock.config.explain import (
+    explanation,
+    kind_of,
+    message_of,
+    path_in_file,
+    shown,
+    unknown_key,
+)
 from penstock.config.models import CONSUMERS, SINKS, TARGETS
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config, SparkSettings, StoreSettings
@@ -44,12 +51,30 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) 
 
 
 def load_store(
-    path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str] = os.environ,
+    given: str | None = None,
 ) -> StoreSettings:
-    """Read a configuration file for its `store` alone: where only that is needed.
+    """Return where the store is: as `given`, or as a file's `store` has it, which alone is read.
 
-    Variables that the rest of the file names may be unset. Raises `ConfigError`.
+    Where there is no such file, the variable `STORE_VARIABLE` names the store. Variables that the rest
+    of the file names may be unset. Raises `ConfigError`.
     """
+    option, missing = "--store", not Path(path).exists()
+    if given is None and missing:
+        option, given = STORE_VARIABLE, environ.get(STORE_VARIABLE)
+    if given is not None:
+        try:
+            return StoreSettings.model_validate({"store": given})
+        except ValidationError as e:
+            raise ConfigError([f"{option}: {message_of(each)}" for each in e.errors()]) from None
+    if missing:
+        raise ConfigError(
+            [
+                f"{os.fspath(path)}: no such file: write one with `penstock init`, or name the store"
+                f" by --store or the variable {STORE_VARIABLE}"
+            ]
+        )
     reader = Reader.of_file(path, environ)
     reader.document.problems = [
         problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))
@@ -161,10 +186,7 @@ class Reader:
         if parts is None:
             return None
         self.references(parts)
-        master = "local" if parts.spark is None else parts.spark.master
-        has_url = "store" in self.document.value
-        for path, message in contradictions.of_store(has_url=has_url, master=master):
-            self.problem(path, message)
+        self.settings(parts)
         if self.document.problems or parts.spark is None or parts.store is None:
             return None
         return Config(
@@ -172,6 +194,13 @@ class Reader:
             consumers=parts.consumers, nats_consumers=parts.nats_consumers, targets=parts.targets,
             store=parts.store.store, spark=parts.spark,
         )  # fmt: skip
+
+    def settings(self, parts: Parts) -> None:
+        """Check that the store and Spark fit each other."""
+        master = "local" if parts.spark is None else parts.spark.master
+        has_url = "store" in self.document.value
+        for path, message in contradictions.of_store(has_url=has_url, master=master):
+            self.problem(path, message)
 
     def references(self, parts: Parts) -> None:
         """Check what entities say of each other."""

@@ -182,8 +182,9 @@ class Config(StoreSettings):
         return shlex.join(("penstock", *words, *file))
 
     def recover_command(self, source: str) -> str | None:
-        """Return the command that recovers a source, None where no file has the configuration."""
-        return None if self._file is None else self.command("recover", source)
+        """Return the command that recovers a source, None where no file and no store has it."""
+        known = self._file is not None or self.store is not None
+        return self.command("recover", source) if known else None
 
     @property
     def running_sources(self) -> list[str]:

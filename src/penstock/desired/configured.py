@@ -41,7 +41,13 @@ def usable_config(
 
     What refers to an entity that can't be used can't be either.
     """
-    specs = snapshot.specs
+    return usable(snapshot.specs, environ, base)
+
+
+def usable(
+    specs: Mapping[Key, Spec], environ: Mapping[str, str], base: Config
+) -> tuple[Config, dict[Key, str]]:
+    """Return the same of entities by their specs."""
     refused: dict[Key, str] = {}
     while True:
         parts, problems = validated(specs, environ)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from penstock.config import STORE_VARIABLE
 from penstock.config.models import SECTIONS, type_of
 from penstock.config.secret_values import secrets
 from penstock.config.yaml_lines import replaced, variables
@@ -14,7 +15,6 @@ from penstock.core.text import Path, dotted
 from penstock.desired.entities import Snapshot
 from penstock.desired.variables import stored_secrets
 
-STORE_VARIABLE: Final = "PENSTOCK_STORE_URL"
 _SETTINGS: Final = ("store", "spark")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,6 +99,10 @@ class Plan:
     def expected(self) -> dict[Key, int]:
         """The versions that the changed entities must have."""
         return {planned.change.key: planned.version for planned in self.changes}
+
+    def applied_to(self, snapshot: Snapshot) -> dict[Key, Spec]:
+        """Return the specs of all entities as they are once the plan is applied to a state."""
+        return _applied(snapshot, [planned.change for planned in self.changes])
 
     def counts(self) -> dict[str, int]:
         """Return how many entities are created, updated, deleted and taken over."""
@@ -247,20 +251,25 @@ def _differing(before: Any, after: Any, path: Path) -> Iterator[Path]:
         yield path
 
 
-def _check(
-    document: ConfigDocument,
-    snapshot: Snapshot,
-    changes: Iterable[Change],
-    environ: Mapping[str, str],
-) -> list[str]:
-    """Validate the state that comes out; return what is wrong of entities that nothing changes."""
+def _applied(snapshot: Snapshot, changes: Iterable[Change]) -> dict[Key, Spec]:
     specs = snapshot.specs
-    changed = {change.key for change in changes}
     for change in changes:
         if change.after is None:
             specs.pop(change.key, None)
         else:
             specs[change.key] = change.after
+    return specs
+
+
+def _check(
+    document: ConfigDocument,
+    snapshot: Snapshot,
+    changes: Sequence[Change],
+    environ: Mapping[str, str],
+) -> list[str]:
+    """Validate the state that comes out; return what is wrong of entities that nothing changes."""
+    specs = _applied(snapshot, changes)
+    changed = {change.key for change in changes}
     errors, warnings = [], []
     before: list[Problem] | None = None
     for problem in validated(specs, environ)[1]:

@@ -9,11 +9,6 @@ from penstock.streams.bastions import completed
 from penstock.streams.store import Store
 
 
-def completed_config(config: Config) -> Config:
-    """Return a configuration with the keys of its bastions; raises as `completed_bastions` does."""
-    return config.reached_by(completed_bastions(config))
-
-
 def completed_bastions(config: Config) -> dict[str, Bastion]:
     """Return a configuration's bastions with their keys; opens the store only if it has some.
 

@@ -66,6 +66,11 @@ def open_store(
         share.leave()
 
 
+def exists(folder: Path = FOLDER) -> bool:
+    """Return whether the embedded store of a folder was made."""
+    return (folder / "store" / "PG_VERSION").exists()
+
+
 class _Running(NamedTuple):
     pid: int
     port: int

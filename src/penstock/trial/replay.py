@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from penstock.config.file import load
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
-from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
-from penstock.streams.bastions import with_bastions
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
@@ -33,17 +29,14 @@ if TYPE_CHECKING:
 class Replay:
     """One round of replays; a context manager.
 
-    Settings are read when a sink's letter needs them: in the file `config`, or in `config` itself, in
-    the databases that this names as outboxes, and in `outboxes`.
+    `configuration` is asked when a sink's letter needs its settings: these are in what it gives, or in
+    the databases that this names as outboxes.
     """
 
-    def __init__(
-        self, store: Store, config: Path | Config | None, outboxes: Sequence[OutboxSource] = ()
-    ) -> None:
+    def __init__(self, store: Store, configuration: Callable[[], Config]) -> None:
         self._store = store
-        self._path = config if isinstance(config, Path) else None
-        self._outboxes = tuple(outboxes)
-        self._file = config if isinstance(config, Config) else None
+        self._configuration = configuration
+        self._whole: Config | None = None
         self._configs: dict[str, Config] = {}
         self._publishers: dict[str, Publisher] = {}
         self._trials: dict[str, Trial] = {}
@@ -144,20 +137,22 @@ class Replay:
         return self._configs[name]
 
     def _found(self, name: str) -> Config:
-        if self._path is not None and self._file is None:
-            self._file = with_bastions(load(self._path), self._store.url)
-        if self._file is not None and (
-            name in self._file.sinks or name in self._file.nats_consumers
-        ):
-            return self._file
-        outboxes = [*self._outboxes, *(self._file.outboxes.values() if self._file else ())]
-        if not outboxes:
-            raise self._no_sink(f"{self._where} has no NATS sink {name!r}")
+        if self._whole is None:
+            self._whole = self._configuration()
+        whole = self._whole
+        if name in whole.sinks or name in whole.nats_consumers:
+            return whole
+        if not whole.outboxes:
+            raise self._no_sink(f"The configuration has no NATS sink {name!r}")
         from penstock.outbox import configured  # noqa: PLC0415 - with Spark's modules
 
-        found = [(s, p) for s in outboxes if (p := configured.pipelines(s).get(name)) is not None]
+        found = [
+            (source, pipeline)
+            for source in whole.outboxes.values()
+            if (pipeline := configured.pipelines(source).get(name)) is not None
+        ]
         if not found:
-            what = "pipeline" if self._file is None else "NATS sink and no pipeline"
+            what = "NATS sink and no pipeline" if whole.sources else "pipeline"
             raise self._no_sink(f"There is no {what} {name!r}")
         if len(found) > 1:
             raise SinkError(
@@ -167,10 +162,6 @@ class Replay:
                 transient=False,
             )
         return configured.configuration(*found[0])
-
-    @property
-    def _where(self) -> str:
-        return "The configuration" if self._path is None else str(self._path)
 
     @staticmethod
     def _no_sink(what: str) -> SinkError:
@@ -183,7 +174,7 @@ class Replay:
             return consumer.sink(config.streams[consumer.stream])
         sink = config.sinks[name]
         if not isinstance(sink, NatsSinkSettings):
-            raise self._no_sink(f"{self._where} has no NATS sink {name!r}")
+            raise self._no_sink(f"The configuration has no NATS sink {name!r}")
         return sink
 
     def _publisher(self, name: str) -> Publisher:

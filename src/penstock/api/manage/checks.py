@@ -39,8 +39,8 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
         description="As `penstock check` does, of the desired state; one check runs at a time.",
     )
     async def check() -> Response:
-        config = await config_of(context)
-        findings = await context.run_long(tools.check, config)
+        config, refused = await config_of(context)
+        findings = await context.run_long(tools.check, config, refused)
         levels = [finding.level for finding in findings]
         return json_answer(
             {

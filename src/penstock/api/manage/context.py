@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from penstock.api.problems import Problem
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.finding import Finding
 from penstock.desired.entities import Snapshot
@@ -29,8 +30,8 @@ T = TypeVar("T")
 class Tools(Protocol):
     """What the process around the API lends it: parts that lie above it, or know Spark's modules."""
 
-    def check(self, config: Config) -> Sequence[Finding]:
-        """Return what `penstock check` finds in a configuration."""
+    def check(self, config: Config, refused: Mapping[Key, str]) -> Sequence[Finding]:
+        """Return what `penstock check` finds in a configuration, and of what can't be used."""
 
     def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources.

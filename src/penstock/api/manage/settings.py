@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
+
+from pydantic import SecretStr
 
 from penstock.api.manage.context import Context
 from penstock.api.problems import Problem
@@ -21,23 +24,24 @@ from penstock.streams.store import Store
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 
 
-async def config_of(context: Context) -> Config:
-    """Return the configuration of the desired state, without what can't be used in this process."""
+async def config_of(context: Context) -> tuple[Config, Mapping[Key, str]]:
+    """Return the configuration of the desired state, and what can't be used in this process."""
     snapshot = await context.run(context.state.read)
     return await context.run(_usable, snapshot, context.store)
 
 
 async def pipelines_of(context: Context) -> Config:
-    """Return the same without consumers."""
+    """Return what can be used of the same, without consumers."""
     snapshot = await context.run(context.state.read)
     entities = {key: each for key, each in snapshot.entities.items() if key[0] != "consumer"}
     few = Snapshot(snapshot.version, entities)
-    return await context.run(_usable, few, context.store)
+    return (await context.run(_usable, few, context.store))[0]
 
 
-def _usable(snapshot: Snapshot, store: Store) -> Config:
-    config = usable_config(snapshot, os.environ, Config(sources={}, sinks={}))[0]
-    return with_bastions(config, store)
+def _usable(snapshot: Snapshot, store: Store) -> tuple[Config, Mapping[Key, str]]:
+    base = Config(sources={}, sinks={}, store=SecretStr(store.url))
+    config, refused = usable_config(snapshot, os.environ, base)
+    return with_bastions(config, store), refused
 
 
 async def source_of(context: Context, text: str) -> PostgresSource:
