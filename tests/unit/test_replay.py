@@ -31,6 +31,7 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
     config = SimpleNamespace(
         sinks={"out": NatsSinkSettings.model_validate(sink)},
         sources={"shop": PostgresSource.model_validate(source)},
+        nats_consumers={},
     )
     monkeypatch.setattr(replay, "_config", lambda _: cast("Config", config))
     sender = SimpleNamespace(publish=lambda *sent, headers: published.append(sent))

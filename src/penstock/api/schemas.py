@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from penstock.config.consumers import ConsumerSettings, WebhookSettings, storable
+from penstock.config.consumers import ConsumerSettings, WebhookKeys, storable
 from penstock.config.strict import Name, Whole
 from penstock.core.message import Position
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
@@ -215,8 +215,8 @@ class NewPull(ConsumerSettings, _Named):
     type: Literal["pull"] = "pull"
 
 
-class NewWebhook(WebhookSettings, _Named):
-    """A consumer whose messages are posted to a URL."""
+class NewWebhook(WebhookKeys, _Named):
+    """A consumer whose messages are posted to a URL, its own or that of a target of type http."""
 
     type: Literal["webhook"]
     via: SkipJsonSchema[None] = None  # a target's: the API takes none

@@ -200,32 +200,17 @@ class WebhookSettings(ConsumerSettings):
         return check_secrets(secrets)
 
     def shown(self) -> dict[str, Any]:
-        """Return what may be shown: the URL without credentials and query, no secrets."""
+        """Return what may be shown: the URL without credentials and query, its target, no secrets."""
         parts = urlsplit(self.url.get_secret_value())
         host = parts.netloc.rpartition("@")[2]
-        return {**super().shown(), "url": f"{parts.scheme}://{host}{parts.path}"}
+        target = None if self.via is None else self.via.name
+        url = f"{parts.scheme}://{host}{parts.path}"
+        return {**super().shown(), "url": url, "target": target}
 
 
-class _Consumer(ConsumerSettings):
-    """A consumer of the file: what every one has, and its stream."""
+class WebhookKeys(WebhookSettings):
+    """A webhook as it is written: with a URL of its own, or its target's with `path` behind it."""
 
-    stream: str
-
-    def stored(self) -> dict[str, Any]:
-        """Return the settings that the store keeps: what the API would be given, secrets too."""
-        return {k: v for k, v in super().stored().items() if k not in ("type", "stream")}
-
-
-class PullConsumer(_Consumer):
-    """A consumer that workers read over HTTP."""
-
-    type: Literal["pull"] = "pull"
-
-
-class WebhookConsumer(_Consumer, WebhookSettings):
-    """A consumer whose messages are sent to a URL, its own or its target's with `path` behind it."""
-
-    type: Literal["webhook"]
     url: SecretStr = SecretStr("")
     target: str | None = None
     path: str | None = None
@@ -250,6 +235,32 @@ class WebhookConsumer(_Consumer, WebhookSettings):
         if self.target is None and self.path is not None:
             raise ValueError("path goes with a `target`; write it into the `url`")
         return self
+
+
+class _Consumer(ConsumerSettings):
+    """A consumer of the file: what every one has, and its stream."""
+
+    stream: str
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that the store keeps: what the API would be given, secrets too."""
+        return {k: v for k, v in super().stored().items() if k not in ("type", "stream")}
+
+    def written(self) -> dict[str, Any]:
+        """Return all keys that differ from their defaults, as the file has them."""
+        return ConsumerSettings.stored(self)
+
+
+class PullConsumer(_Consumer):
+    """A consumer that workers read over HTTP."""
+
+    type: Literal["pull"] = "pull"
+
+
+class WebhookConsumer(_Consumer, WebhookKeys):
+    """A consumer whose messages are sent to a URL."""
+
+    type: Literal["webhook"]
 
     def stored(self) -> dict[str, Any]:
         """Return the settings that the store keeps: what the API would be given, secrets too."""

@@ -17,16 +17,15 @@ import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.config.consumers import Consumer, WebhookConsumer
+from penstock.config.consumers import Consumer
 from penstock.config.document import Spec
-from penstock.config.models import CONSUMERS, DEFAULT_TYPES, type_of
-from penstock.config.nats_consumers import NatsConsumer
-from penstock.config.targets import HttpTarget, joined_webhook
+from penstock.config.models import DEFAULT_TYPES, type_of
 from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
 from penstock.core.errors import ConfigError, StoreError
 from penstock.desired.entities import Change
 from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.joined import joined, written
 from penstock.streams.consumers.types import ConsumerError
 from penstock.streams.names import LOCK_MIGRATE, consumer_table
 from penstock.streams.store import Store
@@ -51,20 +50,13 @@ def settings_in(
     """
     document = Document()
     value = {"type": DEFAULT_TYPES["consumer"]} | filled(spec, environ, (), document)
-    model = CONSUMERS.get(type_of("consumer", value))
-    if document.problems or model is None:
+    if document.problems or type_of("consumer", value) not in ("pull", "webhook"):
         return None
     try:
-        settings = model.model_validate(value)
-        if isinstance(settings, NatsConsumer):
-            return None
-        if not isinstance(settings, WebhookConsumer) or settings.target is None:
-            return settings
-        target = filled(targets.get(settings.target, {}), environ, (), document)
-        if document.problems:
-            return None
-        return joined_webhook(settings, settings.target, HttpTarget.model_validate(target))
-    except ValueError:  # of pydantic's too
+        settings = written(value)
+        target = targets.get(getattr(settings, "target", None) or "")
+        return joined(settings, target, environ)
+    except (ConsumerError, ValueError):  # of pydantic's too
         return None
 
 

@@ -20,6 +20,7 @@ from penstock.streams.consumers.types import (
     StreamInfo,
     UnknownConsumer,
     UnknownStream,
+    WrongSetting,
 )
 from penstock.streams.records import commit_position
 from penstock.testing.clock import Clock
@@ -97,6 +98,10 @@ class InMemoryConsumers:
             raise NameTaken(f"There is a stream or a consumer {name!r} already: take another name.")
 
     def _add(self, spec: ConsumerSpec, *, own: bool) -> InMemoryConsumer:
+        if "target" in spec.settings:
+            raise WrongSetting(
+                "target: there are none in memory: give the webhook's `url`.", "target"
+            )
         settings = settings_of(spec.type, spec.settings)
         stream = self.stream(spec.stream)
         check_settings(settings, stream.kind)

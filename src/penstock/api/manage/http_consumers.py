@@ -28,7 +28,7 @@ from penstock.api.schemas import (
     consumer_body,
     position_body,
 )
-from penstock.config.consumers import ConsumerSettings, WebhookSettings
+from penstock.config.consumers import ConsumerSettings, WebhookKeys
 from penstock.config.strict import DIGITS
 from penstock.core.message import Position
 from penstock.streams.consumers.facts import ConsumerFacts
@@ -109,8 +109,9 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
-        if "via" in changes:
-            raise wrong("via", "unknown key")
+        for key in ("via", "type", "stream"):
+            if key in changes:
+                raise wrong(key, "unknown key")
         info = await consumers.update(consumer, changes, by=grant_of(request).name)
         return json_answer(await _changed(consumers, info))
 
@@ -202,7 +203,7 @@ async def _changed(consumers: Consumers, info: ConsumerInfo) -> dict[str, Any]:
 def _changes_schema() -> dict[str, Any]:
     fields = {
         name: {"anyOf": [schema, {"type": "null"}]}
-        for model in (ConsumerSettings, WebhookSettings)
+        for model in (ConsumerSettings, WebhookKeys)
         for name, schema in inline(model)["properties"].items()
     }
     return {"type": "object", "properties": fields, "additionalProperties": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,11 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock.config.bastion import Bastion
+from penstock.config.consumers import Consumer as WrittenConsumer
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
-from penstock.config.yaml_lines import escaped
+from penstock.config.yaml_lines import Document, escaped, filled
 from penstock.core import queries
 from penstock.streams.bastions import SQL as BASTIONS_SQL
 from penstock.streams.bastions import filled
@@ -24,6 +26,7 @@ from penstock.streams.catalogs import read_catalog
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
+from penstock.streams.consumers.joined import joined, written
 from penstock.streams.consumers.notices import Notices
 from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.search import StreamSearch
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
+_OF_TARGET: Final = frozenset({"target", "path", "url", "headers", "secrets"})
+"""The keys of a webhook that its target has a part in."""
 _FACTS_AT_ONCE: Final = 4
 _FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
@@ -187,14 +192,14 @@ class Consumers:
 
         Here and below the desired state has it in the same transaction, with `by` in its audit log.
         """
-        settings = settings_of(spec.type, spec.settings)
+        keys = written({**spec.settings, "type": spec.type, "stream": spec.stream})
         rows = await self._sessions.rows(SQL["stream"], (spec.stream,))
         if not rows:
             raise UnknownStream(f"There is no stream {spec.stream!r}.")
         stream, source, kind = rows[0]
-        check_settings(settings, kind)
-        made = await self._planned(settings, stream)
-        start = await self._head(source) if settings.deliver_policy == "new" else START
+        check_settings(keys, kind)
+        made = await self._planned(keys, stream)
+        start = await self._head(source) if keys.deliver_policy == "new" else START
         taken = NameTaken(
             f"There is a stream or a consumer {spec.name!r} already: take another name."
         )
@@ -202,6 +207,7 @@ class Consumers:
             async with self._changing_state() as connection:
                 if await _rows(connection, SQL["named"], {"name": spec.name}):
                     raise taken
+                settings = await _joined(connection, keys)
                 values = {
                     "stream": stream,
                     "name": spec.name,
@@ -218,8 +224,8 @@ class Consumers:
                 await connection.execute(composed("first_entry", log=log), (first,))
                 if made is not None:
                     await connection.execute(sql_filter.create(number, made))
-                stored = escaped({**settings.stored(), "type": spec.type, "stream": spec.stream})
-                await _change_entity(connection, spec.name, stored, by)
+                stored = {"type": spec.type, **keys.written()}
+                await _change_entity(connection, spec.name, escaped(stored), by)
         except psycopg.errors.UniqueViolation:
             raise taken from None
         return (await self.get(spec.name)).info
@@ -238,9 +244,11 @@ class Consumers:
             if not rows:
                 raise _unknown(name)
             kind, stored = rows[0]
-            values = {**stored, **changes}
-            given = {key: value for key, value in values.items() if value is not None}
-            checked = settings_of(kind, given)
+            found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
+            old = found[0][0] if found else escaped({**stored, "type": kind})
+            spec = {**old, **escaped(changes), "stream": info.stream}
+            spec = {key: value for key, value in spec.items() if value is not None}
+            checked = await _changed_settings(connection, spec, kind, stored, changes)
             check_settings(checked, consumer.stream.kind)
             of = consumer.stream
             made = await self._planned(checked, of.id) if "filters" in changes else None
@@ -249,10 +257,6 @@ class Consumers:
             if made is not None:
                 await connection.execute(sql_filter.create(info.id, made))
             if not info.own:
-                found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
-                old = found[0][0] if found else escaped({**stored, "type": kind})
-                spec = {**old, "stream": info.stream, **escaped(changes)}
-                spec = {key: value for key, value in spec.items() if value is not None}
                 await _change_entity(connection, info.name, spec, by)
         return (await self.get(name)).info
 
@@ -408,6 +412,35 @@ def _info(row: tuple[Any, ...]) -> ConsumerInfo:
 
 def _unknown(name: str) -> UnknownConsumer:
     return UnknownConsumer(f"There is no consumer {name!r}.")
+
+
+async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenConsumer:
+    """Return a consumer with what its target has by now; raises `WrongSetting` and `Refused`."""
+    name = getattr(consumer, "target", None)
+    if name is None:
+        return consumer
+    rows = await _rows(connection, _STORE_SQL["entity"], ("target", name))
+    return joined(consumer, rows[0][0] if rows else None, os.environ)
+
+
+async def _changed_settings(
+    connection: Connection,
+    spec: Mapping[str, Any],
+    kind: str,
+    stored: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> ConsumerSettings:
+    """Return the settings of a consumer whose entity becomes `spec`; the store had `stored`."""
+    if "target" in spec or changes.get("target") is not None or "via" in stored:
+        document = Document()
+        keys = filled(spec, os.environ, (), document)
+        if not document.problems:
+            return await _joined(connection, written({**keys, "type": kind}))
+        if not _OF_TARGET.isdisjoint(changes):
+            what = "; ".join(message for _, _, message in document.problems)
+            raise Refused(f"It can't be changed by this process: {what}.")
+    values = {**stored, **changes}
+    return settings_of(kind, {k: v for k, v in values.items() if v is not None})
 
 
 async def _change_entity(

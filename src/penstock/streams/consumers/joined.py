@@ -1,0 +1,46 @@
+"""The settings of consumers as they are written, and what a webhook's target gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
+from penstock.config.targets import HttpTarget, joined_webhook
+from penstock.config.yaml_lines import Document, filled
+from penstock.core.text import dotted
+from penstock.streams.consumers.types import Refused, WrongSetting
+
+
+def written(keys: Mapping[str, Any]) -> Consumer:
+    """Return the consumer of type `pull` or `webhook` that has these keys; raises `ValidationError`."""
+    model = WebhookConsumer if keys.get("type") == "webhook" else PullConsumer
+    return model.model_validate(dict(keys))
+
+
+def joined(
+    consumer: Consumer, target: Mapping[str, Any] | None, environ: Mapping[str, str]
+) -> Consumer:
+    """Return a consumer with what its target has; `target` is the spec of that, None without one.
+
+    Raises `WrongSetting` where there is no such target of type http, and `Refused` for one that can't
+    be used in this process.
+    """
+    if not isinstance(consumer, WebhookConsumer) or consumer.target is None:
+        return consumer
+    name = consumer.target
+    if target is None:
+        raise WrongSetting(f"target: there is no target {name!r}: make it first.", "target")
+    if target.get("type") != "http":
+        raise WrongSetting(
+            f"target: {name!r} is of type {target.get('type')}, and a webhook needs http.", "target"
+        )
+    document = Document()
+    value = filled(target, environ, (), document)
+    why = [f"{dotted(path)}: {message}" for _, path, message in document.problems]
+    if not why:
+        try:
+            return joined_webhook(consumer, name, HttpTarget.model_validate(value))
+        except ValueError as error:  # of pydantic's too, which may show a secret
+            why = ["its settings are wrong" if hasattr(error, "errors") else str(error)]
+    raise Refused(f"Target {name!r} can't be used in this process: {'; '.join(why)}.")
