@@ -18,7 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from penstock.config.explain import message_of
-from penstock.core.errors import CaptureError, ConfigError, PenstockError, SinkError, StoreError
+from penstock.core.errors import (
+    CaptureError,
+    ConfigError,
+    PenstockError,
+    SinkError,
+    StoreError,
+    TargetError,
+)
 from penstock.streams.consumers.types import (
     ConsumerError,
     NameTaken,
@@ -77,6 +84,9 @@ class ProblemBody(BaseModel):
     status: int
     detail: str
     errors: list[FieldError] = Field(description="The fields at fault, if any.")
+    code: str | None = Field(
+        None, description="A stable word for what went wrong at the store, a source or a target."
+    )
 
 
 class Problem(Exception):  # noqa: N818 - the standard's word
@@ -164,7 +174,6 @@ def response_to(request: Request, error: Exception) -> Response:
 
 def problem_of(error: Problem | PenstockError) -> Problem:
     """Return the problem that an error of Penstock's own is for a client."""
-    retry = {"Retry-After": "1"}
     match error:
         case Problem():
             return error
@@ -172,16 +181,22 @@ def problem_of(error: Problem | PenstockError) -> Problem:
             return _of_consumer(error)
         case ConfigError():
             return Problem(422, str(error), [("body", each) for each in error.problems])
+    status = _status_of(error)
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return Problem(status, str(error), headers=headers, more={"code": error.code})
+
+
+def _status_of(error: PenstockError) -> int:
+    match error:
         case StoreError():
-            status = _STORE_STATUS.get(error.code, 503)
-            return Problem(status, str(error), headers=retry if status == 503 else None)
-        case CaptureError() | SinkError() if error.transient:
-            return Problem(503, str(error), headers=retry)
+            return _STORE_STATUS.get(error.code, 503)
+        case CaptureError() | SinkError() | TargetError() if error.transient:
+            return 503
         case CaptureError() if error.code in _AT_FAULT:
-            return Problem(422, str(error))
+            return 422
         case SinkError():
-            return Problem(409, str(error))
-    return Problem(502, str(error))
+            return 409
+    return 502
 
 
 def _problem(request: Request, error: Exception) -> Problem:

@@ -9,6 +9,7 @@
       PipelineError         an outbox's pipeline has a configuration that can't be used
       SinkError             a sink cannot go on
       BastionError          a bastion, or a server behind it, cannot be reached
+      TargetError           a target cannot be reached: a NATS cluster or an HTTP endpoint
       StoreError            the store cannot do its work
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
       EmbeddedError         an embedded server cannot start
@@ -144,6 +145,10 @@ class BastionError(PenstockError):
 
     Sources raise it as a `SetupError`, sinks as a `SinkError`, with the same code and text.
     """
+
+
+class TargetError(PenstockError):
+    """A target can't be reached; a code that begins with `bastion_` is its bastion's trouble."""
 
 
 class StoreError(PenstockError):

@@ -15,6 +15,7 @@ from penstock.api.manage import (
     nats_consumers,
     plans,
     streams,
+    targets,
     tokens,
 )
 from penstock.api.manage.access import permitted
@@ -36,6 +37,7 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
         entities.add(api, context)
         nats_consumers.add(api, context)
         databases.add(api, context)
+        targets.add(api, context)
         backfills.add(api, context)
         dead_letters.add(api, context)
         tokens.add(api, context)

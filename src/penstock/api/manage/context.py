@@ -20,6 +20,8 @@ from penstock.streams.store import Store
 
 SOURCE_SECONDS: Final = 5.0
 """How long a request waits for a source's server."""
+_TEST_SECONDS: Final = 15.0
+"""How long a test of a connection waits: longer than a bastion may take to answer."""
 _STORE_THREADS: Final = 4
 _SOURCE_THREADS: Final = 8
 
@@ -66,6 +68,22 @@ class Context:
         """Return what a change gives, which may ask sources too: no read waits for it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._change_threads, lambda: call(*args, **kwargs))
+
+    async def run_test(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a test of a connection gives, which reports itself who did not answer."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_TEST_SECONDS):
+                return await loop.run_in_executor(
+                    self._source_threads, lambda: call(*args, **kwargs)
+                )
+        except TimeoutError:
+            raise Problem(
+                503,
+                f"There was no answer within {_TEST_SECONDS:.0f} s: check hosts and ports, and"
+                " firewalls.",
+                headers={"Retry-After": "5"},
+            ) from None
 
     async def run_at_source(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a call of a source's server gives; raises `Problem` after `SOURCE_SECONDS`."""

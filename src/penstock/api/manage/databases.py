@@ -176,11 +176,12 @@ def add(api: APIRouter, context: Context) -> None:
         f"{_SOURCE}/test",
         response_model=_Tested,
         summary="Test the connection of a source",
+        description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
         responses=away,
     )
     async def test_source(source: str) -> Response:
         settings = await source_of(context, source)
-        return json_answer(await context.run_at_source(_tested, settings))
+        return json_answer(await context.run_test(_tested, settings))
 
     @api.post(
         "/v1/test-source",
@@ -192,7 +193,7 @@ def add(api: APIRouter, context: Context) -> None:
     async def test_new_source(request: Request) -> Response:
         new = _NewSource.model_validate(await read_object(request))
         settings = PostgresSource(type="postgres", url=new.url)
-        return json_answer(await context.run_at_source(_tested, settings))
+        return json_answer(await context.run_test(_tested, settings))
 
 
 @contextlib.contextmanager

@@ -11,14 +11,17 @@ from pydantic import SecretStr
 
 from penstock.api.manage.context import Context
 from penstock.api.problems import Problem
+from penstock.config.bastion import Bastion
 from penstock.config.document import Key, Spec
+from penstock.config.file import Parts
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
+from penstock.config.targets import HttpTarget, Target, bastion_of
 from penstock.core import queries
 from penstock.core.text import dotted
 from penstock.desired.configured import usable_config, validated
 from penstock.desired.entities import Snapshot
-from penstock.streams.bastions import reachable, with_bastions
+from penstock.streams.bastions import completed, reachable, with_bastions
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
@@ -46,8 +49,32 @@ def _usable(snapshot: Snapshot, store: Store) -> tuple[Config, Mapping[Key, str]
 
 async def source_of(context: Context, text: str) -> PostgresSource:
     """Return the settings of the source that a path has by its name or UUID; raises `Problem`."""
-    name = await name_of(context, "source", text)
-    key: Key = "source", name
+    name, parts = await _parts_of(context, "source", text)
+    try:
+        return await context.run(reachable, parts.sources[name], name, context.store)
+    except ValueError as error:
+        raise _unreachable("source", name, error) from None
+
+
+async def target_of(context: Context, text: str) -> tuple[Target, Bastion | None]:
+    """Return a target by its name or UUID, and its bastion as the store has it; raises `Problem`."""
+    name, parts = await _parts_of(context, "target", text)
+    target = parts.targets[name]
+    try:
+        bastion = bastion_of(name, target)
+        if isinstance(target, HttpTarget):
+            target.ca()
+    except ValueError as error:
+        raise _unreachable("target", name, error) from None
+    if bastion is None:
+        return target, None
+    return target, (await context.run(completed, context.store, {name: bastion}))[name]
+
+
+async def _parts_of(context: Context, kind: str, text: str) -> tuple[str, Parts]:
+    """Return the name of an entity and what it is by itself, which can be used; raises `Problem`."""
+    name = await name_of(context, kind, text)
+    key: Key = kind, name
 
     def read() -> Spec | None:
         with context.store.connection() as connection:
@@ -56,18 +83,19 @@ async def source_of(context: Context, text: str) -> PostgresSource:
 
     spec = await context.run(read)
     if spec is None:
-        raise Problem(404, f"There is no source {text!r}.")
+        raise Problem(404, f"There is no {kind} {text!r}.")
     parts, problems = validated({key: spec}, os.environ)
-    if name not in parts.sources:
+    if name not in (parts.sources if kind == "source" else parts.targets):
         raise Problem(
             409,
-            f"Source {name!r} can't be used in this process: "
+            f"{kind.capitalize()} {name!r} can't be used in this process: "
             + "; ".join(f"{dotted(path)}: {message}" for _, path, message in problems),
         )
-    try:
-        return await context.run(reachable, parts.sources[name], name, context.store)
-    except ValueError as error:
-        raise Problem(409, f"Source {name!r} can't be reached from here: {error}.") from None
+    return name, parts
+
+
+def _unreachable(kind: str, name: str, error: ValueError) -> Problem:
+    return Problem(409, f"{kind.capitalize()} {name!r} can't be reached from here: {error}.")
 
 
 async def name_of(context: Context, kind: str, text: str) -> str:

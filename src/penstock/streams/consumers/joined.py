@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
 from penstock.config.targets import HttpTarget, joined_webhook
@@ -11,11 +11,24 @@ from penstock.config.yaml_lines import Document, filled
 from penstock.core.text import dotted
 from penstock.streams.consumers.types import Refused, WrongSetting
 
+OF_TARGET: Final = frozenset({"target", "path", "url", "headers", "secrets"})
+"""The keys of a webhook that its target has a part in."""
+
 
 def written(keys: Mapping[str, Any]) -> Consumer:
     """Return the consumer of type `pull` or `webhook` that has these keys; raises `ValidationError`."""
     model = WebhookConsumer if keys.get("type") == "webhook" else PullConsumer
     return model.model_validate(dict(keys))
+
+
+def here(spec: Mapping[str, Any], kind: str, environ: Mapping[str, str]) -> Consumer | None:
+    """Return the consumer of an entity, None where it names variables that this process lacks.
+
+    Raises `ValidationError`.
+    """
+    document = Document()
+    keys = filled(spec, environ, (), document)
+    return None if document.problems else written({**keys, "type": kind})
 
 
 def joined(

@@ -18,7 +18,7 @@ from penstock.config.consumers import Consumer as WrittenConsumer
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
-from penstock.config.yaml_lines import Document, escaped, filled
+from penstock.config.yaml_lines import escaped
 from penstock.core import queries
 from penstock.streams.bastions import SQL as BASTIONS_SQL
 from penstock.streams.bastions import filled
@@ -26,7 +26,7 @@ from penstock.streams.catalogs import read_catalog
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.joined import joined, written
+from penstock.streams.consumers.joined import OF_TARGET, here, joined, written
 from penstock.streams.consumers.notices import Notices
 from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.search import StreamSearch
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _WRITE_SQL: Final = queries.load("penstock.streams", "write.sql")
 _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
-_OF_TARGET: Final = frozenset({"target", "path", "url", "headers", "secrets"})
-"""The keys of a webhook that its target has a part in."""
 _FACTS_AT_ONCE: Final = 4
 _FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
@@ -248,7 +246,16 @@ class Consumers:
             old = found[0][0] if found else escaped({**stored, "type": kind})
             spec = {**old, **escaped(changes), "stream": info.stream}
             spec = {key: value for key, value in spec.items() if value is not None}
-            checked = await _changed_settings(connection, spec, kind, stored, changes)
+            values = {key: v for key, v in {**stored, **changes}.items() if v is not None}
+            checked: ConsumerSettings
+            if "target" not in spec and "via" not in stored:
+                checked = settings_of(kind, values)
+            elif (keys := here(spec, kind, os.environ)) is not None:
+                checked = await _joined(connection, keys)
+            elif OF_TARGET.isdisjoint(changes):
+                checked = settings_of(kind, values)  # what the store has filled stays
+            else:
+                raise Refused(f"{name!r} names variables that this process lacks: set them here.")
             check_settings(checked, consumer.stream.kind)
             of = consumer.stream
             made = await self._planned(checked, of.id) if "filters" in changes else None
@@ -421,26 +428,6 @@ async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenC
         return consumer
     rows = await _rows(connection, _STORE_SQL["entity"], ("target", name))
     return joined(consumer, rows[0][0] if rows else None, os.environ)
-
-
-async def _changed_settings(
-    connection: Connection,
-    spec: Mapping[str, Any],
-    kind: str,
-    stored: Mapping[str, Any],
-    changes: Mapping[str, Any],
-) -> ConsumerSettings:
-    """Return the settings of a consumer whose entity becomes `spec`; the store had `stored`."""
-    if "target" in spec or changes.get("target") is not None or "via" in stored:
-        document = Document()
-        keys = filled(spec, os.environ, (), document)
-        if not document.problems:
-            return await _joined(connection, written({**keys, "type": kind}))
-        if not _OF_TARGET.isdisjoint(changes):
-            what = "; ".join(message for _, _, message in document.problems)
-            raise Refused(f"It can't be changed by this process: {what}.")
-    values = {**stored, **changes}
-    return settings_of(kind, {k: v for k, v in values.items() if v is not None})
 
 
 async def _change_entity(
