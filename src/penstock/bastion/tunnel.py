@@ -1,7 +1,8 @@
 """A tunnel: one SSH connection of a process to one bastion, shared by all that goes through it.
 
-It is made when it is first needed, and anew, with a backoff, when it is needed after it was lost. A
-bastion that is dead without a word is noticed within 15 s.
+It is made when it is first needed, and anew, with a backoff, when it is needed after it was lost. Each
+time it expects the host key that is pinned then. A bastion that is dead without a word is noticed
+within 15 s.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import asyncssh
@@ -20,6 +22,7 @@ import asyncssh
 from penstock.bastion.bridge import Local, Remote
 from penstock.bastion.keys import fingerprint, private_key
 from penstock.bastion.loop import submit
+from penstock.bastion.pins import pinned
 from penstock.config.bastion import Bastion
 from penstock.core.backoff import Backoff
 from penstock.core.errors import BastionError
@@ -167,7 +170,8 @@ class Tunnel:
             return self._connection
 
     async def _connect(self) -> tuple[asyncssh.SSHClientConnection, _Client]:
-        bastion = self._bastion
+        host_key = await asyncio.to_thread(pinned, self._bastion)
+        bastion = self._bastion = replace(self._bastion, host_key=host_key)
         key = private_key(bastion)
         client = _Client(bastion)
         try:
@@ -198,6 +202,11 @@ class Tunnel:
             raise _no_connection(bastion, str(reason or error)) from None
 
 
+_AND_THEN: Final = {
+    False: ". What runs goes on by itself then.",
+    True: ", and start Penstock again.",
+}
+"""What follows a pinned host key, by whether this process lacks the store that keeps it."""
 _PLAIN: Final[dict[str, Any]] = {
     # Nothing of the user's own: no ~/.ssh/config, no agent, no other key.
     "config": None, "agent_path": None, "password": None, "gss_host": None,
@@ -272,7 +281,8 @@ def _unknown(bastion: Bastion, shown: str) -> BastionError:
         "bastion_host_key",
         f"The host key of bastion {bastion} is not known; it has shown {fingerprint(shown)}.",
         remedy=f"Compare that with the bastion's own (ssh-keygen -lf), then pin it: `penstock target"
-        f" trust {bastion.owner}`, and start Penstock again.",
+        f" trust {bastion.owner}`{_AND_THEN[bastion.pinned_in is None]}",
+        transient=bastion.pinned_in is not None,
     )
 
 
@@ -283,8 +293,13 @@ def changed_host_key(bastion: Bastion, shown: str) -> BastionError:
         f"THE HOST KEY OF BASTION {bastion} HAS CHANGED: pinned is"
         f" {fingerprint(bastion.host_key or '')}, and it has shown {shown}. Another machine may"
         " stand in its place.",
-        remedy="If it was replaced on purpose, remove `host_key` from the file, run `penstock target"
-        f" trust {bastion.owner} --replace`, and start Penstock again.",
+        remedy=(
+            "If it was replaced on purpose, correct `host_key`."
+            if bastion.pinned_in is None
+            else "If it was replaced on purpose, pin the new one: `penstock target trust"
+            f" {bastion.owner} --replace`{_AND_THEN[False]}"
+        ),
+        transient=bastion.pinned_in is not None,
     )
 
 

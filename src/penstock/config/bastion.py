@@ -23,7 +23,8 @@ class Bastion:
     """A bastion as a process connects to it; pickles, and shows no key.
 
     `owner` is the target or the source behind it, by which `penstock target` knows it. Without a
-    `private_key` it can't be logged in to, without a `host_key` it is not trusted.
+    `private_key` it can't be logged in to, without a `host_key` it is not trusted. `pinned_in` is the
+    URL of the store where `penstock target trust` pins that, None where the configuration has the key.
     """
 
     owner: str
@@ -32,6 +33,7 @@ class Bastion:
     user: str
     private_key: str | None = field(default=None, repr=False)
     host_key: str | None = None
+    pinned_in: str | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
         """Return it as JSON, the key included; `Bastion(**…)` reads it."""

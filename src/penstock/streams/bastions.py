@@ -51,6 +51,8 @@ def completed(store: Store, bastions: Mapping[str, Bastion]) -> dict[str, Bastio
         kept = {name: (private, host) for name, private, host in rows}
         for name, bastion in bastions.items():
             made = filled(bastion, *kept.get(name, (None, None)))
+            if bastion.host_key is None:
+                made = replace(made, pinned_in=store.url)
             if made.private_key is None:
                 values = [name, new_private_key()]
                 row: Any = connection.execute(SQL["keep_private_key"], values).fetchone()

@@ -1,0 +1,2 @@
+-- name: pinned
+SELECT host_key FROM penstock.bastions WHERE name = %s
