@@ -21,6 +21,7 @@ from penstock.config.file import load
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError
 from penstock.core.message import parse_lsn
+from penstock.desired.with_file import configured
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres import setup
@@ -126,7 +127,7 @@ def test_the_printed_command_recovers(
     # All places print the same command.
     (found,) = [f for f in check.inspect(file).findings if f.level == "error"]
     assert found.fix == error.remedy
-    report = status.collect(config, "127.0.0.1:9")
+    report = status.collect(configured(file, environ={}), "127.0.0.1:9")
     assert report["slots"]["rec"]["error"] == str(error)
     (problem,) = (p for p in report["problems"] if p["subject"] == f"slot {SLOT}")
     assert (problem["code"], problem["remedy"]) == (code, error.remedy)

@@ -1,4 +1,4 @@
-"""The host key that is pinned now: `penstock target trust` may have pinned another one since the start."""
+"""The host key that is pinned now: `penstock target trust` may have pinned another since the start."""
 
 from __future__ import annotations
 

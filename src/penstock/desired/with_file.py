@@ -67,6 +67,7 @@ def configured(
     if path.exists():
         document = document_for(snapshot, path, environ)
         specs = plan_of(document, snapshot, environ=environ).applied_to(snapshot)
+        specs = {key: specs[key] for key in document.entities} | specs  # in the file's order
         base = document.base.model_copy(update={"store": settings.store})
     config, refused = usable(specs, environ, base)
     try:
