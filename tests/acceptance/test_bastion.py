@@ -3,65 +3,133 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+
+import asyncssh
+import pytest
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
 from ..bastions import SshServer, public
+from ..cli import run
 from ..pipeline import PATIENCE, Penstock
 
 
-def test_nothing_is_lost_while_the_bastion_is_away(
-    database: Database, nats_server: EmbeddedNats, nats: JetStream, tmp_path: Path
-) -> None:
-    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
-    login, _, rest = database.url.rpartition("@")
-    where, _, name = rest.partition("/")
-    host, _, port = where.partition(":")
-    nats.add_stream("FAR", "shop.>")
-    with SshServer() as ssh:
+class Far:
+    """A run whose source and NATS target lie behind one bastion."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ssh: SshServer,
+        database: Database,
+        server: EmbeddedNats,
+        nats: JetStream,
+    ) -> None:
+        self.nats = nats
+        self.folder = folder
+        database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+        login, _, rest = database.url.rpartition("@")
+        where, _, name = rest.partition("/")
+        host, _, port = where.partition(":")
+        nats.add_stream("FAR", "shop.>")
         ssh.names["pg.internal", 5432] = (host, int(port))
-        ssh.names["nats.internal", 4222] = ("127.0.0.1", nats_server.port or 0)
-        bastion = {
+        ssh.names["nats.internal", 4222] = ("127.0.0.1", server.port or 0)
+        self.bastion = {
             "host": "127.0.0.1", "port": ssh.port, "user": "penstock",
             "private_key": ssh.user_key.export_private_key().decode(),
-            "host_key": public(ssh.host_key),
         }  # fmt: skip
-        config = {
+        self.config = {
             "targets": {
-                "far": {"type": "nats", "url": "nats://nats.internal:4222", "bastion": bastion}
+                "far": {"type": "nats", "url": "nats://nats.internal:4222", "bastion": self.bastion}
             },
             "sources": {
                 "shop": {
                     "type": "postgres", "url": f"{login}@pg.internal:5432/{name}",
-                    "bastion": bastion,
+                    "bastion": self.bastion,
                 }
             },
             "sinks": {"out": {"type": "nats", "source": "shop", "target": "far"}},
             "store": database.url,
             "spark": {"master": "local[1]"},
         }  # fmt: skip
-        (tmp_path / "penstock.yaml").write_text(json.dumps(config))
 
-        def seen() -> set[int]:
-            return {json.loads(m.data)["record"]["id"] for m in nats.messages("FAR")}
+    def write(self) -> None:
+        (self.folder / "penstock.yaml").write_text(json.dumps(self.config))
 
-        with Penstock(tmp_path) as run:
-            run.start().wait_ready()
-            database.execute("INSERT INTO orders SELECT generate_series(1, 1000)")
-            run.wait_for(lambda: len(seen()) == 1000, PATIENCE, "what came before")
-            ssh.kill()
-            database.execute("INSERT INTO orders SELECT generate_series(1001, 2000)")
-            run.wait_for(
-                lambda: "bastion_unreachable" in run.get("/status")[1],
-                PATIENCE,
-                "the bastion in its status",
-            )
-            ssh.start()
-            database.execute("INSERT INTO orders SELECT generate_series(2001, 3000)")
-            run.wait_for(lambda: len(seen()) == 3000, PATIENCE, "all of it")
-            run.wait_for(lambda: run.get("/readyz")[0] == 200, PATIENCE, "ready again")
-            assert nats.info("FAR").state.messages == 3000
-            assert "PRIVATE KEY" not in run.log()
-        assert {("pg.internal", 5432), ("nats.internal", 4222)} == set(ssh.asked)
+    def trust(self, *options: str) -> None:
+        for owner in ("shop", "far"):
+            run(self.folder, f"target trust {owner} --yes", *options)
+
+    def seen(self) -> set[int]:
+        return {json.loads(m.data)["record"]["id"] for m in self.nats.messages("FAR")}
+
+
+@pytest.fixture
+def ssh() -> Iterator[SshServer]:
+    with SshServer() as server:
+        yield server
+
+
+@pytest.fixture
+def far(
+    database: Database, nats_server: EmbeddedNats, nats: JetStream, tmp_path: Path, ssh: SshServer
+) -> Iterator[Far]:
+    yield Far(tmp_path, ssh, database, nats_server, nats)
+    nats.delete_stream("FAR")
+
+
+def insert(database: Database, first: int, last: int) -> None:
+    database.execute("INSERT INTO orders SELECT generate_series(%s::int, %s)", [first, last])
+
+
+def test_nothing_is_lost_while_the_bastion_is_away(
+    far: Far, database: Database, ssh: SshServer
+) -> None:
+    far.bastion["host_key"] = public(ssh.host_key)
+    far.write()
+    with Penstock(far.folder) as process:
+        process.start().wait_ready()
+        insert(database, 1, 1000)
+        process.wait_for(lambda: len(far.seen()) == 1000, PATIENCE, "what came before")
+        ssh.kill()
+        insert(database, 1001, 2000)
+        process.wait_for(
+            lambda: "bastion_unreachable" in process.get("/status")[1],
+            PATIENCE,
+            "the bastion in its status",
+        )
+        ssh.start()
+        insert(database, 2001, 3000)
+        process.wait_for(lambda: len(far.seen()) == 3000, PATIENCE, "all of it")
+        process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
+        assert far.nats.info("FAR").state.messages == 3000
+        assert "PRIVATE KEY" not in process.log()
+    assert {("pg.internal", 5432), ("nats.internal", 4222)} == set(ssh.asked)
+
+
+def test_a_host_key_that_is_trusted_anew_needs_no_restart(
+    far: Far, database: Database, ssh: SshServer
+) -> None:
+    """It is refused, then pinned, and the same process goes on with nothing lost."""
+    far.write()
+    far.trust()
+    with Penstock(far.folder) as process:
+        process.start().wait_ready()
+        insert(database, 1, 1000)
+        process.wait_for(lambda: len(far.seen()) == 1000, PATIENCE, "what came before")
+        ssh.kill()
+        ssh.host_key = asyncssh.generate_private_key("ssh-ed25519")
+        ssh.start()
+        insert(database, 1001, 2000)
+        process.wait_for(
+            lambda: "bastion_host_key" in process.get("/status")[1], PATIENCE, "the refusal"
+        )
+        assert "penstock target trust shop --replace" in process.get("/status")[1]
+        assert len(far.seen()) == 1000
+        far.trust("--replace")
+        process.wait_for(lambda: len(far.seen()) == 2000, PATIENCE, "what waited")
+        process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
+        assert far.nats.info("FAR").state.messages == 2000

@@ -242,8 +242,10 @@ def _field(error: ErrorDetails) -> str:
     if error["type"] == "union_tag_invalid":
         return "type"
     location = error["loc"]
-    while location and location[0] in _PLACES:
+    while len(location) > 1 and location[0] in _PLACES:
         location = location[1:]
+    if location and location[0] in _PLACES and location[0] != "path":  # which a webhook has
+        location = ()
     name = ""
     for part in location:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
