@@ -258,7 +258,7 @@ class PullConsumer(_Consumer):
 
 
 class WebhookConsumer(_Consumer, WebhookKeys):
-    """A consumer whose messages are sent to a URL."""
+    """A consumer whose messages are sent to a URL, its own or its target's with `path` behind it."""
 
     type: Literal["webhook"]
 

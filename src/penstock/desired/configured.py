@@ -31,7 +31,7 @@ def config_of(snapshot: Snapshot, environ: Mapping[str, str], base: Config) -> C
     parts, problems = validated(snapshot.specs, environ)
     if problems:
         raise ConfigError([text_of(problem) for problem in problems])
-    return _config(parts, base, snapshot)
+    return _config(parts, base).read_at(snapshot.version)
 
 
 def usable_config(
@@ -41,7 +41,8 @@ def usable_config(
 
     What refers to an entity that can't be used can't be either.
     """
-    return usable(snapshot.specs, environ, base)
+    config, refused = usable(snapshot.specs, environ, base)
+    return config.read_at(snapshot.version), refused
 
 
 def usable(
@@ -52,7 +53,7 @@ def usable(
     while True:
         parts, problems = validated(specs, environ)
         if not problems:
-            return _config(parts, base, snapshot), refused
+            return _config(parts, base), refused
         for key, path, message in problems:
             text = f"{dotted(path)}: {message}" if path else message
             refused[key] = f"{refused[key]}; {text}" if key in refused else text
@@ -83,7 +84,7 @@ def text_of(problem: Problem) -> str:
     return f"{kind} {name}: {dotted(path)}: {message}" if path else f"{kind} {name}: {message}"
 
 
-def _config(parts: Parts, base: Config, snapshot: Snapshot) -> Config:
+def _config(parts: Parts, base: Config) -> Config:
     config = base.model_copy(
         update={
             "sources": parts.sources,
@@ -94,4 +95,4 @@ def _config(parts: Parts, base: Config, snapshot: Snapshot) -> Config:
         }
     )
     config.join()
-    return config.read_at(snapshot.version)
+    return config
