@@ -17,7 +17,7 @@ def export(
 ) -> None:
     """Write the desired state as a configuration file; secrets are variables in it."""
     from penstock.cli.store import store_of
-    from penstock.config.file import Reader
+    from penstock.config.file import Reader, is_empty, is_missing
     from penstock.core.errors import ConfigError
     from penstock.desired.export import exported
     from penstock.desired.state import DesiredState
@@ -25,7 +25,9 @@ def export(
     with errors():
         with store_of(config) as store:
             snapshot = DesiredState(store).read()
-        settings = Reader.of_file(config, os.environ).document.written
+        settings = None
+        if not is_missing(config) and not is_empty(config):
+            settings = Reader.of_file(config, os.environ).document.written
         text = exported(snapshot, settings if isinstance(settings, dict) else {})
         if out is None:
             typer.echo(text, nl=False)

@@ -28,11 +28,11 @@ def status(
 ) -> None:
     """Show each source's slot and lag, and what a running pipeline delivered."""
     from penstock.cli import status_tables
-    from penstock.config.file import load
+    from penstock.config.file import load_or_empty
     from penstock.embedded.bastions import completed_config
 
     with errors():
-        report = collect(completed_config(load(config)), listen)
+        report = collect(completed_config(load_or_empty(config)), listen)
     if as_json:
         typer.echo(json.dumps(report))
     else:

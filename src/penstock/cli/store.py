@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(config: Path) -> Iterator[str]:
-    """Give the URL of the store that a file names, or of the embedded one, which then runs."""
-    from penstock.config.file import load_store
-    from penstock.embedded.store import open_store
+    """Give the URL of the store that a file names, or of the embedded one, which then runs.
 
-    with open_store(load_store(config)) as url:
+    Where there is no file, it is the embedded one that a run has left here.
+    """
+    from penstock.config.file import is_missing, load_store
+    from penstock.config.settings import StoreSettings
+    from penstock.embedded.store import FOLDER, open_store
+
+    here = is_missing(config) and (FOLDER / "store").is_dir()
+    with open_store(StoreSettings() if here else load_store(config)) as url:
         yield url
 
 

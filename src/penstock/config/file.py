@@ -19,7 +19,7 @@ from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.models import CONSUMERS, SINKS, TARGETS
 from penstock.config.nats_consumers import NatsConsumer
-from penstock.config.settings import Config, SparkSettings, StoreSettings
+from penstock.config.settings import CONFIG_FILE, Config, SparkSettings, StoreSettings
 from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name
@@ -43,6 +43,27 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) 
     return config.read_from(os.fspath(path))
 
 
+def load_or_empty(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the file of a process that follows the store: without content it configures nothing itself.
+
+    The same where there is no file of the default name. Raises `ConfigError`.
+    """
+    if is_missing(path) or is_empty(path):
+        return Config(sources={}, sinks={})
+    return load(path, environ)
+
+
+def is_missing(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is no file of the default name; another name must be one of a file."""
+    return os.fspath(path) == CONFIG_FILE and not Path(path).exists()
+
+
+def is_empty(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file has nothing but comments; raises `ConfigError` where it can't be read."""
+    document = yaml_lines.parse(text_of(path), {})
+    return document.value is None and not document.problems
+
+
 def load_store(
     path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ
 ) -> StoreSettings:
@@ -50,6 +71,8 @@ def load_store(
 
     Variables that the rest of the file names may be unset. Raises `ConfigError`.
     """
+    if is_empty(path):
+        return StoreSettings()
     reader = Reader.of_file(path, environ)
     reader.document.problems = [
         problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))
