@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def opened(config: Path, store: str | None = None) -> Iterator[str]:
     """Give the URL of the store that `store`, a file or the environment names; see `load_store`.
 
-    The embedded one runs meanwhile.
+    The embedded one runs meanwhile; without a file it is the one that a run has left here.
     """
     from penstock.config.file import load_store
-    from penstock.embedded.store import open_store
+    from penstock.embedded.store import exists, open_store
 
-    with open_store(load_store(config, given=store)) as url:
+    with open_store(load_store(config, given=store, embedded=exists())) as url:
         yield url
 
 
