@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import yaml_lines
-from penstock.config.file import load
+from penstock.config.file import load, load_or_empty, load_store
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.sources import slot_name
@@ -321,3 +321,21 @@ def test_errors_and_configs_pickle(tmp_path: Path) -> None:
     config = read(tmp_path, EXAMPLE, **ENVIRON)
     assert pickle.loads(pickle.dumps(config)) == config
     assert pickle.loads(pickle.dumps(ConfigError(["a", "b"]))).problems == ["a", "b"]
+
+
+def test_a_file_without_content_configures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock run` follows the store then; another name than the default must be a file's."""
+    monkeypatch.chdir(tmp_path)
+    assert load_or_empty("penstock.yaml", {}).sources == {}
+    with pytest.raises(ConfigError, match="no such file"):
+        load_or_empty("penstok.yaml", {})
+    with pytest.raises(ConfigError, match="no such file"):
+        load_store("penstock.yaml", {})
+    Path("penstock.yaml").write_text("# nothing\n")
+    assert load_or_empty("penstock.yaml", {}).sources == {}
+    assert load_store("penstock.yaml", {}).store is None
+    Path("penstock.yaml").write_text("sources: {}\n")
+    with pytest.raises(ConfigError, match="expected at least one source"):
+        load_or_empty("penstock.yaml", {})

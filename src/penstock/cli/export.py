@@ -19,7 +19,7 @@ def export(
     """Write the desired state as a configuration file; secrets are variables in it."""
     from penstock.cli.store import store_of
     from penstock.config import STORE_VARIABLE
-    from penstock.config.file import Reader
+    from penstock.config.file import Reader, is_empty, load_store
     from penstock.core.errors import ConfigError
     from penstock.desired.export import exported
     from penstock.desired.state import DesiredState
@@ -27,8 +27,9 @@ def export(
     with errors():
         with store_of(config, store_url) as store:
             snapshot = DesiredState(store).read()
-        settings: Any = {"store": f"${{{STORE_VARIABLE}}}"}
-        if config.exists():
+        named = load_store(config, given=store_url, embedded=True).store is not None
+        settings: Any = {"store": f"${{{STORE_VARIABLE}}}"} if named else {}
+        if config.exists() and not is_empty(config):
             settings = Reader.of_file(config, os.environ).document.written
         text = exported(snapshot, settings if isinstance(settings, dict) else {})
         if out is None:

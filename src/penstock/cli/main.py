@@ -75,11 +75,16 @@ def run(
         str, typer.Option(help="Serve the API, /healthz, /readyz, /status and /metrics here.")
     ] = LISTEN,
 ) -> None:
-    """Capture, deliver and serve the API in the foreground, until SIGTERM or Ctrl-C."""
-    from penstock.config.file import load
+    """Capture, deliver and serve the API in the foreground, until SIGTERM or Ctrl-C.
+
+    Without a file, or with an empty one, it runs what the API and `penstock apply` have configured.
+    """
+    from penstock.config.file import load_or_empty
 
     with errors():
-        loaded = load(config)  # before Spark is imported: a typing error should show at once
+        loaded = load_or_empty(
+            config
+        )  # before Spark is imported: a typing error should show at once
         with starting(loaded, once=once):
             from penstock.cli import service
 

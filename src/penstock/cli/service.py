@@ -13,7 +13,7 @@ import signal
 import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -57,11 +57,18 @@ log = structlog.get_logger("penstock")
 class Service:
     """What one process runs of `config`; `store_url` is None where only relays are in it.
 
-    `feed` is where changes of the configuration come from, None where there are none.
+    `feed` is where changes of the configuration come from, None where there are none; `of_file` are the
+    sources that this process's own file names.
     """
 
     def __init__(
-        self, config: Config, store_url: str | None, *, once: bool, feed: Following | None = None
+        self,
+        config: Config,
+        store_url: str | None,
+        *,
+        once: bool,
+        feed: Following | None = None,
+        of_file: Collection[str] = (),
     ) -> None:
         self._config = config
         self._once = once
@@ -71,7 +78,7 @@ class Service:
         self._store_url = store_url
         self._run: Runners | None = None
         if store_url is not None:
-            self._run = Runners(config, store_url, once=once, feed=feed)
+            self._run = Runners(config, store_url, once=once, feed=feed, of_file=of_file)
         self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
 
         self._consumers = ConsumerWatch()
@@ -244,8 +251,10 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         raise ConfigError(
             ["--once: an outbox is relayed for as long as the process runs; leave --once away"]
         )
-    if not config.sources:
-        return Service(config, None, once=once).main(listen)
+    if config.outboxes and not config.sources and (config.file is None or config.store is None):
+        return Service(config, None, once=once).main(listen)  # relays alone
+    if not config.sources and not config.outboxes:
+        log.info("the file names no sources: running what the store has", file=config.file)
     service: Service | None = None
 
     def on_outage(error: str | None) -> None:
@@ -257,9 +266,11 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         open_store(config, on_outage=on_outage) as store_url,
         contextlib.closing(Feed(store_url, config)) as feed,
     ):
-        if config.file is not None:
-            with Store.open(store_url) as store:
+        with Store.open(store_url) as store:
+            if config.file is not None:
                 apply_file(store, config.file)
-        service = Service(feed.current(), store_url, once=once, feed=feed)
+        service = Service(
+            feed.current(), store_url, once=once, feed=feed, of_file=list(config.sources)
+        )
         opening.done()
         return service.main(listen)

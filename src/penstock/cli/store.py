@@ -18,9 +18,9 @@ def opened(config: Path, store: str | None = None) -> Iterator[str]:
     The embedded one runs meanwhile.
     """
     from penstock.config.file import load_store
-    from penstock.embedded.store import open_store
+    from penstock.embedded.store import exists, open_store
 
-    with open_store(load_store(config, given=store)) as url:
+    with open_store(load_store(config, given=store, embedded=exists())) as url:
         yield url
 
 

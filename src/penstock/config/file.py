@@ -26,7 +26,7 @@ from penstock.config.explain import (
 )
 from penstock.config.models import CONSUMERS, SINKS, TARGETS
 from penstock.config.nats_consumers import NatsConsumer
-from penstock.config.settings import Config, SparkSettings, StoreSettings
+from penstock.config.settings import CONFIG_FILE, Config, SparkSettings, StoreSettings
 from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
 from penstock.config.strict import NAME_RULE, is_name
@@ -50,15 +50,40 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) 
     return config.read_from(os.fspath(path))
 
 
+def load_or_empty(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the file of a process that follows the store: without content it configures nothing itself.
+
+    The same where there is no file of the default name. Raises `ConfigError`.
+    """
+    if is_missing(path) or is_empty(path):
+        store = load_store(path, environ, embedded=True).store
+        return Config(sources={}, sinks={}, store=store)
+    return load(path, environ)
+
+
+def is_missing(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is no file of the default name; another name must be one of a file."""
+    return os.fspath(path) == CONFIG_FILE and not Path(path).exists()
+
+
+def is_empty(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file has nothing but comments; raises `ConfigError` where it can't be read."""
+    document = yaml_lines.parse(text_of(path), {})
+    return document.value is None and not document.problems
+
+
 def load_store(
     path: str | os.PathLike[str],
     environ: Mapping[str, str] = os.environ,
     given: str | None = None,
+    *,
+    embedded: bool = False,
 ) -> StoreSettings:
     """Return where the store is: as `given`, or as a file's `store` has it, which alone is read.
 
-    Where there is no such file, the variable `STORE_VARIABLE` names the store. Variables that the rest
-    of the file names may be unset. Raises `ConfigError`.
+    Where there is no such file, the variable `STORE_VARIABLE` names the store; if that is not set, and
+    there is an `embedded` one here, it is that. Variables that the rest of the file names may be unset.
+    Raises `ConfigError`.
     """
     option, missing = "--store", not Path(path).exists()
     if given is None and missing:
@@ -68,13 +93,15 @@ def load_store(
             return StoreSettings.model_validate({"store": given})
         except ValidationError as e:
             raise ConfigError([f"{option}: {message_of(each)}" for each in e.errors()]) from None
-    if missing:
+    if missing and not (embedded and is_missing(path)):
         raise ConfigError(
             [
                 f"{os.fspath(path)}: no such file: write one with `penstock init`, or name the store"
                 f" by --store or the variable {STORE_VARIABLE}"
             ]
         )
+    if missing or is_empty(path):
+        return StoreSettings()
     reader = Reader.of_file(path, environ)
     reader.document.problems = [
         problem for problem in reader.document.problems if problem[1][:1] in ((), ("store",))

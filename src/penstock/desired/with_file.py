@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.document import Key, read_document
-from penstock.config.file import load_store
+from penstock.config.file import is_empty, load_store
 from penstock.config.settings import Config, StoreSettings
 from penstock.core.errors import ConfigError, EmbeddedError, StoreError
 from penstock.desired.configured import usable
@@ -56,7 +56,7 @@ def configured(
     """
     path = Path(file)
     try:
-        settings = load_store(path, environ, store)
+        settings = load_store(path, environ, store, embedded=exists())
     except ConfigError:
         if path.exists():
             read_document(path, environ)  # raises with all that is wrong in it
@@ -64,7 +64,7 @@ def configured(
     snapshot, failure = _state(settings, environ)
     base = Config(sources={}, sinks={}, store=settings.store)
     specs = snapshot.specs
-    if path.exists():
+    if path.exists() and not is_empty(path):
         document = document_for(snapshot, path, environ)
         specs = plan_of(document, snapshot, environ=environ).applied_to(snapshot)
         specs = {key: specs[key] for key in document.entities} | specs  # in the file's order

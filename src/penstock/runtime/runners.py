@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, Protocol
 
 import structlog
@@ -48,13 +48,22 @@ class Runners:
         store_url: The store's URL.
         once: End when what is there is delivered; nothing is followed then.
         feed: Where changes come from; None: there are none.
+        of_file: The sources of the process's own file: where only such are left, and none can go on,
+            it ends. Where another one has failed it stays, as its API is how that is corrected.
     """
 
     def __init__(
-        self, config: Config, store_url: str, *, once: bool = False, feed: Following | None = None
+        self,
+        config: Config,
+        store_url: str,
+        *,
+        once: bool = False,
+        feed: Following | None = None,
+        of_file: Collection[str] = (),
     ) -> None:
         self._config = config
         self._feed = None if once else feed
+        self._of_file = frozenset(of_file)
         self._jvm_ended = False
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -136,7 +145,7 @@ class Runners:
                 break
             self._wait()
         failed = [runner for runner in self.all if runner.error is not None]
-        if failed and all(runner.failure is not None for runner in self.all):
+        if failed and self._may_end(self.all) and all(r.failure is not None for r in self.all):
             first = failed[0].error
             assert first is not None  # noqa: S101 - as selected
             for runner in failed[1:]:
@@ -151,7 +160,7 @@ class Runners:
         runners = self.all
         if self._stopping.is_set():
             return False
-        return any(runner.alive for runner in runners) if runners else self._feed is not None
+        return any(runner.alive for runner in runners) or not self._may_end(runners)
 
     def run(self, spark: SparkSession, on_ready: Callable[[], None]) -> None:
         """Run until all has ended, or `stop`; `on_ready`: each source runs or stands by."""
@@ -210,10 +219,18 @@ class Runners:
 
     def _is_over(self, runners: list[SourceRunner]) -> bool:
         """Whether no source goes on, or can before a repair."""
+        if not self._may_end(runners):
+            return False
         if not any(runner.alive for runner in runners):
-            return bool(runners) or self._feed is None
+            return True
         failed = [runner for runner in runners if runner.failure is not None]
         return bool(failed) and all(runner.stuck for runner in runners)
+
+    def _may_end(self, runners: list[SourceRunner]) -> bool:
+        """Whether the process may end by itself where no source can go on."""
+        if self._feed is None:
+            return True
+        return bool(runners) and all(runner.name in self._of_file for runner in runners)
 
     @staticmethod
     def _is_ready(runners: list[SourceRunner]) -> bool:

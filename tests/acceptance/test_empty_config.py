@@ -1,0 +1,78 @@
+"""`penstock run` without a file, or with an empty one, runs what the API has configured."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from penstock.embedded.handles import Database
+
+from ..cli import run
+from ..pipeline import Penstock
+
+
+class Api:
+    """The API of a run, as a client with an admin's token uses it."""
+
+    def __init__(self, pipeline: Penstock, token: str) -> None:
+        self._pipeline = pipeline
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+
+    def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://{self._pipeline.listen}{path}", data, self._headers, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def receive(self, consumer: str) -> list[int]:
+        """Receive and ack; return the ids of the rows."""
+        found = self("GET", f"/v1/consumers/{consumer}/receive?batch_size=10&wait_for_ms=500")
+        tokens = [message["ack_token"] for message in found["data"]]
+        if tokens:
+            self("POST", f"/v1/consumers/{consumer}/ack", {"ack_tokens": tokens})
+        return [message["record"]["id"] for message in found["data"]]
+
+
+def test_a_configuration_that_only_the_api_made(tmp_path: Path, database: Database) -> None:
+    database.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
+    with Penstock(tmp_path) as pipeline:
+        pipeline.start().wait_ready()  # without a file
+        token = run(tmp_path, "token create ops --role admin").split()[-1]
+        api = Api(pipeline, token)
+        api("PUT", "/v1/sources/shop", {"type": "postgres", "url": f"{database.url}_missing"})
+        api("PUT", "/v1/sinks/events", {"type": "stream", "source": "shop"})
+        pipeline.wait_for(lambda: "source shop" in failing(pipeline), 60, "failing")
+        assert pipeline.stop() == 1
+        (tmp_path / "penstock.yaml").write_text("# Everything is in the store.\n")
+        pipeline.start()
+        # A source that can't be run does not end the process whose API corrects it.
+        pipeline.wait_for(lambda: "source shop" in failing(pipeline), 60, "failing")
+        api("PATCH", "/v1/sources/shop", {"url": database.url})
+        api("PUT", "/v1/consumers/work", {"type": "pull", "stream": "events"})
+        pipeline.wait_ready()
+        assert received(pipeline, api, database, 1, 2) == [1, 2]
+        assert "  shop:\n    type: postgres\n" in run(tmp_path, "export")
+        assert pipeline.stop() == 0
+
+
+def received(pipeline: Penstock, api: Api, database: Database, *ids: int) -> list[int]:
+    """Insert rows, and return those that the worker gets."""
+    for row in ids:
+        database.execute("INSERT INTO items VALUES (%s)", [row])
+    found: list[int] = []
+
+    def all_came() -> bool:
+        found.extend(api.receive("work"))
+        return len(found) >= len(ids)
+
+    pipeline.wait_for(all_came, 60, "received")
+    return found
+
+
+def failing(pipeline: Penstock) -> set[str]:
+    return {problem["subject"] for problem in pipeline.status().get("problems", [])}
