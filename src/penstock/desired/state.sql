@@ -62,6 +62,13 @@ SELECT name, spec FROM penstock.entities WHERE kind = 'target'
 SELECT name, spec FROM penstock.entities WHERE kind = 'consumer'
   AND (%(names)s::text[] IS NULL OR name = ANY(%(names)s))
 
+-- name: filtered_consumers
+-- Those with a filter in SQL whose stream is of a source.
+SELECT c.name, c.spec FROM penstock.entities c
+JOIN penstock.streams s ON s.name = c.spec ->> 'stream'
+JOIN penstock.sources o ON o.id = s.source_id
+WHERE c.kind = 'consumer' AND c.spec #> '{filters,sql}' IS NOT NULL AND o.name = %(source)s
+
 -- name: consumers_of_targets
 SELECT name, spec FROM penstock.entities WHERE kind = 'consumer' AND spec->>'target' = ANY(%s)
 
