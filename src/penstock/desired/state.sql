@@ -14,6 +14,11 @@ SELECT version FROM penstock.state FOR UPDATE
 -- name: change
 SELECT penstock.change_entities(%s, %s, %s)
 
+-- name: moved
+-- The entities that were changed behind one version, before another.
+SELECT coalesce(string_agg(DISTINCT kind || ' ' || name, ', '), 'another store')
+FROM penstock.audit WHERE version > %s AND version < %s
+
 -- name: history
 -- Newest first.
 SELECT id, at, who, door, version, kind, name, action, before, after FROM penstock.audit
