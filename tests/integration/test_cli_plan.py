@@ -130,8 +130,33 @@ def test_a_saved_plan_is_applied_verbatim_or_refused(
     assert "moved since: consumer pull" in penstock("apply", out, code=1)
     assert ("consumer", "other") not in state.read().entities  # one transaction
     assert "can't be added" in penstock("apply", out, "--prune", code=1)
+    assert "is a saved plan. Apply it: penstock apply " in penstock("plan", out, code=1)
+    assert "is a saved plan" in penstock("diff", out, code=1)
+    before_text = file.read_text()
+    assert "no saved plan" in penstock("plan", "--out", "penstock.yaml", code=1)
+    assert file.read_text() == before_text
     Path(out).write_text(Path(out).read_text().replace('"version"', '"vers"'))
     assert "damaged" in penstock("apply", out, code=1)
+
+
+def test_a_saved_plan_is_refused_where_anything_has_changed_since(
+    penstock: Penstock, file: Path, tmp_path: Path, store: Store
+) -> None:
+    """What its changes lead to may be something else by then."""
+    penstock("apply", "-y")
+    file.write_text(TEXT.replace("total > 10", "total > 11"))
+    out = str(tmp_path / "plan.json")
+    penstock("plan", "--out", out, code=2)
+    state = DesiredState(store)
+    spec = {"stream": "orders"}
+    state.write([Change("consumer", "new", None, spec)], by="ann", door="api")
+    before = state.read()
+    assert "moved since: consumer new." in penstock("apply", out, code=1)
+    assert state.read() == before
+    penstock("plan", "--out", out, code=2)
+    penstock("apply", out)
+    assert state.read().entities["sink", "out"].spec["filter"] == "record.total > 11"
+    assert state.read().entities["consumer", "new"].managed_by == "api"
 
 
 def test_deletes_are_shown_and_done_with_prune_alone(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.changes import File, Prune, make_plan, plan_errors, show
+from penstock.cli.changes import File, Prune, make_plan, plan_errors, saved_plan, show
 from penstock.cli.common import CONFIG, AsJson
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def apply(
     from penstock.desired.plan import PlanFileError
 
     with plan_errors():
-        saved = _saved(file)
+        saved = saved_plan(file)
         if saved is not None and prune:
             raise PlanFileError("--prune can't be added to a saved plan.", "Plan with it anew.")
         with store_of(file if saved is None else Path(str(saved.get("file", CONFIG)))) as store:
@@ -39,16 +39,7 @@ def apply(
                 _ask(plan, as_json=as_json)
             elif not as_json:
                 show(plan, as_json=False)
-            _apply(store, plan, as_json=as_json)
-
-
-def _saved(file: Path) -> dict[str, Any] | None:
-    """Return a saved plan's JSON, None where the file is no saved plan."""
-    try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and "penstock_plan" in value else None
+            _apply(store, plan, as_json=as_json, verbatim=saved is not None)
 
 
 def _read(saved: dict[str, Any], store: Store) -> Plan:
@@ -70,11 +61,11 @@ def _ask(plan: Plan, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _apply(store: Store, plan: Plan, *, as_json: bool) -> None:
+def _apply(store: Store, plan: Plan, *, as_json: bool, verbatim: bool) -> None:
     from penstock.desired.from_file import apply as apply_plan
     from penstock.desired.state import DesiredState
 
-    version = apply_plan(DesiredState(store), plan).version
+    version = apply_plan(DesiredState(store), plan, verbatim=verbatim).version
     if as_json:
         typer.echo(json.dumps({**plan.shown(), "applied": version}))
     else:

@@ -87,6 +87,15 @@ def make_plan(store: Store, file: Path, *, prune: bool, checked: bool = True) ->
     return replace(made, warnings=(*made.warnings, *warnings))
 
 
+def saved_plan(file: Path) -> dict[str, Any] | None:
+    """Return a saved plan's JSON, None where the file is no saved plan."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and "penstock_plan" in value else None
+
+
 def show(plan: Plan, *, as_json: bool) -> None:
     """Print a plan for people or for machines, its secrets masked."""
     if as_json:

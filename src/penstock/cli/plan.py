@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.changes import File, Prune, exit_code, make_plan, plan_errors, show
+from penstock.cli.changes import File, Prune, exit_code, make_plan, plan_errors, saved_plan, show
 from penstock.cli.common import CONFIG, AsJson
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ def plan(
     from penstock.cli.store import store_of
 
     with plan_errors():
+        _refuse_saved(file)
+        if out is not None:
+            _refuse_other(out)
         with store_of(file) as store:
             made = make_plan(store, file, prune=prune)
             if out is not None:
@@ -41,10 +44,26 @@ def diff(file: File = CONFIG, as_json: AsJson = False) -> None:
     from penstock.cli.store import store_of
 
     with plan_errors():
+        _refuse_saved(file)
         with store_of(file) as store:
             made = make_plan(store, file, prune=False, checked=False)
         show(made, as_json=as_json)
         raise typer.Exit(exit_code(made))
+
+
+def _refuse_saved(file: Path) -> None:
+    from penstock.desired.plan import PlanFileError
+
+    if saved_plan(file) is not None:
+        raise PlanFileError(f"{file} is a saved plan.", f"Apply it: penstock apply {file}")
+
+
+def _refuse_other(out: Path) -> None:
+    """Refuse to write over what is no plan, such as the configuration."""
+    from penstock.desired.plan import PlanFileError
+
+    if out.is_file() and out.stat().st_size and saved_plan(out) is None:
+        raise PlanFileError(f"{out} is there already, and is no saved plan.", "Name another file.")
 
 
 def _save(made: Plan, out: Path, about: dict[str, Any]) -> None:

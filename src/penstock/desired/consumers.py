@@ -8,9 +8,10 @@ Those of type nats are not served: a run publishes for them, and is replaced whe
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
 import structlog
@@ -31,6 +32,7 @@ from penstock.streams.names import LOCK_MIGRATE, consumer_table
 from penstock.streams.store import Store
 
 if TYPE_CHECKING:
+    from penstock.expressions.catalog import Columns
     from penstock.expressions.postgres.translate import Translated
 
 log = structlog.get_logger("penstock")
@@ -69,15 +71,42 @@ def register(
     served is refused alone. Raises `StoreError`.
     """
     values = {"names": None if names is None else list(names)}
-    if values["names"] == []:
-        return
+    if values["names"] != []:
+        with _locked(store) as connection:
+            _follow_again(connection, _SQL["consumer_specs"], values, environ)
+
+
+def note_tables(
+    store: Store, source: str, columns: Columns, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Note the tables of a source; where they have changed, make its consumers' filters in SQL anew.
+
+    One whose filter does not go with them any more is refused, and goes on with what it had; one that
+    was refused may be served now. Raises `StoreError`.
+    """
+    with _locked(store) as connection:
+        if store.save_catalog(source, columns):
+            _follow_again(connection, _SQL["filtered_consumers"], {"source": source}, environ)
+
+
+@contextlib.contextmanager
+def _locked(store: Store) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection in a transaction, as a change of the state does: no entity changes meanwhile."""
     with store.connection() as connection, connection.transaction():
-        # As a change of the state does, so that no entity changes or goes meanwhile.
         connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
         connection.execute(_STORE_SQL["lock_state"])
-        found = connection.execute(_SQL["consumer_specs"], values).fetchall()
-        same = [Change("consumer", name, spec, spec) for name, spec in found]
-        follow(connection, same, environ, lenient=True)
+        yield connection
+
+
+def _follow_again(
+    connection: psycopg.Connection[Any],
+    query: LiteralString,
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> None:
+    found = connection.execute(query, values).fetchall()
+    same = [Change("consumer", name, spec, spec) for name, spec in found]
+    follow(connection, same, environ, lenient=True)
 
 
 def follow(

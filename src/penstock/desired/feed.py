@@ -72,6 +72,11 @@ class Feed:
         """The entities of this state that this process can't run, and why."""
         return {**self._unusable, **self._refused}
 
+    @property
+    def unusable(self) -> Mapping[Key, str]:
+        """Those of them that are in no configuration of this process: a variable is not set, for one."""
+        return dict(self._unusable)
+
     def current(self) -> Config:
         """Return the configuration as it is now; raises `StoreError`."""
         before = self._snapshot

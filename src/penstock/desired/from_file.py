@@ -68,10 +68,18 @@ def document_for(
     return read_document(path, {**stored_variables(snapshot, environ), **environ})
 
 
-def apply(state: DesiredState, plan: Plan, *, lenient: bool = False) -> Snapshot:
-    """Write a plan's changes in one transaction, as `DesiredState.write` does."""
+def apply(
+    state: DesiredState, plan: Plan, *, verbatim: bool = False, lenient: bool = False
+) -> Snapshot:
+    """Write a plan's changes in one transaction, as `DesiredState.write` does.
+
+    With `verbatim` nothing at all may have changed since, so that what follows is what the plan names.
+    """
     changes = [planned.change for planned in plan.changes]
-    return state.write(changes, by=who(), door="file", expected=plan.expected, lenient=lenient)
+    at = plan.version if verbatim else None
+    return state.write(
+        changes, by=who(), door="file", expected=plan.expected, at=at, lenient=lenient
+    )
 
 
 def _report(document: ConfigDocument, plan: Plan) -> None:

@@ -81,6 +81,7 @@ class DesiredState:
         by: str,
         door: Door,
         expected: Mapping[Key, int] | None = None,
+        at: int | None = None,
         lenient: bool = False,
     ) -> Snapshot:
         """Apply a change set in one transaction; the entities are managed by `door` from then on.
@@ -90,10 +91,11 @@ class DesiredState:
             by: Who changes it, for the audit log.
             door: How the change came.
             expected: The version that an entity must have, 0 for one that must not be there.
+            at: The version that the whole state must have.
             lenient: Refuse a consumer whose filter can't be planned alone, and not the change set.
 
-        Raises `StateMoved` where an entity has another version, or where what an entity refers to is
-        gone; nothing is written then.
+        Raises `StateMoved` where an entity or the state has another version, or where what an entity
+        refers to is gone; nothing is written then.
         """
         if not changes:
             return self.read()
@@ -103,7 +105,9 @@ class DesiredState:
                 with connection.transaction():
                     # In the order in which others take them: what is registered, then the state.
                     connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
-                    connection.execute(_SQL["change"], [Jsonb(rows), by, door])
+                    version = _one(connection, _SQL["change"], [Jsonb(rows), by, door])
+                    if at is not None and version != at + 1:
+                        raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
                     state = read(connection)
                     _check_references(state, changes)

@@ -14,6 +14,11 @@ SELECT version FROM penstock.state FOR UPDATE
 -- name: change
 SELECT penstock.change_entities(%s, %s, %s)
 
+-- name: moved
+-- The entities that were changed behind one version, before another.
+SELECT coalesce(string_agg(DISTINCT kind || ' ' || name, ', '), 'another store')
+FROM penstock.audit WHERE version > %s AND version < %s
+
 -- name: history
 -- Newest first.
 SELECT id, at, who, door, version, kind, name, action, before, after FROM penstock.audit
@@ -61,6 +66,13 @@ SELECT name, spec FROM penstock.entities WHERE kind = 'target'
 -- All consumers, or those of these names.
 SELECT name, spec FROM penstock.entities WHERE kind = 'consumer'
   AND (%(names)s::text[] IS NULL OR name = ANY(%(names)s))
+
+-- name: filtered_consumers
+-- Those with a filter in SQL whose stream is of a source.
+SELECT c.name, c.spec FROM penstock.entities c
+JOIN penstock.streams s ON s.name = c.spec ->> 'stream'
+JOIN penstock.sources o ON o.id = s.source_id
+WHERE c.kind = 'consumer' AND c.spec #> '{filters,sql}' IS NOT NULL AND o.name = %(source)s
 
 -- name: consumers_of_targets
 SELECT name, spec FROM penstock.entities WHERE kind = 'consumer' AND spec->>'target' = ANY(%s)

@@ -138,6 +138,10 @@ class Catalog:
     def _of_publication(self, query: str) -> Iterable[tuple[Any, ...]]:
         return self.connection.execute(_SQL[query], {"name": self.source.publication})
 
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Return what is another value after each change of the database's tables and columns."""
+        return self.connection.execute(_SQL["fingerprint"]).fetchone() or ()
+
     def publication(self) -> Publication | None:
         """Return the source's publication, or None."""
         found = self._rows(Publication, "publication", name=self.source.publication)

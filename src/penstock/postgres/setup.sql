@@ -101,6 +101,19 @@ CROSS JOIN LATERAL (
 WHERE n.nspname = ANY(%(schemas)s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 ORDER BY n.nspname, c.relname
 
+-- name: fingerprint
+-- Another row after each change of a table, a column, an enum or a publication's tables: each row of the
+-- catalogs has the transaction that wrote it.
+SELECT (SELECT pg_catalog.sum(pg_catalog.hashtextextended(
+            c.oid::pg_catalog.text || ' ' || c.relname || ' ' || a.attnum || ' ' || a.xmin::pg_catalog.text, 0))
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+        WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND a.attnum > 0
+          AND c.relnamespace <> 'pg_catalog'::pg_catalog.regnamespace),
+       (SELECT pg_catalog.sum(pg_catalog.hashtextextended(
+            e.oid::pg_catalog.text || ' ' || e.xmin::pg_catalog.text, 0)) FROM pg_catalog.pg_enum e),
+       (SELECT pg_catalog.sum(pg_catalog.hashtextextended(
+            p.oid::pg_catalog.text || ' ' || p.xmin::pg_catalog.text, 0)) FROM pg_catalog.pg_publication_rel p)
+
 -- name: identities
 -- The replica identity of tables. %(oids)s: the tables. A partitioned table has none of its own:
 -- each partition's counts, and is a row here. `columns` are the old values that the WAL has.

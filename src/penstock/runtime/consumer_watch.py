@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.core.health import Level, Part
+from penstock.core.health import Failure, Level, Part
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body, failure_of
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
@@ -28,6 +28,7 @@ class ConsumerWatch:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+        self._refusals: Mapping[str, tuple[str, float]] = {}
 
     async def run(self, consumers: Consumers, stop: asyncio.Event) -> None:
         """Look until `stop` is set."""
@@ -46,18 +47,24 @@ class ConsumerWatch:
 
     async def look(self, consumers: Consumers) -> None:
         """Look once at each consumer; raises `ConsumerError` where the store does not answer."""
+        self._refusals = await consumers.refusals()
         known = {name: facts for name, (_, facts) in self._found.items()}
         now = [(info, facts or known.get(info.name)) for info, facts in await consumers.facts()]
         self._found = {info.name: (info, facts) for info, facts in now if facts is not None}
 
     def parts(self) -> list[Part]:
         """Return the part of each consumer."""
-        found = []
+        found, refusals = [], dict(self._refusals)
         for info, facts in list(self._found.values()):
             subject, failure = f"consumer {info.stream}/{info.name}", failure_of(info, facts)
+            if failure is None and info.name in refusals:
+                failure = _refused(*refusals[info.name])
             found.append(
                 Part.failing(subject, Level.DEGRADED, failure) if failure else Part(subject)
             )
+            refusals.pop(info.name, None)
+        for name, refusal in refusals.items():  # those that are not served at all
+            found.append(Part.failing(f"consumer {name}", Level.DEGRADED, _refused(*refusal)))
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -88,6 +95,10 @@ class ConsumerWatch:
         for key, (info, facts) in found:
             up.add_metric([info.stream, key], float(failure_of(info, facts) is None))
         yield up
+
+
+def _refused(reason: str, since: float) -> Failure:
+    return Failure("refused", reason, "Correct the consumer.", since)
 
 
 _METRICS: Final[tuple[tuple[type[Metric], str, str], ...]] = (

@@ -5,15 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.health import Part, run_part
+from penstock.core.health import Failure, Level, Part, run_part
 from penstock.desired import consumers
+from penstock.runtime.following import Following
 from penstock.runtime.reconcile import changes
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.run import jvm_failure
@@ -23,21 +24,9 @@ from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
+_CORRECT: Final = "Correct it, or set what it names where penstock run runs."
 
 log = structlog.get_logger("penstock")
-
-
-class Following(Protocol):
-    """The configuration as it changes; see `penstock.desired.feed`."""
-
-    def wait(self, seconds: float) -> Config | None:
-        """Return the next configuration, None where there is none in time."""
-
-    def refused(self, kind: str, name: str, reason: str) -> None:
-        """Note that an entity can't be run as it is."""
-
-    def accepted(self, kind: str, name: str) -> None:
-        """Note that an entity runs."""
 
 
 class Runners:
@@ -101,6 +90,13 @@ class Runners:
         """Return what is wrong beside the states of the runs."""
         runners = self.all
         found = [part for runner in runners for part in runner.parts()]
+        if self._feed is not None:
+            # Consumers are another part's: the store knows of these.
+            found += [
+                Part.failing(f"{kind} {name}", Level.DEGRADED, Failure("refused", reason, _CORRECT))
+                for (kind, name), reason in self._feed.unusable.items()
+                if kind != "consumer"
+            ]
         if self._is_over(runners):
             found += [run_part(r.failure) for r in runners if r.failure is not None]
         return found

@@ -19,6 +19,7 @@ from penstock.core.monitor import Report
 from penstock.desired import consumers
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
+from penstock.runtime.catalog_watch import CatalogWatch
 from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
@@ -153,6 +154,11 @@ class StoreSession:
         self._check_backlogs()
         self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
+        with_streams = {
+            sink.source for sink in self._config.streams.values()
+        } & self._sources.keys()
+        sources = {name: self._config.sources[name] for name in with_streams}
+        self._stack.enter_context(CatalogWatch(self.url, sources))
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):
                 if (why := self._paused.get(name)) is not None:

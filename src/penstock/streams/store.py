@@ -250,11 +250,15 @@ class Store:
         except ConsumerError as error:
             raise StoreError("expression", f"consumers.{name}.{error}") from None
 
-    def save_catalog(self, source: str, columns: Columns) -> None:
-        """Note the tables and columns of a source, which consumers' filters are checked against."""
+    def save_catalog(self, source: str, columns: Columns) -> bool:
+        """Note the tables and columns of a source, which consumers' filters are checked against.
+
+        Returns whether others were noted before.
+        """
         with self.connection() as connection:
             values = [source, Jsonb(catalog_body(columns))]
-            connection.execute(sql_filter.FILTER_SQL["save_catalog"], values)
+            saved = connection.execute(sql_filter.FILTER_SQL["save_catalog"], values)
+            return saved.rowcount > 0
 
     def _change_own(
         self, connection: psycopg.Connection[Any], stream: str, group: Mapping[str, Any]

@@ -17,6 +17,11 @@ JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 ORDER BY c.name
 
+-- name: refusals
+-- The consumers that can't be served as they are, why, and since when.
+SELECT name, reason, extract(epoch FROM at)::float8 FROM penstock.current_refusals
+WHERE kind = 'consumer' ORDER BY name
+
 -- name: consumer_page
 -- The first consumers behind a name, as `consumers` has them.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,

@@ -153,6 +153,11 @@ class Consumers:
         await self._load()
         return sorted(self._names.values(), key=lambda info: info.name)
 
+    async def refusals(self) -> Mapping[str, tuple[str, float]]:
+        """Return why consumers can't be served as the desired state has them, and since when."""
+        rows = await self._sessions.rows(SQL["refusals"])
+        return {name: (reason, since) for name, reason, since in rows}
+
     async def page(self, after: str, limit: int) -> Sequence[ConsumerInfo]:
         """Return the first `limit` consumers whose names come behind `after`, by name.
 
