@@ -15,7 +15,9 @@ from penstock.core.finding import Finding
 from penstock.embedded.handles import JetStream
 from penstock.sinks.nats import check as nats_check
 from penstock.sinks.nats.publish import Publisher
+from penstock.sinks.nats.sink import NatsSink
 
+from . import test_outbox_sink as outbox
 from .nats_servers import Writer, await_true, batch
 
 FALSE = {"jetstream_not_enabled", "no_stream"}
@@ -39,6 +41,16 @@ def config(cluster: Cluster, subject: str = "orders") -> NatsSinkConfig:
 
 async def ignore_error(_: Exception) -> None:
     """Stand in for nats-py's logging of every try to connect to a server that we killed."""
+
+
+def test_an_outbox_that_comes_again_in_another_order(cluster: Cluster, streams: JetStream) -> None:
+    """A stream of three replicas takes nothing more once it has refused a link."""
+    answered(partial(streams.add_stream, "OUTBOX", "outbox.>", num_replicas=3), "the stream")
+    for numbers_ in ([1, 4], range(1, 50)):
+        sink = NatsSink(outbox.settings(cluster.url, "outbox"), name="a", source="group")
+        assert sink.write(outbox.rows(numbers_), 10.0).delivered == len(numbers_)
+        sink.close()
+    assert outbox.numbers(streams.messages("OUTBOX")) == [1, 4, 2, 3, *range(5, 50)]
 
 
 def test_what_a_cluster_is_short_of(cluster: Cluster, streams: JetStream) -> None:

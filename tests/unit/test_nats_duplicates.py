@@ -173,6 +173,7 @@ def test_a_chain_in_doubt_is_sent_once_and_settled_in_any_order() -> None:
     config = NatsSinkConfig(url="nats://localhost", batch_size=8)
     task = Task(batch(4, [0] * 4), Encoder(config, "orders", "shop", INBOX), 1, None, None, 8)
     task.chains.linking = True
+    task.chains.note_stream("S")
     task.wave(9, 1_000_000, 0.0)
     assert task.rows.flying == 4
     numbers = [b"1", b"2", b"3"]
@@ -192,6 +193,7 @@ def test_what_a_stream_takes_without_the_one_before_is_sent_again() -> None:
     config = NatsSinkConfig(url="nats://localhost", batch_size=8)
     task = Task(batch(3, [0] * 3), Encoder(config, "orders", "shop", INBOX), 1, None, None, 8)
     task.chains.linking = True
+    task.chains.note_stream("S")
     task.wave(9, 1_000_000, 0.0)
     task.acked([b"2", b"3"], {b"2": orjson.dumps({"stream": "S", "seq": 9})})
     task.acked([b"1"])

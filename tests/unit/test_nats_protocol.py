@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from penstock.config.nats import NatsSinkConfig, redact
 from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, WIRE_SCHEMA
+from penstock.sinks.nats.chains import Chaining
 from penstock.sinks.nats.errors import refused_by_stream
 from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
 from penstock.sinks.nats.order import group_keys, waits_of
@@ -411,21 +412,22 @@ def test_a_group_has_one_atomic_batch_in_flight(
 
 
 class LinkedStream:
-    """What a stream does with messages that name the one before them; acks are lost by `lose`."""
+    """What a stream does with messages that name the one before them; it has some already."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: Sequence[bytes]) -> None:
+        self.there = list(there)
         self.stored: list[bytes] = []
-        self.last = b""
+        self.last = there[-1] if there else b""
 
-    def take(self, key: bytes, expected: bytes | None) -> bool:
-        """Store a message, or have it already; False if it is out of line."""
-        if key in self.stored:
-            return True
+    def take(self, key: bytes, expected: bytes | None) -> str:
+        """Return whether a message is `new`, a `copy`, or out of `line`; store what is new."""
+        if key in self.stored or key in self.there:
+            return "copy"
         if expected is not None and expected != self.last:
-            return False
+            return "line"
         self.stored.append(key)
         self.last = key
-        return True
+        return "new"
 
 
 def linked(data: bytes) -> list[tuple[bytes, bytes | None]]:
@@ -443,10 +445,12 @@ def linked(data: bytes) -> list[tuple[bytes, bytes | None]]:
 
 @given(st.integers(1, 40), st.integers(2, 9), st.integers(0, 2**32))
 def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -> None:
-    """Whatever the stream refuses, others publish, is lost, or comes late from a lost connection."""
+    """Whatever the stream has, in any order, refuses, loses, gets from others or late from us."""
     random = Random(seed)
     task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, size)
-    stream, never = LinkedStream(), {f"t-{random.randrange(count)}-0".encode()}
+    keys = [f"t-{n}-0".encode() for n in range(count)]
+    stream = LinkedStream(random.sample(keys, random.randint(0, count)))
+    never = {random.choice(keys)} - set(stream.there)
     queue: list[tuple[bytes, bytes | None]] = []
     late: list[tuple[bytes, bytes | None]] = []
     for _ in range(100_000):
@@ -477,20 +481,59 @@ def test_linked_messages_are_stored_in_order(count: int, size: int, seed: int) -
                     task.take_back(row)
                 else:
                     task.bury(row, "message_too_large", "refused for ever")
-            elif key not in never and stream.take(key, expected):
-                task.acked([str(row + 1).encode()])
+            elif key not in never and (taken := stream.take(key, expected)) != "line":
+                number = str(row + 1).encode()
+                ack = b'{"stream":"S","seq":9%s}' % (b',"duplicate":true' * (taken == "copy"))
+                task.acked([number], {number: ack} if taken == "copy" else {})
+                task.note_newest(number, ack)
             elif task.flies(row + 1) is not None:
                 task.take_back(row)
+        elif task.doubts:
+            task.believe(random.choice(task.doubts.all())[0])
     assert not task.rows.left
-    expected_keys = [key for n in range(count) if (key := f"t-{n}-0".encode()) not in never]
-    assert [key for key in stream.stored if key not in never] == expected_keys
+    expected_keys = [key for key in keys if key not in never]
+    assert [key for key in stream.stored if key not in never] == [
+        key for key in expected_keys if key not in stream.there
+    ]
     assert task.written.delivered == len(expected_keys)
+
+
+@pytest.mark.parametrize(
+    ("version", "cluster", "links"),
+    [("2.15.1", None, True), ("2.15.1", "east", False), ("2.14.0", "east", False),
+     ("2.12.8", "east", True), ("", "east", True)],
+)  # fmt: skip
+def test_a_cluster_that_links_freeze_gets_none(
+    version: str, cluster: str | None, links: bool
+) -> None:
+    chaining = Chaining(may_link=True)
+    chaining.connected({"version": version} | ({"cluster": cluster} if cluster else {}))
+    assert chaining.links(0.0) == links
+
+
+def test_two_messages_of_one_id_end_a_chain() -> None:
+    """What is behind the second would follow the first, whatever became of those in between."""
+    rows = batch(9, group_hash=[1] * 9)
+    keys = ["a", "b", "c", "b", "d", "e", "b", "f", "g"]
+    at = rows.schema.get_field_index("idempotency_key")
+    rows = rows.set_column(at, rows.schema.field(at), pa.array(keys))
+    task = Task(rows, encoder(), 1, None, None, 9)
+    task.chains.linking = True
+    task.chains.note_stream("S")
+    sent: list[list[str]] = []
+    while task.ready:
+        chain = [key.decode() for key, _ in linked(bytes(task.wave(9, 10**6, 0.0)))]
+        sent.append(chain)
+        first = sum(map(len, sent)) - len(chain) + 1
+        task.acked([str(first + n).encode() for n in range(len(chain))])
+    assert sent == [["a", "b", "c", "b"], ["d", "e", "b"], ["f", "g"]]
 
 
 def linking(count: int) -> Task:
     """Return a task whose rows, all of one group, are in flight, linked."""
     task = Task(batch(count, group_hash=[1] * count), encoder(), 1, None, None, count)
     task.chains.linking = True
+    task.chains.note_stream("S")
     assert len(linked(bytes(task.wave(count, 10**6, 0.0)))) == count
     return task
 

@@ -5,7 +5,6 @@ Nothing here is done row by row: a joined column's buffer is what goes to the so
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,8 +63,6 @@ _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
 _DELETE: Final = _constant(DELETE.encode())
 _DELETED: Final = _constant(b',"action":"delete"')
-_ID: Final = b"\r\nNats-Msg-Id: "
-_VERSION_LINE: Final = len(b"NATS/1.0\r\n")
 _METADATA_OF: Final = Members(["database"])
 _BLANK_LINE: Final = _constant(b"\r\n\r\n")
 _LINE_END: Final = _constant(b"\r\n")
@@ -243,53 +240,6 @@ def _block(first: int, few: FewFrames) -> Block:
         refused={},
         body_bytes=few.body_bytes,
     )
-
-
-def as_batch(frames: Sequence[memoryview]) -> bytes:
-    """Return the frames of an atomic batch: theirs, with the headers that make a batch of them.
-
-    The first message has a reply, which comes early if the stream takes no batches, and the last
-    has one for the whole batch.
-    """
-    start = b"NATS/1.0\r\nNats-Batch-Id: " + secrets.token_hex(12).encode()
-    start += b"\r\nNats-Batch-Sequence: "
-    pieces: list[bytes] = []
-    last = len(frames)
-    for number, view in enumerate(frames, 1):
-        line, _, rest = bytes(view).partition(b"\r\n")
-        _, subject, reply, header, total = line.split(b" ")
-        added = b"%b%d\r\n" % (start, number)
-        if number == last:
-            added += b"Nats-Batch-Commit: 1\r\n"
-        more = len(added) - _VERSION_LINE
-        to = b"%b %b" % (subject, reply) if number in (1, last) else subject
-        pieces += (b"HPUB %b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
-        pieces.append(rest[_VERSION_LINE:])
-    return b"".join(pieces)
-
-
-def as_links(frames: Sequence[memoryview]) -> bytes:
-    """Return frames of which each but the first is refused where it does not follow the one before.
-
-    That is the case where the one before was lost or refused, and also where another
-    publisher has written to the stream meanwhile.
-    """
-    pieces: list[bytes] = []
-    before = b""
-    for view in frames:
-        frame = bytes(view)
-        line, _, rest = frame.partition(b"\r\n")
-        if before:
-            added = b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: %b\r\n" % before
-            more = len(added) - _VERSION_LINE
-            to, header, total = line.rsplit(b" ", 2)
-            pieces += (b"%b %d %d\r\n" % (to, int(header) + more, int(total) + more), added)
-            pieces.append(rest[_VERSION_LINE:])
-        else:
-            pieces.append(frame)
-        at = rest.index(_ID) + len(_ID)
-        before = rest[at : rest.index(b"\r\n", at)]
-    return b"".join(pieces)
 
 
 def _text(batch: pa.RecordBatch, name: str, null: pa.Scalar = _NULL) -> pa.Array:

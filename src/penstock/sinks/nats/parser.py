@@ -77,10 +77,12 @@ class Parser:
     Acks, by far the most frequent, are matched as a run by one regular expression that leaves no
     room for anything but a positive JetStream ack; all else is parsed message by message. `copies` has
     the acks, by their numbers, of messages that the stream had before; who takes them takes them out.
+    `newest` is the ack that came last.
     """
 
     def __init__(self, inbox: bytes, where: str = "there"):
         self.copies: dict[bytes, bytes] = {}
+        self.newest = b""
         self._tail = b""
         self.inbox = inbox
         self._where = where
@@ -101,6 +103,7 @@ class Parser:
                 if _DUPLICATE.search(data, at, run.end()):
                     self.copies.update(self._copy.findall(data, at, run.end()))
                 at = run.end()
+                self.newest = data[data.rfind(b"{", 0, at) : at]
                 continue
             end = self._next(data, at, events)
             if end < 0:

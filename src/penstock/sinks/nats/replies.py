@@ -30,6 +30,10 @@ _ATOMIC_DISABLED: Final = 10174
 """The error of a stream without `allow_atomic` to which an atomic batch is sent."""
 
 
+_OUT_OF_LINE: Final = frozenset({"out_of_line", "wrong_stream"})
+"""The errors of a stream that another message came to, or that is not the one of the row before."""
+
+
 class Replies:
     """Handles what a server sends to a sink, but for its plain acks."""
 
@@ -82,8 +86,9 @@ class Replies:
                 error = self._error(connection, task, event, row)
                 if error is None:
                     continue
-                if error.code == "out_of_line" or task.is_early(row):
-                    if not task.is_early(row):
+                unlinked = error.code in _OUT_OF_LINE and row in task.chains.linked
+                if unlinked or task.is_early(row):
+                    if not task.is_early(row) and row not in task.chains.asking:
                         self._chaining.pause_links(now)
                     task.take_back(row)
                 elif error.code == "message_too_large":
@@ -140,6 +145,8 @@ class Replies:
         if isinstance(body, dict) and body.get("stream") and body.get("seq"):
             number = str(reply.number).encode()
             task.acked([number], {number: reply.body} if body.get("duplicate") else {})
+            if self._chaining.may_link:
+                task.note_newest(number, reply.body)
         return None
 
     def _silence_of(self, connection: Connection, subject: str) -> SinkError:

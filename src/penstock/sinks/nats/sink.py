@@ -7,10 +7,11 @@ wait for nothing fill one window, without a Python object a row until their ack 
 
 With a `batch_size` that many rows of a group go at once, in one of two ways. Where all rows are one
 group, as an outbox's, each names the one before it (`Nats-Expected-Last-Msg-Id`): the stream refuses
-what does not follow on it. As it also refuses what follows on another publisher's message, this
-pauses then, for longer each time. Meanwhile, and where there are several groups, they go as an atomic
-batch, which a stream with `allow_atomic` takes whole or not at all. A batch that is refused, as where
-one of its messages is there already, goes one by one, and so does all of a stream without.
+what does not follow on it, see `penstock.sinks.nats.chains`. As it also refuses what follows on another
+publisher's message, this pauses then, for longer each time. Meanwhile, in a cluster, and where there
+are several groups, they go as an atomic batch, which a stream with `allow_atomic` takes whole or not at
+all. A batch that is refused, as where one of its messages is there already, goes one by one, and so
+does all of a stream without.
 
 A message that the stream has already is its own after a restart, and counts as delivered; another
 publisher's is not, see `penstock.sinks.nats.duplicates`.
@@ -186,6 +187,8 @@ class NatsSink:
                 return error
             before, now = now, time.monotonic()
             task.acked(acks, connection.parser.copies)
+            if acks and self._chaining.may_link:
+                task.note_newest(acks[-1], connection.parser.newest)
             if acks or events:
                 heard = now
             if events:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import orjson
 import pyarrow as pa
 
 from penstock.config.nats import OutboxForm
@@ -90,7 +91,7 @@ class Task:
             self._next = block.first + block.rows
         state, attempts, resent = self.rows.state, self.retries.attempts, self._deadlines.resent
         rows: list[int] = []
-        frames: list[memoryview] = []
+        frames: list[bytes | memoryview] = []
         size = 0
         while self._ready and len(rows) < min(room, WAVE_ROWS) and size < WAVE_BYTES:
             row = self._ready.popleft()
@@ -105,8 +106,7 @@ class Task:
                 reason = f"{block.payload[at]} bytes; the server takes {max_payload} (max_payload)"
                 self.bury(row, "message_too_large", reason)
                 continue
-            chain = self.chains.of(row, room - len(rows), max_payload)
-            frame = block.frame(row) if len(chain) == 1 else self.chains.frame(chain)
+            chain, frame = self.chains.take(row, room - len(rows), max_payload)
             for row in chain:
                 if row in attempts or row in resent:
                     resent[row] = now
@@ -165,6 +165,7 @@ class Task:
         has_waiting = bool(self._order.followers or denied)
         release, ready = self._order.release, self._ready
         done = landed = 0
+        newest = None
         for number in numbers:
             row = int(number) - base
             copy = copies.pop(number, None) if copies else None
@@ -181,6 +182,7 @@ class Task:
                 elif self._order.is_in_place(row):
                     self._order.note_in_stream(row)
                     state[row] = DONE
+                    newest = row
                     done += 1
                     landed += 1
                 else:
@@ -193,6 +195,7 @@ class Task:
             if before == DOUBTED:
                 self.doubts.drop(row)
             state[row] = DONE
+            newest = row
             done += 1
             landed += before == SENT
             if has_waiting:
@@ -203,6 +206,16 @@ class Task:
         self.rows.left -= done
         self.rows.flying -= landed
         self.written.delivered += done
+        if newest is not None:
+            self.chains.note_stored(newest)
+
+    def note_newest(self, number: bytes, ack: bytes) -> None:
+        """Note the newest positive ack: what a stream has stored as new, others are linked to."""
+        row = int(number) - self.base
+        if 0 <= row < self.rows.count and self.rows.state[row] == DONE:
+            fields = orjson.loads(ack)
+            if not fields.get("duplicate"):
+                self.chains.note_stream(str(fields["stream"]))
 
     def committed(self, row: int, count: object) -> bool:
         """Handle the ack of an atomic batch by its last row; False if it is not that of the whole."""
@@ -225,6 +238,7 @@ class Task:
     def _doubt(self, row: int, where: Stored) -> None:
         """Note that the stream had a row before; rows behind it wait until it is clear whose."""
         self.rows.put(row, DOUBTED)
+        self.chains.note_copy()
         if self._order.is_in_place(row):
             self._order.note_in_stream(row)
         self.doubts.add(row, where)
