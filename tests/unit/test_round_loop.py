@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 from structlog.testing import capture_logs
@@ -22,15 +21,14 @@ def test_reads_of_which_no_messages_can_be_made_end_no_query() -> None:
     )
     chunk = ChunkBuilder(START, 2).reads(START, reads, 1)
     failed: list[tuple[Reads, Exception]] = []
-    capture = SimpleNamespace(options=SimpleNamespace(splits=2))
     loop = RoundLoop(
-        cast("Any", capture), START, host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+        host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
         on_settled=lambda _: None, on_failed_reads=lambda *of: failed.append(of),
     )  # fmt: skip
     loop.start()
     try:
         with capture_logs() as logs:
-            whole = loop._whole(chunk)
+            whole = loop._whole(chunk, 2)
     finally:
         loop.close()
     assert (whole.reads, whole.rows, whole.pieces) == (None, 0, ())

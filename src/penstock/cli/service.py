@@ -37,8 +37,8 @@ from penstock.embedded.store import FOLDER, open_store
 from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
+from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.process_state import ProcessState
-from penstock.runtime.run import jvm_failure
 from penstock.runtime.runners import Following, Runners
 from penstock.spark import aot, session
 from penstock.spark.jvm import make_cache

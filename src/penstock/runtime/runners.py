@@ -14,11 +14,12 @@ from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Part, run_part
 from penstock.desired import consumers
+from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.reconcile import changes
 from penstock.runtime.removing import Remover, Sources
-from penstock.runtime.run import jvm_failure
 from penstock.runtime.run_log import RunLog
-from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
+from penstock.runtime.runner_context import RunnerContext, SparkSoon
+from penstock.runtime.source_runner import SourceRunner
 from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
@@ -136,7 +137,7 @@ class Runners:
                 break
             self._wait()
         failed = [runner for runner in self.all if runner.error is not None]
-        if failed and all(runner.failure is not None for runner in self.all):
+        if failed and all(runner.failure is not None or runner.delayed for runner in self.all):
             first = failed[0].error
             assert first is not None  # noqa: S101 - as selected
             for runner in failed[1:]:
@@ -162,7 +163,7 @@ class Runners:
         while not self._stopping.is_set():
             runners = self.all
             for runner in runners:
-                if runner.error is not None and runner.name not in logged:
+                if runner.failure and runner.error is not None and runner.name not in logged:
                     self._log_failed(runner)
                     logged.add(runner.name)
                 elif runner.failure is None:
@@ -217,7 +218,7 @@ class Runners:
 
     @staticmethod
     def _is_ready(runners: list[SourceRunner]) -> bool:
-        going = [runner for runner in runners if runner.failure is None]
+        going = [runner for runner in runners if runner.failure is None and not runner.delayed]
         if not going:
             return not runners
         return all(runner.ready or runner.standing_by is not None for runner in going)
