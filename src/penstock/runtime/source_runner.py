@@ -298,9 +298,15 @@ class SourceRunner:
             self.set_desired(self._desired.newest)  # it may have come meanwhile
 
     def _replace(self, run: Run, config: Config, successor: Successor | None) -> bool:
-        """End the run, which `successor` follows; return whether that is what is desired."""
+        """End the run, which `successor` follows; return False where what runs is desired again.
+
+        What has changed once more is prepared next: a change is not put off for as long as others come.
+        """
         with self._changing:
-            if self._run is not run or run.stopping or not self._desired.is_wanted(config):
+            wanted = self._desired.next()
+            if self._run is not run or run.stopping or wanted is None or self._desired.runs(wanted):
+                return False
+            if successor is None and not self._desired.is_wanted(config):
                 return False
             self._successor = successor
             run.stop()
