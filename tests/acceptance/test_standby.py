@@ -1,10 +1,18 @@
-"""Two `penstock run` over one store: one runs the source, the other takes it over within 15 s."""
+"""Two `penstock run` over one store: one runs the source, the other takes it over within 15 s.
+
+The first one is killed, or cut off and back: then it has lost its lease, and stands by.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -34,19 +42,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
 ) -> None:
     database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, step int)")
     nats.add_stream("STANDBY", "standby.>", duplicate_window=3600)
-    environment = {"DATABASE_URL": database.url, "NATS_URL": nats_server.url}
-    folders = [tmp_path / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "penstock.yaml").write_text(CONFIG)
-    with (
-        Penstock(folders[0], environment=environment) as first,
-        Penstock(folders[1], environment=environment) as second,
-    ):
-        first.start().wait_ready()
-        second.start()
-        second.wait_for(lambda: ready(second) == "standing by", PATIENCE, "standing by")
-        second.wait_for(lambda: "ready to take the source over" in events(second), PATIENCE, "warm")
+    with runs(database, nats_server, tmp_path) as (first, second):
         (told,) = [e for e in second.events() if e["event"].startswith("standing by: ")]
         assert told["source"] == "shop"
         assert f"(process {first.process.pid}) runs source shop" in told["event"]
@@ -78,6 +74,78 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
             assert rows.index((number, 0)) < rows.index((number, 1))
         assert second.stop() == 0
     nats.delete_stream("STANDBY")
+
+
+def test_a_run_that_was_cut_off_loses_its_lease_and_stands_by(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """Its processes stop in the middle of everything, and go on when another one has the source."""
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, step int)")
+    database.execute("INSERT INTO orders VALUES (0, 0)")
+    nats.add_stream("STANDBY", "standby.>", duplicate_window=3600)
+    with runs(database, nats_server, tmp_path) as (first, second):
+        steps = iter(range(1, 1_000_000))
+
+        def write(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            with database.connect(autocommit=True) as connection:
+                while time.monotonic() < end:
+                    step = next(steps)
+                    connection.execute("UPDATE orders SET step = %s WHERE id = 0", [step])
+                    connection.execute("INSERT INTO orders VALUES (%s, %s)", [step, step])
+
+        write(1.0)
+        second.wait_for(lambda: bool(nats.messages("STANDBY")), PATIENCE, "delivering")
+        family = first.tree()
+        signal_all(family, signal.SIGSTOP)
+        try:
+            write(1.0)
+            second.wait_for(lambda: ready(second) == "ready", PATIENCE, "taking over")
+            write(1.0)
+        finally:
+            signal_all(family, signal.SIGCONT)
+        write(1.0)
+        first.wait_for(lambda: ready(first) == "standing by", PATIENCE, "standing by")
+        write(1.0)
+        last = next(steps)
+        database.execute("INSERT INTO orders VALUES (%s, %s)", [last, last])
+        second.wait_for(lambda: has(nats, last), PATIENCE, "delivering")
+        rows = [json.loads(m.data)["record"] for m in nats.messages("STANDBY")]
+        assert sorted(r["id"] for r in rows if r["id"]) == list(range(1, last + 1))
+        changed = [r["step"] for r in rows if not r["id"]]
+        assert sorted(changed) in (list(range(last)), list(range(1, last)))
+        assert changed == sorted(changed)
+        assert second.stop() == 0
+        first.wait_for(lambda: ready(first) == "ready", PATIENCE, "taking it over in turn")
+        assert first.stop() == 0
+    nats.delete_stream("STANDBY")
+
+
+@contextlib.contextmanager
+def runs(
+    database: Database, nats_server: EmbeddedNats, folder: Path
+) -> Iterator[tuple[Penstock, Penstock]]:
+    """Yield a run, and one that is ready to take its source over."""
+    environment = {"DATABASE_URL": database.url, "NATS_URL": nats_server.url}
+    folders = [folder / name for name in ("first", "second")]
+    for each in folders:
+        each.mkdir()
+        (each / "penstock.yaml").write_text(CONFIG)
+    with (
+        Penstock(folders[0], environment=environment) as first,
+        Penstock(folders[1], environment=environment) as second,
+    ):
+        first.start().wait_ready()
+        second.start()
+        second.wait_for(lambda: ready(second) == "standing by", PATIENCE, "standing by")
+        second.wait_for(lambda: "ready to take the source over" in events(second), PATIENCE, "warm")
+        yield first, second
+
+
+def signal_all(family: list[psutil.Process], number: signal.Signals) -> None:
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def ready(run: Penstock) -> str:

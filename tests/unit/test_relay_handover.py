@@ -46,7 +46,7 @@ class FakeRun:
     def __init__(self) -> None:
         self.stopped = threading.Event()
         self.store = SimpleNamespace(
-            end_drainers=lambda: None, target=lambda _: None, uuids=lambda _: {}
+            end_drainers=lambda: None, target=lambda _: None, uuids=lambda *_: {}
         )
 
     def stop(self) -> None:

@@ -2,17 +2,83 @@
 
 from __future__ import annotations
 
+import threading
+from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from structlog.testing import capture_logs
 
+from penstock.core.blocks import Opening
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.postgres.chunk import ChunkBuilder
 from penstock.postgres.reads import BackfillSpec, Reads
+from penstock.spark.lanes import Lane, Reports, read
 from penstock.spark.round_loop import RoundLoop
 
 START = Position(10, -1)
+PATIENCE: Final = 30
+
+
+def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
+    """So does a query that waits for its slot; drained, it leaves the slot."""
+    chunk = (
+        ChunkBuilder(START, 1)
+        .reads(
+            START, Reads(BackfillSpec(1, "e", "public", "t"), 1, 0, None, (), cast("Any", None)), 0
+        )
+        .emptied()
+    )
+    events: SimpleQueue[object] = SimpleQueue()
+    handed = [(chunk.end, [chunk], False)]
+    capture = SimpleNamespace(
+        start=START, on_read=None, confirm=events.put, altered=lambda: None,
+        hand_out=lambda after, _rows: handed.pop() if handed else (after, [], False),
+        options=SimpleNamespace(splits=1),
+    )  # fmt: skip
+    loop = RoundLoop(
+        host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+        on_settled=lambda settled: events.put(settled.part.end),
+        on_failed_reads=lambda *_: None, on_joined=events.put,
+        on_drained=lambda: events.put("drained"),
+    )  # fmt: skip
+    loop.start()
+    try:
+        loop.open(1)
+        reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
+        reader.start()
+        reports = Reports(Opening(loop.address, 1, 0, 7))
+        assert events.get(timeout=PATIENCE) == 1  # joined, and nothing to hand out
+        loop.attach(cast("Any", capture))
+        capture.on_read()
+        loop.drain()
+        assert events.get(timeout=PATIENCE) == "drained"
+        reader.join(PATIENCE)
+        assert not reader.is_alive()  # its batch has ended
+        reports.close()
+    finally:
+        loop.close()
+
+
+def test_a_query_that_waits_can_end_or_fail() -> None:
+    for end in (RoundLoop.drain, lambda loop: loop.fail(CaptureError("superseded", "Changed."))):
+        loop = RoundLoop(
+            host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+            on_settled=lambda _: None, on_failed_reads=lambda *_: None,
+        )  # fmt: skip
+        loop.start()
+        try:
+            loop.open(1)
+            reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
+            reader.start()
+            reports = Reports(Opening(loop.address, 1, 0, 7))
+            end(loop)
+            reader.join(PATIENCE)
+            assert not reader.is_alive()
+            reports.close()
+        finally:
+            loop.close()
 
 
 def test_reads_of_which_no_messages_can_be_made_end_no_query() -> None:
@@ -22,15 +88,14 @@ def test_reads_of_which_no_messages_can_be_made_end_no_query() -> None:
     )
     chunk = ChunkBuilder(START, 2).reads(START, reads, 1)
     failed: list[tuple[Reads, Exception]] = []
-    capture = SimpleNamespace(options=SimpleNamespace(splits=2))
     loop = RoundLoop(
-        cast("Any", capture), START, host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+        host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
         on_settled=lambda _: None, on_failed_reads=lambda *of: failed.append(of),
     )  # fmt: skip
     loop.start()
     try:
         with capture_logs() as logs:
-            whole = loop._whole(chunk)
+            whole = loop._whole(chunk, 2)
     finally:
         loop.close()
     assert (whole.reads, whole.rows, whole.pieces) == (None, 0, ())

@@ -38,8 +38,8 @@ from penstock.outbox.relay.relay import Relay
 from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.following import Following
+from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.process_state import ProcessState
-from penstock.runtime.run import jvm_failure
 from penstock.runtime.runners import Runners
 from penstock.spark import aot, session
 from penstock.spark.jvm import make_cache

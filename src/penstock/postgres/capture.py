@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from penstock.core.message import Position
-from penstock.postgres.capture_loop import CaptureLoop, CaptureOptions
+from penstock.postgres.capture_loop import CaptureLoop, CaptureOptions, Opened
 from penstock.postgres.capture_stats import CaptureStats
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.chunk_queue import MAX_UNREAD, ChunkQueue
@@ -26,7 +26,7 @@ from penstock.postgres.decoder import Decoder
 from penstock.postgres.fair_lock import FairLock
 from penstock.postgres.reads import Reads
 
-__all__ = ["MAX_UNREAD", "Capture", "CaptureOptions", "CaptureStats", "ReadsEvent"]
+__all__ = ["MAX_UNREAD", "Capture", "CaptureOptions", "CaptureStats", "Opened", "ReadsEvent"]
 
 ReadsEvent = Literal["taken", "delivered"]
 
@@ -38,6 +38,7 @@ class Capture:
         options: What to read.
         start: Messages up to and with this position are known to be delivered, and are passed by.
         on_change: Called from the capture's thread when `stats.state` or its error changes.
+        opened: The connections that it begins with, if they are made already.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Capture:
         options: CaptureOptions,
         start: Position,
         on_change: Callable[[CaptureStats], None] = lambda _: None,
+        opened: Opened | None = None,
     ) -> None:
         self.options = options
         self.start = start
@@ -65,7 +67,7 @@ class Capture:
         """Called from the capture's thread when it has read something."""
         self._loop = CaptureLoop(
             options, self._decoder, self._queue, self._confirmations, self._lock, self.stats,
-            on_change, self._notify_read,
+            on_change, self._notify_read, opened,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._loop.run, name="capture", daemon=True)
         self._thread.start()

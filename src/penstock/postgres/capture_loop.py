@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import psycopg
 import structlog
 
 from penstock.core.backoff import Backoff
@@ -52,6 +53,14 @@ class CaptureOptions:
     """The command that recovers the source, for errors that name a gap."""
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The connections of a capture that are made before it may read its slot."""
+
+    replication: psycopg.Connection[Any]
+    catalog: psycopg.Connection[Any]
+
+
 class CaptureLoop:
     """Runs in the capture's thread from `run` until `closing` is set; `lock` guards all it shares."""
 
@@ -65,6 +74,7 @@ class CaptureLoop:
         stats: CaptureStats,
         on_change: Callable[[CaptureStats], None],
         on_read: Callable[[], None],
+        opened: Opened | None = None,
     ) -> None:
         self._options = options
         self._decoder = decoder
@@ -75,7 +85,10 @@ class CaptureLoop:
         self._stats = stats
         self._on_change = on_change
         self._on_read = on_read
-        self._catalog = CaptureCatalog(options.url, lambda: decoder.lsn)
+        self._replication = None if opened is None else opened.replication
+        self._catalog = CaptureCatalog(
+            options.url, lambda: decoder.lsn, None if opened is None else opened.catalog
+        )
         self._relation: Relation | None = None
         self._system = ""
         self.closing = False
@@ -146,7 +159,8 @@ class CaptureLoop:
         if self._system:
             read = max(self._progress.received_lsn, decoder.read.lsn)
             known = Known(self._system, self._progress.flush_lsn, read)
-        stream = ReplicationStream(options.url, options.slot, options.publication, known)
+        opened, self._replication = self._replication, None
+        stream = ReplicationStream(options.url, options.slot, options.publication, known, opened)
         self._system = stream.system_identifier
         with self._lock.held():
             tag = source_tag(self._system, stream.database, options.slot)

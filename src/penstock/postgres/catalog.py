@@ -27,12 +27,17 @@ class CaptureCatalog:
     """Looks things up over a connection of its own, made when first needed and again when lost.
 
     Every method raises `CaptureError` where Postgres can't be asked. `lsn` returns the commit LSN of
-    the transaction whose values are converted.
+    the transaction whose values are converted. `connection` is one that another catalog has detached.
     """
 
-    def __init__(self, url: str, lsn: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        url: str,
+        lsn: Callable[[], int] = lambda: 0,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> None:
         self._url = url
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection = connection
         self._types = _LiveTypes(self._load_types, lsn)
 
     def shape(self, relation: Relation) -> Shape:
@@ -75,6 +80,17 @@ class CaptureCatalog:
         if row is None or row[0] is None:
             raise slot_missing(name)
         return parse_lsn(row[0]), parse_lsn(row[1])
+
+    def is_read(self, name: str) -> bool:
+        """Return whether some session reads a slot."""
+        with self._asking() as connection:
+            row = connection.execute(_SQL["is_read"], {"slot": name}).fetchone()
+        return row is not None and bool(row[0])
+
+    def detach(self) -> psycopg.Connection[Any] | None:
+        """Give the connection away, if there is one."""
+        connection, self._connection = self._connection, None
+        return connection
 
     def close(self) -> None:
         """Close the connection, if there is one."""

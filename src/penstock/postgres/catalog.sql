@@ -41,6 +41,12 @@ SELECT s.confirmed_flush_lsn::pg_catalog.text,
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = %(slot)s AND s.slot_type = 'logical'
 
+-- name: is_read
+-- Whether some session reads a slot. %(slot)s: its name.
+SELECT s.active
+FROM pg_catalog.pg_replication_slots AS s
+WHERE s.slot_name = %(slot)s
+
 -- name: settings
 -- Fixes what a value's text depends on, and what could end the stream, whatever the server, the
 -- database or the role has set; a setting that an older server lacks is passed by.

@@ -7,7 +7,6 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.bastion.tunnel import tunnel_to
 from penstock.config.sources import SourceUrl, servers_of
 from penstock.core.connect import Connection, connect, connection_error, reason_of
 from penstock.core.errors import BastionError, CaptureError, SetupError
@@ -36,6 +35,9 @@ def connect_through(url: str, **settings: Any) -> Connection:
     bastion = url.bastion if isinstance(url, SourceUrl) else None
     if bastion is None:
         return connect(url, **settings)
+    # asyncssh is a third of what the process of a capture imports, and few sources need it.
+    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415
+
     tunnel = tunnel_to(bastion)
     servers = servers_of(url)
     try:

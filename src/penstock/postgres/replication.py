@@ -80,6 +80,21 @@ def identify(url: str, slot: str) -> Identity:
     return Identity(tag, None if end[0] is None else parse_lsn(end[0]))
 
 
+def open_replication(url: str, slot: str, publication: str) -> psycopg.Connection[Any]:
+    """Return a connection for a `ReplicationStream` that begins later; raises `CaptureError`.
+
+    What the stream asks for at its start is asked for here once, so that the server's process has it.
+    """
+    connection = connect_source(url, f"penstock:{slot}", replication="database")
+    try:
+        names = {"slot": slot, "publication": publication}
+        psycopg.ClientCursor[tuple[Any, ...]](connection).execute(_SQL["stream"], names)
+    except psycopg.Error as error:
+        connection.close()
+        raise capture_error(error, "replication connection") from None
+    return connection
+
+
 class ReplicationStream:
     """One `START_REPLICATION` of a logical slot.
 
@@ -88,17 +103,27 @@ class ReplicationStream:
         slot: The slot's name; the plugin must be pgoutput.
         publication: The publication's name.
         known: Where an earlier stream ended, None for the first one, which starts where the slot is.
+        connection: What `open_replication` has returned; by default it makes its own.
 
     Raises:
         CaptureError: Its code names the cause; `transient` where a retry may help.
     """
 
-    def __init__(self, url: str, slot: str, publication: str, known: Known | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        slot: str,
+        publication: str,
+        known: Known | None = None,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> None:
         self.slot = slot
         self.publication = publication
         self._streams = False
         self._unpublished = False
-        self._connection = connect_source(url, f"penstock:{slot}", replication="database")
+        if connection is None:
+            connection = connect_source(url, f"penstock:{slot}", replication="database")
+        self._connection = connection
         try:
             self._pgconn = self._connection.pgconn
             self._prepare(known)

@@ -1,15 +1,14 @@
 """A query that is started before the one that it follows has ended: the slot changes hands fast.
 
 Spark needs seconds for the processes of a query, more on a busy machine. Here they start while the
-earlier query still delivers: the new one's capture waits, connected to nothing, until its run has the
-slot and commands it to go.
+earlier query still delivers: the new one waits until its run has the slot and commands it to go.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,6 +18,7 @@ from penstock.core.monitor import Handler, Monitor, Report
 from penstock.runtime.nats_consumers import consumer_routes_of
 from penstock.runtime.reconcile import runs_alike
 from penstock.runtime.store_session import StoreSession, routes_of
+from penstock.spark.options import Waits
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.store_writer import StoreTarget
 
@@ -35,7 +35,9 @@ class NextQuery:
 
     `target` is the source's in the store, `uuids` are its sinks' and NATS consumers', `streams` the ids
     of its streams, `starting` the sinks that a backfill's reads may go to first: all, where None are
-    named. `start` it, `wait`, and give it to the `Run` that takes it over, or `close` it.
+    named. With `lanes` its tasks wait, too, where the session has slots for two queries of a source, and
+    write to the store where a sink can't be reached: the source must be this process's. `start` it,
+    `wait`, and give it to the `Run` that takes it over, or `close` it.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class NextQuery:
         uuids: Mapping[str, str],
         streams: Mapping[str, int] | None = None,
         starting: Collection[str] | None = None,
+        *,
+        lanes: bool = False,
     ) -> None:
         (self.source,) = config.sources
         self._config = config
@@ -54,13 +58,15 @@ class NextQuery:
         # A starting sink is one only while the store has it as that, too.
         starting = config.sinks if starting is None else starting
         routes = routes_of(config, self.source, streams or {}, starting, uuids)
+        # A cluster has no slots for lanes that wait: they would keep out those that deliver.
+        waits: Waits = "lanes" if lanes and config.spark.master.startswith("local") else "process"
         self.pipeline = Pipeline(
             spark, config, self.source, routes, target, self.monitor.address, None,
-            consumer_routes_of(config, self.source, uuids), waits=True,
+            consumer_routes_of(config, self.source, uuids), waits=waits,
         )  # fmt: skip
         self._waiting = threading.Event()
         self._handler: Handler | None = None
-        self._closed = False
+        self._command: Report | None = None
         self._query: StreamingQuery | None = None
 
     def start(self) -> None:
@@ -76,19 +82,24 @@ class NextQuery:
         same = runs_alike(config, self._config, self.source)
         return same and store.target(self.source) == self._target
 
-    def go(self, handler: Handler) -> StreamingQuery:
-        """Let it read the slot, which is free now; `handler` gets its reports."""
+    def go(self, handler: Handler, after: Sequence[int] | None = None) -> StreamingQuery:
+        """Let it read the slot, which is free now; `handler` gets its reports.
+
+        `after` is the position up to which all is delivered, perhaps in the middle of a transaction.
+        """
         assert self._query is not None  # noqa: S101 - `start` comes first
         self._handler = handler
-        self.monitor.command(self.source, {"command": "go"})
-        self.pipeline.forget_others()
+        self._send({"command": "go", **({} if after is None else {"after": [*after]})})
         return self._query
 
     def close(self) -> None:
         """End it, in a thread: its processes may still be starting."""
-        self._closed = True
-        self.monitor.command(self.source, {"command": "end"})
+        self._send({"command": "end"})
         threading.Thread(target=self._end, name="query not needed", daemon=True).start()
+
+    def _send(self, command: Report) -> None:
+        self._command = command
+        self.monitor.command(self.source, command)
 
     def _end(self) -> None:
         with contextlib.suppress(Exception):  # the JVM may be gone
@@ -98,8 +109,7 @@ class NextQuery:
     def _handle(self, report: Report) -> Report | None:
         if report.get("waits"):
             self._waiting.set()
-            if self._closed or self._handler is not None:
-                command = "end" if self._closed else "go"
-                self.monitor.command(self.source, {"command": command})
+            if self._command is not None:  # the first one was lost
+                self.monitor.command(self.source, self._command)
             return None
         return None if self._handler is None else self._handler(report)

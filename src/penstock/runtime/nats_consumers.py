@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
@@ -26,22 +27,38 @@ class ConsumerDrainers:
         self._streams: Mapping[str, int] = {}
         self._sources: Mapping[str, SourceRecord] = {}
 
-    def register(self, sources: Mapping[str, SourceRecord], streams: Mapping[str, int]) -> None:
+    def register(
+        self,
+        sources: Mapping[str, SourceRecord],
+        streams: Mapping[str, int],
+        *,
+        beside: bool = False,
+    ) -> None:
         """Register the consumers of the run's `streams`, given with their ids, and remove others.
 
-        What was removed and comes again is another consumer. Raises `StoreError`.
+        What was removed and comes again is another consumer. `beside` another run the others stay: it
+        may publish for them. Raises `StoreError`.
         """
         self._sources, self._streams = sources, streams
+        if not beside:
+            self.remove_others()
         known, records = NatsConsumers(self._store), {s.name: s for s in self._store.streams()}
-        wanted = {n: c for n, c in self.config.nats_consumers.items() if c.stream in streams}
-        stays = {name: streams[consumer.stream] for name, consumer in wanted.items()}
-        for name in known.remove_others(set(streams.values()), stays):
+        for name, consumer in self._wanted().items():
+            known.register(records[consumer.stream], name, consumer.shown(), consumer.start)
+
+    def remove_others(self) -> None:
+        """Remove the consumers of the run's streams that are not configured; raises `StoreError`."""
+        stays = {name: self._streams[consumer.stream] for name, consumer in self._wanted().items()}
+        known = NatsConsumers(self._store)
+        for name in known.remove_others(set(self._streams.values()), stays):
             log.warning(
                 "a NATS consumer that is gone, or of another stream now, was removed",
                 consumer=name,
             )
-        for name, consumer in wanted.items():
-            known.register(records[consumer.stream], name, consumer.shown(), consumer.start)
+
+    def _wanted(self) -> dict[str, NatsConsumer]:
+        consumers = self.config.nats_consumers
+        return {name: of for name, of in consumers.items() if of.stream in self._streams}
 
     def backlog(self, name: str) -> ConsumerBacklog:
         """Return what waits for a consumer."""

@@ -46,6 +46,17 @@ def reads_alike(old: Config, new: Config, source: str) -> bool:
     return (mine.url, mine.slot, mine.publication) == (other.url, other.slot, other.publication)
 
 
+def follows_beside(old: Config, new: Config, source: str) -> bool:
+    """Return whether a source's next run can be prepared while the current one streams.
+
+    It reads the same slot, and no NATS consumer has moved to another stream, which would be another one.
+    """
+    if not reads_alike(old, new, source):
+        return False
+    before, after = old.nats_consumers, new.nats_consumers
+    return all(before[name].stream == after[name].stream for name in before.keys() & after.keys())
+
+
 def _run_of(config: Config, source: str) -> tuple[object, ...]:
     """Return all that a source's run is made of."""
     sinks = config.sinks_of(source)

@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
-from typing import Final, Self
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Self
 
 import structlog
 from pyspark.sql import SparkSession
 
 from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.settings import Config
-from penstock.config.sources import PostgresSource
-from penstock.core.errors import CaptureError, StoreError
+from penstock.core.errors import StoreError
 from penstock.core.health import Failure, Part, run_part
 from penstock.core.monitor import Monitor, Report
-from penstock.core.startup import Step, step
-from penstock.postgres import setup
+from penstock.core.startup import Step
+from penstock.runtime.drain import DRAIN_SECONDS, Mark, await_captures
 from penstock.runtime.guard import Guard, SlotGuard
 from penstock.runtime.handover import NextQuery, monitor_for
+from penstock.runtime.jvm import jvm_failure, stop_queries
 from penstock.runtime.nats_consumers import state_of
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
+from penstock.runtime.preparation import Preparation
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.source_query import RunContext, SourceQuery
 from penstock.runtime.store_session import StoreSession
-from penstock.runtime.stream_maker import StreamMaker
-from penstock.spark import planning
-from penstock.spark.session import jvm_exit_code
+from penstock.sinks import reports
 from penstock.spark.settings import warn_of_few_slots
 from penstock.streams.claim import Claim
 from penstock.streams.errors import EMBEDDED_DOWN
-
-_DRAIN_SECONDS: Final = 15.0
-_STORE_DOWN_DRAIN_SECONDS: Final = 3.0  # where the store is down and the batch can't be finished
-# After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
-# by default, if the machine went with it.
-_SLOT_PATIENCE: Final = 75.0
-_LEAVING_SECONDS: Final = 5.0  # in which a query of this process leaves the slot
 
 log = structlog.get_logger("penstock")
 
@@ -50,7 +42,9 @@ log = structlog.get_logger("penstock")
 class Run:
     """One run of a configuration, whose streams and backlogs are in the store at `store_url`.
 
-    A context manager, as it has its part in the store: then `prepare`, then `stream`.
+    A context manager, as it has its part in the store: then `prepare`, then `stream`, which is `begin`,
+    `work`, `attend`, `drain` and `end` in turn. A run that follows another one on the same slot has its
+    `register_beside` instead, while that one streams, and `follow` once that one has ended.
 
     Args:
         config: What to run.
@@ -78,8 +72,6 @@ class Run:
         self._config = config
         self._once = once
         self._paused = paused
-        self._claim = claim
-        self._follows = follows
         self._sources = config.running_sources
         self.state = state_of(config, self._sources)
         for name, reason in paused.reasons.items():
@@ -89,15 +81,21 @@ class Run:
         self._wake = threading.Event()
         self.failure: Failure | None = None
         """What ended the run, None where nothing did."""
+        self._closed = False
         self.lost_claim = False
         """Whether it ended as another process has its source."""
-        self.waits_for_slot = False
-        self._jetstreams = StreamMaker(self._stopping)
         self._streams_due = False  # to ask for shared streams again
         self.store = StoreSession(config, store_url, self._handle, paused, claim)
         self._guard: Guard = SlotGuard(config, self.store) if guard is None else guard
+        self.preparation = Preparation(
+            config, self.store, self._guard, self._stopping, claim, follows=follows
+        )
         self._log = RunLog(paused.starting) if run_log is None else run_log
         self._backfilling: BackfillSupervisor | None = None
+        self._monitor: Monitor | None = None
+        self._spark: SparkSession | None = None
+        self._prepared: NextQuery | None = None
+        self._starting: dict[str, Step] = {}
         context = RunContext(
             config, once, self.store, self.state, self._guard, self._log, self._handle,
             self._query_fatal, self._stopping, self._expired,
@@ -136,11 +134,6 @@ class Run:
         return all(query.streams for query in self._queries.values())
 
     @property
-    def healthy(self) -> bool:
-        """Whether the run goes on by itself."""
-        return self.failure is None
-
-    @property
     def has_gap(self) -> bool:
         """Whether a source can't go on before it is recovered."""
         return any(self._guard.has_gap(name) for name in self._sources)
@@ -165,8 +158,16 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._guard.close()
-        self.store.__exit__(*_)
+        self.close()
+
+    def close(self) -> None:
+        """End all that it has begun, and its part in the store; may be called again."""
+        self.end()
+        if not self._closed:
+            self._closed = True
+            self._guard.close()
+            self.store.end_drainers()
+            self.store.__exit__()
 
     def stop(self) -> None:
         """Ask for an orderly end, from any thread."""
@@ -183,51 +184,10 @@ class Run:
 
         With `quietly` it is logged as no step of the start. Raises `CaptureError` and `StoreError`.
         """
-        for name in self._sources:
-            with contextlib.nullcontext() if quietly else step("source", source=name):
-                self._ensure(name, self._config.sources[name])
-                planning.refuse(self._config.sources[name], self._config.sinks_of(name))
-                self.store.register(name, self._stopping)
-            for sink, settings in self._config.sinks_of(name).items():
-                self._jetstreams.add(sink, settings)
-        if not quietly:  # at a change the other sinks go on
-            self._jetstreams.wait()
+        self.preparation.prepare(quietly=quietly)
         self._refuse_shared_streams()
         if not self._stopping.is_set():
             self.store.start()
-
-    def _ensure(self, name: str, source: PostgresSource) -> None:
-        """Make what a source lacks; wait for a slot that a killed run's connection still holds."""
-        began, logged = time.monotonic(), False
-        deadline = began + _SLOT_PATIENCE
-        while not self._stopping.is_set():
-            try:
-                self._guard.refuse_gap(name)  # the slot may go while the run waits for it
-                setup.ensure(source)
-                return
-            except CaptureError as found:
-                error = found.recovered_by(self._config.recover_command(name))
-                if error.code != "slot_in_use" or time.monotonic() > deadline:
-                    raise error from None
-                if self._follows and time.monotonic() - began < _LEAVING_SECONDS:
-                    self._stopping.wait(0.02)
-                    continue
-                if self._claim is not None and self._claim.took_over:
-                    self._end_lost_reader(name, source)
-                if not logged:
-                    logged = self.waits_for_slot = True
-                    log.warning(
-                        "waiting for the slot", source=name, code=error.code, error=str(error)
-                    )
-                self._stopping.wait(1.0)
-        self.waits_for_slot = False
-
-    @staticmethod
-    def _end_lost_reader(name: str, source: PostgresSource) -> None:
-        """End the session at the slot that the lost holder of the source has left behind."""
-        with contextlib.suppress(CaptureError):  # the role may not: then the slot is waited for
-            if setup.end_reader(source):
-                log.warning("the lost run's session at the slot is ended", source=name)
 
     def _refuse_shared_streams(self) -> None:
         """End the run where two sinks' messages would be each other's duplicates."""
@@ -249,7 +209,6 @@ class Run:
         self,
         spark: SparkSession,
         on_ready: Callable[[], None],
-        on_stopping: Callable[[], None] = lambda: None,
         prepared: NextQuery | None = None,
     ) -> None:
         """Run a query for each source until the end, and take down all but the session.
@@ -257,43 +216,97 @@ class Run:
         Args:
             spark: The session.
             on_ready: Called once, when every query has run a batch.
-            on_stopping: Called when an orderly end begins that no failure has caused.
             prepared: The query of the one source, started already; used if it fits this run.
         """
         if prepared is not None and not prepared.fits(self._config, self.store):
             prepared.close()
             prepared = None
+        self.begin(spark, prepared)
         if prepared is not None:
-            self._queries[prepared.source].adopt(prepared)
-            monitor = prepared.monitor
+            prepared.pipeline.forget_others()
+        self.work()
+        self.attend(on_ready)
+        self.drain()
+        self.end()
+
+    def begin(
+        self,
+        spark: SparkSession,
+        prepared: NextQuery | None = None,
+        after: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """Start a query for each source, or have the `prepared` one of the one source go on.
+
+        `after` is up to where the run before has delivered, by source.
+        """
+        self._spark, self._prepared = spark, prepared
+        if prepared is not None:
+            self._queries[prepared.source].adopt(prepared, after.get(prepared.source))
+            self._monitor = prepared.monitor
         else:
-            monitor = monitor_for(spark, self._config, self._handle)
-        self._start_backfilling(monitor)
+            self._monitor = monitor_for(spark, self._config, self._handle)
         warn_of_few_slots(spark, self._config.sharing)
         # The first batch of a query connects to its sinks.
-        starting = {
+        self._starting = {
             name: Step("sinks", source=name, sinks=[*self._config.sinks_of(name)])
             for name in self._sources
         }
         for query in self._queries.values():
-            query.start(spark, monitor.address)
-        self._attend(starting, on_ready)
-        if self._once:
-            self._await_backlogs()
-        if self._stopping.is_set():
-            if self.failure is None:
-                on_stopping()
-            if self._backfilling is not None:
-                self._backfilling.drain()
-            if not self.lost_claim:
-                self._drain(monitor)
+            query.start(spark, self._monitor.address)
+
+    def work(self) -> None:
+        """Begin what goes on beside the queries; raises `StoreError`."""
+        if self._monitor is not None and not self._stopping.is_set():
+            self._start_backfilling(self._monitor)
+
+    def follow(self) -> None:
+        """Begin that, and the part in the store, once the run before has ended; waits for the store."""
+        failed = False
+        while not self._stopping.is_set():
+            try:
+                self.store.start()
+                self.work()
+                break
+            except StoreError as error:
+                failed = True
+                self._handle(reports.store_failure(error))
+                self._stopping.wait(1.0)
+        if failed:
+            self._handle(reports.STORE_WORKS)
+
+    def drain(self, *, leave: bool = False) -> bool:
+        """Let the queries deliver what they have begun with, once the end is asked for.
+
+        With `leave` it returns when they have left their slots: their batches end later. Returns whether
+        they have.
+        """
+        if not self._stopping.is_set() or self._monitor is None:
+            return False
+        if self._backfilling is not None:
+            self._backfilling.drain()
+        if self.lost_claim:
+            return False
+        alive = [name for name, query in self._queries.items() if query.alive]
+        mark: Mark = "released" if leave else "drained"
+        done = await_captures(self._monitor, self.state, alive, mark, self._wake)
+        if self.failure is None and not done:
+            log.warning("stopped before the last batch was delivered; it stays in the slot",
+                        store=self.state.store_error)  # fmt: skip
+        return done
+
+    def end(self) -> None:
+        """End all queries and what goes on beside them, at once: `drain` comes first."""
+        self.stop()
+        monitor, self._monitor = self._monitor, None
+        if monitor is None or self._spark is None:
+            return
         self._expired.set()
         for query in self._queries.values():
-            query.join(_DRAIN_SECONDS)
+            query.join(DRAIN_SECONDS)
         names = {name for query in self._queries.values() for name in query.names}
-        _stop_queries(spark, names)
-        if prepared is not None and prepared.pipeline.name not in names:
-            prepared.close()  # the end was asked for before it was used
+        stop_queries(self._spark, names)
+        if self._prepared is not None and self._prepared.pipeline.name not in names:
+            self._prepared.close()  # the end was asked for before it was used
         if self._backfilling is not None:
             self._backfilling.close()
         monitor.flush()
@@ -310,9 +323,9 @@ class Run:
         )  # fmt: skip
         self._backfilling.start()
 
-    def _attend(self, starting: dict[str, Step], on_ready: Callable[[], None]) -> None:
+    def attend(self, on_ready: Callable[[], None]) -> None:
         """Log and check what the reports bring, until the end is asked for or all queries ended."""
-        ready = False
+        ready, starting = False, self._starting
         while not self._stopping.is_set() and any(q.alive for q in self._queries.values()):
             self._wake.wait(1.0)
             self._wake.clear()
@@ -328,6 +341,8 @@ class Run:
                 on_ready()
             if (failure := jvm_failure()) is not None and not self._stopping.wait(0.5):
                 self._fail(failure)
+        if self._once:
+            self._await_backlogs()
 
     def _adds_to_backlog(self, sink: str) -> bool:
         """Return whether a backfill would only add to what waits for a sink."""
@@ -344,41 +359,3 @@ class Run:
         while not self.store.is_drained() and not self._stopping.is_set():
             self._wake.wait(0.1)
             self._wake.clear()
-
-    def _drain(self, monitor: Monitor) -> None:
-        """Let every query finish its batch; a store that is down may prevent that."""
-        started = time.monotonic()
-        states = self.state.sources
-        while True:
-            down = self.state.store_error is not None
-            patience = _STORE_DOWN_DRAIN_SECONDS if down else _DRAIN_SECONDS
-            if time.monotonic() - started > patience:
-                break
-            monitor.drain()
-            if all(states[name].drained for name, query in self._queries.items() if query.alive):
-                break
-            self._wake.wait(0.1)
-            self._wake.clear()
-        if self.failure is None and not all(s.drained for s in states.values()):
-            log.warning("stopped before the last batch was delivered; it stays in the slot",
-                        store=self.state.store_error)  # fmt: skip
-
-
-def jvm_failure() -> Failure | None:
-    """Return that Spark's JVM has ended, None while it runs."""
-    if (code := jvm_exit_code()) is None:
-        return None
-    return Failure(
-        "spark",
-        f"Spark's JVM ended with exit code {code} (-9: killed, perhaps because memory ran out). What"
-        " was not delivered is still in the slot.",
-        "Start penstock again.",
-    )
-
-
-def _stop_queries(spark: SparkSession, names: set[str]) -> None:
-    """Stop the queries of these names that are still in the session."""
-    with contextlib.suppress(Exception):  # the JVM may be gone
-        for query in spark.streams.active:
-            if query.name in names:
-                query.stop()

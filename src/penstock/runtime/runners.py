@@ -15,11 +15,12 @@ from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Failure, Level, Part, run_part
 from penstock.desired import consumers
 from penstock.runtime.following import Following
+from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.reconcile import changes
 from penstock.runtime.removing import Remover, Sources
-from penstock.runtime.run import jvm_failure
 from penstock.runtime.run_log import RunLog
-from penstock.runtime.source_runner import RunnerContext, SourceRunner, SparkSoon
+from penstock.runtime.runner_context import RunnerContext, SparkSoon
+from penstock.runtime.source_runner import SourceRunner
 from penstock.runtime.state import RunState
 from penstock.streams.store import Store
 
@@ -141,7 +142,8 @@ class Runners:
                 break
             self._wait()
         failed = [runner for runner in self.all if runner.error is not None]
-        if failed and self._may_end(self.all) and all(r.failure is not None for r in self.all):
+        over = all(runner.failure is not None or runner.delayed for runner in self.all)
+        if failed and self._may_end(self.all) and over:
             first = failed[0].error
             assert first is not None  # noqa: S101 - as selected
             for runner in failed[1:]:
@@ -167,7 +169,7 @@ class Runners:
         while not self._stopping.is_set():
             runners = self.all
             for runner in runners:
-                if runner.error is not None and runner.name not in logged:
+                if runner.failure and runner.error is not None and runner.name not in logged:
                     self._log_failed(runner)
                     logged.add(runner.name)
                 elif runner.failure is None:
@@ -230,7 +232,7 @@ class Runners:
 
     @staticmethod
     def _is_ready(runners: list[SourceRunner]) -> bool:
-        going = [runner for runner in runners if runner.failure is None]
+        going = [runner for runner in runners if runner.failure is None and not runner.delayed]
         if not going:
             return not runners
         return all(runner.ready or runner.standing_by is not None for runner in going)

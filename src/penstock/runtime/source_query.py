@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -64,13 +64,18 @@ class SourceQuery:
         self._state = run.state.sources[name]
         self._planner = Planner(run.config.sources[name], run.config.sinks_of(name))
         self._prepared: NextQuery | None = None
+        self._after: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
         self.names: set[str] = set()
         """The names of all queries that it had in the session."""
 
-    def adopt(self, prepared: NextQuery) -> None:
-        """Continue a query that is started already, instead of starting the first one."""
+    def adopt(self, prepared: NextQuery, after: Sequence[int] | None) -> None:
+        """Continue a query that is started already, instead of starting the first one.
+
+        `after` is the position up to which all is delivered, where that is known.
+        """
         self._prepared, self._planner = prepared, prepared.pipeline.planner
+        self._after = after
 
     def note_altered(self, report: Report) -> None:
         """Note the table that was altered: the query is planned anew, from behind `after`."""
@@ -139,7 +144,7 @@ class SourceQuery:
 
     def _begin(self, pipeline: Pipeline) -> StreamingQuery:
         if self._prepared is not None:
-            query, self._prepared = self._prepared.go(self._run.handle), None
+            query, self._prepared = self._prepared.go(self._run.handle, self._after), None
             return query
         query = pipeline.start(once=self._run.once)
         for name in self._run.config.sinks_of(self._name):

@@ -40,6 +40,7 @@ class SourceState(HasFailure):
     unread_bytes: int = 0
     warm: bool = False
     drained: bool = False
+    released: bool = False
     restarts: int = 0
     done: list[int] | None = None
 

@@ -281,5 +281,6 @@ _SINK_COUNTERS: Final = (
 )  # fmt: skip
 _SOURCE_COUNTERS: Final = ("captured", "truncates_skipped", "reconnects", "restarts")
 _REPORTED: Final = (
-    "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained", "done", "waiting",
+    "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained",
+    "released", "done", "waiting",
 )  # fmt: skip

@@ -147,11 +147,15 @@ class StoreSession:
             {"claim": source, "code": error.code, "error": error.message, "remedy": error.remedy}
         )
 
-    def start(self) -> None:
-        """Register the consumers, and start the maintenance and the drainers."""
+    def register_consumers(self, *, beside: bool = False) -> None:
+        """Register the consumers of the run's streams; a run `beside` this one may have others."""
         consumers.register(self._store, self._config.consumers)
-        self._consumers.register(self._sources, self._streams)
+        self._consumers.register(self._sources, self._streams, beside=beside)
         self._check_backlogs()
+
+    def start(self) -> None:
+        """Start the maintenance and the drainers; no other run has any meanwhile."""
+        self._consumers.remove_others()
         self._stack.enter_context(Probe(self.url, self._on_report))
         self._stack.enter_context(Maintenance(self.url))
         with_streams = {
@@ -225,6 +229,11 @@ class StoreSession:
     def source(self, name: str) -> SourceRecord:
         """Return the store's record of a registered source."""
         return self._sources[name]
+
+    @property
+    def streams(self) -> Mapping[str, int]:
+        """The ids of the registered sources' streams, by name."""
+        return self._streams
 
     def target(self, source: str) -> StoreTarget:
         """Return the store as the executors write to it."""

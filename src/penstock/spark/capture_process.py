@@ -7,7 +7,6 @@ is the truth: it is confirmed up to where all is in the sinks.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -22,15 +21,15 @@ from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.expressions.planned import Planned
 from penstock.postgres import setup
-from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
+from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats, Opened
 from penstock.postgres.catalog import CaptureCatalog
 from penstock.spark.capture_reports import CaptureReports
 from penstock.spark.long_batches import LongBatches
 from penstock.spark.micro_batches import MicroBatches
 from penstock.spark.options import SourceOptions
+from penstock.spark.slot_wait import SlotWait
 
 _REPORT_SECONDS: Final = 1.0
-_WAIT_SECONDS: Final = 0.5
 
 Offset = dict[str, Any]
 
@@ -48,8 +47,7 @@ class CaptureProcess:
         self._initial: Offset | None = None
         self._draining = False
         self._stopped = threading.Event()
-        self._commanded = threading.Event()
-        self._superseded = False
+        self._slot_wait = SlotWait(options, self._reports)
 
     # -- what Spark asks
 
@@ -59,9 +57,13 @@ class CaptureProcess:
         if self._initial is not None:
             return self._initial
         options = self._options
+        if options.waits == "lanes":  # another query reads the slot, and it has all that is known
+            self._initial = {"batch": 0}
+            return self._initial
         with self._reports.errors():
-            if options.waits:
-                self._await_slot()
+            if options.waits == "process":
+                self._slot_wait.note_ready()
+                self._slot_wait.until_go()
             if options.monitor is None:  # else the run has made them, and a lost slot is an error
                 setup.ensure(
                     PostgresSource(
@@ -98,6 +100,7 @@ class CaptureProcess:
     def stop(self) -> None:
         """Confirm to the server what is delivered, and end the capture."""
         self._stopped.set()
+        self._slot_wait.end()
         if self._backfills is not None:
             self._backfills.close()
         if self._batches is not None:
@@ -122,24 +125,48 @@ class CaptureProcess:
         """
         if self._batches is not None:
             return self._batches
-        with self._reports.errors():
-            self._capture, until = self._start(start, end)
         options = self._options
-        if options.monitor is not None and not self._ends:
-            self._backfills = ReaderBackfills(self._capture, self._reports.send)
-        if options.latency == "realtime":
-            self._batches = LongBatches(
-                options, self._capture, self._reports, self._backfills, until
-            )
-            if self._draining:
-                self._batches.drain()
-        else:
+        if options.latency != "realtime":
+            with self._reports.errors():
+                self._capture, until = self._start(start, end)
             self._batches = MicroBatches(options, self._capture, until)
-        if options.monitor is not None:
+            self._begin_reports(self._capture)
+            return self._batches
+        if options.waits == "lanes":
+            with self._reports.errors():
+                self._batches = batches = self._long_batches()
             threading.Thread(
-                target=self._report_regularly, args=(self._capture,), name="reports", daemon=True
+                target=self._take_slot, args=(batches,), name="slot", daemon=True
             ).start()
-        return self._batches
+            return batches
+        with self._reports.errors():
+            capture, until = self._start(start, end)
+        self._batches = batches = self._long_batches()
+        self._attach(batches, capture, until)
+        return batches
+
+    def _long_batches(self) -> LongBatches:
+        return LongBatches(
+            self._options, self._reports, self._slot_wait.note_ready, self._report_released
+        )
+
+    def _attach(self, batches: LongBatches, capture: Capture, until: int | None) -> None:
+        self._capture = capture
+        if self._options.monitor is not None and not self._ends:
+            self._backfills = ReaderBackfills(capture, self._reports.send)
+        batches.attach(capture, self._backfills, until)
+        if self._draining:
+            batches.drain()
+        self._begin_reports(capture)
+
+    def _take_slot(self, batches: LongBatches) -> None:
+        """Have the lanes, which are there, get what the slot has, once it is this query's."""
+        try:
+            with self._reports.errors():
+                opened, at = self._slot_wait.opened()
+            self._attach(batches, self._read(at, opened), None)
+        except CaptureError as error:
+            batches.fail(error)
 
     def _start(self, start: Offset, end: Offset | None) -> tuple[Capture, int | None]:
         """Return the capture, and where the WAL ends that it is to read, if it is to end."""
@@ -151,9 +178,18 @@ class CaptureProcess:
             _refuse(at, last, confirmed, written, options.slot)
         else:  # a long batch's number: the slot has all that is known
             at = max(Position(confirmed, -1), Position(*options.after))
+        capture = self._read(at)
+        if not self._ends:
+            return capture, None
+        capture.poll_server()
+        return capture, written
+
+    def _read(self, at: Position, opened: Opened | None = None) -> Capture:
+        """Return a capture of what is behind a position."""
+        options = self._options
         # Spark's calls must not wait for the capture's thread for the 5 ms that are Python's default.
         sys.setswitchinterval(0.0005)
-        capture = Capture(
+        return Capture(
             CaptureOptions(
                 url=options.address,
                 slot=options.slot,
@@ -167,11 +203,8 @@ class CaptureProcess:
             ),
             at,
             self._report,
+            opened,
         )
-        if not self._ends:
-            return capture, None
-        capture.poll_server()
-        return capture, written
 
     # -- reports and commands
 
@@ -179,6 +212,17 @@ class CaptureProcess:
         waiting = (0, None) if self._capture is None else self._capture.waiting()
         done = None if self._batches is None else self._batches.done
         self._reports.send_stats(stats, waiting, done)
+
+    def _report_released(self) -> None:
+        if self._capture is not None:
+            self._report(self._capture.stats)
+        self._reports.send({"released": True})
+
+    def _begin_reports(self, capture: Capture) -> None:
+        if self._options.monitor is not None:
+            threading.Thread(
+                target=self._report_regularly, args=(capture,), name="reports", daemon=True
+            ).start()
 
     def _report_regularly(self, capture: Capture) -> None:
         """Report while Spark asks nothing, as during a long batch."""
@@ -189,24 +233,10 @@ class CaptureProcess:
             if self._stopped.wait(_REPORT_SECONDS):
                 return
 
-    def _await_slot(self) -> None:
-        """Wait until the run has the slot: the query before this one still reads it."""
-        parent = os.getppid()
-        while not self._commanded.is_set():
-            self._reports.send({"waits": True})
-            if self._commanded.wait(_WAIT_SECONDS):
-                break
-            self._superseded |= os.getppid() != parent  # Spark's JVM is gone
-            if self._superseded:
-                break
-        if self._superseded:
-            raise CaptureError("superseded", "The settings have changed again.")
-
     def _command(self, report: Report) -> None:
         command = report.get("command")
         if command in ("go", "end"):
-            self._superseded |= command == "end"
-            self._commanded.set()
+            self._slot_wait.command(report)
         elif command == "drain":
             self._draining = True
             if self._backfills is not None:

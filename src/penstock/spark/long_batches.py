@@ -7,19 +7,21 @@ message or thousands. So Spark plans one seldom, and `RoundLoop` does the rest b
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
 from penstock.backfill.reader import ReaderBackfills
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.postgres.capture import Capture
 from penstock.postgres.reads import Reads
 from penstock.spark.capture_reports import CaptureReports
 from penstock.spark.lanes import Lane
 from penstock.spark.options import SourceOptions
-from penstock.spark.round_loop import RoundLoop, Settled, fields_of
+from penstock.spark.round_loop import RoundLoop
+from penstock.spark.settled import Settled
 
 _FLUSH_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 0.2
@@ -28,7 +30,10 @@ Offset = dict[str, Any]
 
 
 class LongBatches:
-    """Plans long batches, until all is delivered that was written before `until_lsn`, if that is given.
+    """Plans long batches of what is attached; nothing is handed out before that.
+
+    `on_waiting` is called when all lanes are there and nothing is attached, `on_released` once nothing
+    more is read from the slot, which is then free.
 
     The tasks of a run report what they have delivered, round by round. Those of a user's own query do
     not: there a batch is confirmed when Spark has done it, and has a bounded number of messages.
@@ -37,25 +42,34 @@ class LongBatches:
     def __init__(
         self,
         options: SourceOptions,
-        capture: Capture,
         reports: CaptureReports,
-        backfills: ReaderBackfills | None,
-        until_lsn: int | None,
+        on_waiting: Callable[[], object],
+        on_released: Callable[[], object],
     ) -> None:
         self._options = options
-        self._capture = capture
         self._reports = reports
-        self._backfills = backfills
+        self._on_waiting = on_waiting
+        self._on_released = on_released
+        self._capture: Capture | None = None
+        self._backfills: ReaderBackfills | None = None
         self._draining = False
         self._handed_on = False
         self._stopped = threading.Event()
         self._loop = RoundLoop(
-            capture, capture.start, host=options.host, max_rows=options.maxrowsperbatch,
-            in_step=options.in_step, seconds=options.batchseconds, on_settled=self._on_settled,
-            on_failed_reads=self._on_failed_reads, until_lsn=until_lsn, reported=options.blocks,
+            host=options.host, max_rows=options.maxrowsperbatch, in_step=options.in_step,
+            seconds=options.batchseconds, on_settled=self._on_settled,
+            on_failed_reads=self._on_failed_reads, on_joined=self._on_joined,
+            on_drained=self._release, reported=options.blocks,
             batch_rows=0 if options.blocks else options.maxrowsperbatch,
         )  # fmt: skip
         self._loop.start()
+
+    def attach(
+        self, capture: Capture, backfills: ReaderBackfills | None, until_lsn: int | None = None
+    ) -> None:
+        """Hand out what a capture reads, up to the WAL's end `until_lsn`, if that is given; once."""
+        self._capture, self._backfills = capture, backfills
+        self._loop.attach(capture, until_lsn)
 
     @property
     def done(self) -> Position | None:
@@ -76,10 +90,12 @@ class LongBatches:
 
     def _finish(self) -> None:
         """Confirm to the server what is done, and report that no more comes."""
-        self._capture.flush(_FLUSH_SECONDS)
+        capture = self._capture
+        if capture is not None:
+            capture.flush(_FLUSH_SECONDS)
         if self._draining:
             self._reports.send({"drained": True})
-        elif not self._handed_on and (found := self._capture.altered()) is not None:
+        elif capture and not self._handed_on and (found := capture.altered()) is not None:
             # The run ends the query, and starts another one at this position.
             self._handed_on = True
             self._reports.request({"altered": found[1], "after": [*found[0]]})
@@ -100,6 +116,10 @@ class LongBatches:
         self._draining = True
         self._loop.drain()
 
+    def fail(self, error: CaptureError) -> None:
+        """End the query with an error."""
+        self._loop.fail(error)
+
     def close(self) -> None:
         """End the hand-out."""
         self._stopped.set()
@@ -109,7 +129,17 @@ class LongBatches:
 
     def _on_settled(self, settled: Settled) -> None:
         source, query = self._options.name, self._options.query
-        self._reports.send({"source": source, "query": query, **fields_of(settled)})
+        self._reports.send({"source": source, "query": query, **settled.fields()})
+
+    def _on_joined(self, lanes: int) -> None:
+        if self._capture is None and lanes == self._options.splits:
+            self._on_waiting()
+
+    def _release(self) -> None:
+        """Leave the slot: Spark needs longer to end the batch, and another query may wait for it."""
+        if self._capture is not None:
+            self._capture.close()
+        self._on_released()
 
     def _on_failed_reads(self, reads: Reads, error: Exception) -> None:
         if self._backfills is not None:

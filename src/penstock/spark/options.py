@@ -16,6 +16,9 @@ from penstock.core.tables import TablePattern, matches_any
 from penstock.expressions.planned import PlannedColumns, Table
 from penstock.expressions.types import Field
 
+Waits = Literal["", "process", "lanes"]
+"""What of a query is there while it waits for its slot; see `penstock.spark.slot_wait`."""
+
 
 class Grouping(BaseModel):
     """One sink's unit of order: for these tables, these columns (None: the primary key)."""
@@ -57,7 +60,7 @@ class SourceOptions(BaseModel):
     monitor: str | None = None
     name: str = ""
     recover: str | None = None
-    waits: bool = False
+    waits: Waits = ""
     query: str = ""
     """What the tasks of the query call it in their reports."""
     in_step: bool = False

@@ -17,6 +17,7 @@ from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.core.blocks import ROWS_AT_ONCE
 from penstock.spark.consumer_steps import ConsumerRoute
+from penstock.spark.options import Waits
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
 from penstock.spark.settings import lanes
@@ -46,7 +47,7 @@ class Pipeline:
         planner: Planner | None = None,
         consumers: Sequence[ConsumerRoute] = (),
         *,
-        waits: bool = False,
+        waits: Waits = "",
     ) -> None:
         self._spark = spark
         self._config = config
@@ -157,7 +158,7 @@ class Pipeline:
             "monitor": self._monitor,
             "name": self._source,
             **({} if recover is None else {"recover": recover}),
-            "waits": str(self._waits).lower(),
+            "waits": self._waits,
         }
 
     def _checkpoint(self) -> str:

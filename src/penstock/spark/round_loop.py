@@ -11,21 +11,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from penstock.backfill.read.chunk import with_messages
 from penstock.core.blocks import blocks
-from penstock.core.counting import Counts
 from penstock.core.errors import CaptureError
-from penstock.core.message import Position, RoundPart
+from penstock.core.message import Position
 from penstock.postgres.capture import Capture
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.reads import Reads
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
 from penstock.spark.lanes import LAST, MORE
 from penstock.spark.rounds import Part, Rounds
+from penstock.spark.settled import Outcomes, Settled
 
 _INTERVAL: Final = 0.003
 """Between two rounds, in seconds: what comes within it shares what a round costs."""
@@ -39,28 +39,18 @@ _IDLE_SECONDS: Final = 1.0
 log = structlog.get_logger("penstock.rounds")
 
 
-class Settled(NamedTuple):
-    """What is done since the last one: all in (start, end], and what became of it, by sink."""
-
-    part: RoundPart
-    counts: dict[str, Counts]
-    outcomes: dict[str, tuple[int, int]]
-    """How many messages a sink has taken, and how many of these it had already."""
-
-
 class RoundLoop:
-    """Runs from `start` until `close`; `open` begins a batch.
+    """Runs from `start` until `close`; `open` begins a batch, `attach` gives it what to hand out.
 
     Args:
-        capture: What is read.
-        start: The position behind which it begins.
         host: Where executors reach this process.
         max_rows: The most messages in a round.
         in_step: See `Rounds`.
         seconds: How long a batch lasts, about.
         on_settled: Called from the thread before what is done is confirmed to the server.
         on_failed_reads: Called from the thread where no messages could be made of a backfill's reads.
-        until_lsn: The end of what is to be read, if there is one.
+        on_joined: Called from the thread when a lane has joined, with how many are there.
+        on_drained: Called from the thread once nothing is handed out any more and all that was is done.
         reported: Whether the tasks report what they have delivered; otherwise a batch is done when Spark
             says so, and has at most `batch_rows` messages.
         batch_rows: See `reported`.
@@ -68,8 +58,6 @@ class RoundLoop:
 
     def __init__(
         self,
-        capture: Capture,
-        start: Position,
         *,
         host: str,
         max_rows: int,
@@ -77,28 +65,32 @@ class RoundLoop:
         seconds: float,
         on_settled: Callable[[Settled], None],
         on_failed_reads: Callable[[Reads, Exception], None],
-        until_lsn: int | None = None,
+        on_joined: Callable[[int], None] = lambda _: None,
+        on_drained: Callable[[], None] = lambda: None,
         reported: bool = True,
         batch_rows: int = 0,
     ) -> None:
-        self._capture = capture
+        self._capture: Capture | None = None
+        self._attached: tuple[Capture, int | None] | None = None
         self._server = LaneServer(host, reports=reported)
-        self._rounds = Rounds(start, in_step=in_step)
+        self._rounds = Rounds(in_step=in_step)
         self._interval = _STREAMS_INTERVAL if in_step else _INTERVAL
         self._max_rows = max_rows
         self._seconds = seconds
         self._on_settled = on_settled
         self._on_failed_reads = on_failed_reads
-        self._until_lsn = until_lsn
+        self._on_joined = on_joined
+        self._on_drained = on_drained
+        self._until_lsn: int | None = None
         self._reported = reported
         self._batch_rows = batch_rows
-        self._ends_by_itself = until_lsn is not None or batch_rows > 0
-        self._position = start  # the end of what is handed out
-        self._settled = start
+        self._ends_by_itself = batch_rows > 0
+        self._position = self._settled = self._rounds.confirmed  # the end of what is handed out
+        self._joined: set[int] = set()
+        self._drained = False
         self._settle_at = 0.0
         self._not_before = 0.0
-        self._counts: dict[Position, dict[str, Counts]] = {}
-        self._outcomes: dict[str, tuple[int, int]] = {}
+        self._outcomes = Outcomes()
         self._sent: list[Part] = []
         self._opened: tuple[int, float] | None = None  # the batch, and since when
         self._rows = 0  # of this batch
@@ -117,7 +109,6 @@ class RoundLoop:
         self.failure: CaptureError | None = None
         """What ended the capture, or the loop."""
         self._requests: list[int] = []
-        capture.on_read = self._wake
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
     @property
@@ -134,6 +125,12 @@ class RoundLoop:
         """Start the thread."""
         self._thread.start()
 
+    def attach(self, capture: Capture, until_lsn: int | None = None) -> None:
+        """Hand out what a capture reads, up to the WAL's end `until_lsn`, if that is given; once."""
+        self._attached = capture, until_lsn
+        capture.on_read = self._wake
+        self._server.wake()
+
     def open(self, batch: int) -> None:
         """Begin a batch; its lanes come by themselves."""
         self._requests.append(batch)
@@ -144,9 +141,14 @@ class RoundLoop:
         self.draining = True
         self._server.wake()
 
+    def fail(self, error: CaptureError) -> None:
+        """End with an error."""
+        self.failure = error
+        self._server.wake()
+
     def confirm(self, batch: int) -> None:
         """Note that Spark is done with a batch that has ended, where tasks report nothing."""
-        if (end := self._ends.get(batch)) is not None:
+        if (end := self._ends.get(batch)) is not None and self._capture is not None:
             self._capture.confirm(end)
 
     def close(self) -> None:
@@ -168,6 +170,8 @@ class RoundLoop:
         try:
             while not self._closed:
                 self._armed = True
+                if self._attached is not None and self._capture is None:
+                    self._begin(*self._attached)
                 self._hand_out()
                 self._settle()
                 self._end()
@@ -184,6 +188,14 @@ class RoundLoop:
                 " wrongly.",
             )
             self._server.close()  # so that the tasks end, and the query with them
+
+    def _begin(self, capture: Capture, until_lsn: int | None) -> None:
+        self._capture, self._until_lsn = capture, until_lsn
+        self._ends_by_itself = self._ends_by_itself or until_lsn is not None
+        self._rounds.begin(capture.start)
+        self._position = self._settled = capture.start
+        if self._opened is not None:
+            self._opened = self._opened[0], time.monotonic()
 
     def _open(self, batch: int) -> None:
         self._opened = batch, time.monotonic()
@@ -207,14 +219,18 @@ class RoundLoop:
         return max(until, 0.0)
 
     def _may_hand_out(self) -> bool:
-        return not self._ending and self._opened is not None and self._rounds.has_room
+        is_open = self._capture is not None and self._opened is not None
+        return is_open and not self._ending and self._rounds.has_room
 
     def _handle(self, event: Event) -> None:
         match event:
             case Joined(lane):
                 self.joined = True
                 self._send(self._rounds.join(lane))
+                self._joined.add(lane)
+                self._on_joined(len(self._joined))
             case Lost(lane):
+                self._joined.discard(lane)
                 self._send(self._rounds.lose(lane))
             case _:
                 self._note(*event.report)
@@ -231,31 +247,27 @@ class RoundLoop:
         more = self._rounds.done(id_, behind)
         if end is None:
             return
-        of_round = self._counts.setdefault(end, {})
-        for sink, values in counts.items():
-            of_round[sink] = of_round.get(sink, Counts()).plus(Counts(*values))
-        for sink, (delivered, duplicates) in outcomes.items():
-            before = self._outcomes.get(sink, (0, 0))
-            self._outcomes[sink] = before[0] + delivered, before[1] + duplicates
+        self._outcomes.add(end, counts, outcomes)
         self._send(more)
 
     def _hand_out(self) -> None:
         """Hand out what there is, as far as there is room."""
         self._check_sent()
-        while self._may_hand_out() and time.monotonic() >= self._not_before:
+        capture = self._capture
+        while capture is not None and self._may_hand_out() and time.monotonic() >= self._not_before:
             if self.draining or self._is_over():
                 self._ending = True
                 return
             try:
                 self._unread = False
-                end, chunks, self._more = self._capture.hand_out(self._position, self._max_rows)
+                end, chunks, self._more = capture.hand_out(self._position, self._max_rows)
             except CaptureError as error:
                 self.failure, self._ending = error, True
                 return
             if not chunks:
-                self._ending = self._has_all()
+                self._ending = self._has_all(capture)
                 return
-            chunks = [self._whole(chunk) for chunk in chunks]
+            chunks = [self._whole(chunk, capture.options.splits) for chunk in chunks]
             start, self._position = self._position, end
             rows = sum(chunk.rows for chunk in chunks)
             self._rows += rows
@@ -263,13 +275,13 @@ class RoundLoop:
                 self._not_before = time.monotonic() + self._interval
             self._send(self._rounds.offer(start, end, chunks))
 
-    def _whole(self, chunk: Chunk) -> Chunk:
+    def _whole(self, chunk: Chunk, splits: int) -> Chunk:
         """Return a chunk with its messages; one of a backfill has them from here on."""
         reads = chunk.reads
         if reads is None:
             return chunk
         try:
-            return with_messages(chunk, self._capture.options.splits)
+            return with_messages(chunk, splits)
         except Exception as error:  # whatever it is, the live messages go on
             log.exception("no messages could be made of a backfill's rows")
             self._on_failed_reads(reads, error)
@@ -280,10 +292,10 @@ class RoundLoop:
         over = time.monotonic() - self._opened[1] >= self._seconds
         return over or bool(self._batch_rows and self._rows >= self._batch_rows)
 
-    def _has_all(self) -> bool:
+    def _has_all(self, capture: Capture) -> bool:
         """Return whether nothing more is to be handed out, for ever."""
-        if self._capture.altered() is not None or (
-            self._until_lsn is not None and self._capture.has_read(self._until_lsn)
+        if capture.altered() is not None or (
+            self._until_lsn is not None and capture.has_read(self._until_lsn)
         ):
             self.finished = True
         return self.finished
@@ -307,7 +319,7 @@ class RoundLoop:
     def _settle(self, *, now: bool = False) -> None:
         """Report and confirm what is done, not more often than need be."""
         done = self._rounds.confirmed
-        if not self._reported:
+        if not self._reported or self._capture is None:
             return
         if done <= self._settled:
             self._settle_at = time.monotonic() + _SETTLE_SECONDS
@@ -316,37 +328,30 @@ class RoundLoop:
             return
         self._settle_at = time.monotonic() + _SETTLE_SECONDS
         self._rounds.was_awaited = False
-        counts: dict[str, Counts] = {}
-        for end in [end for end in self._counts if end <= done]:
-            for sink, of in self._counts.pop(end).items():
-                counts[sink] = counts.get(sink, Counts()).plus(of)
-        outcomes, self._outcomes = self._outcomes, {}
-        self._on_settled(Settled(RoundPart(self._settled, done, 0, 1), counts, outcomes))
+        self._on_settled(self._outcomes.settle(self._settled, done))
         self._settled = done
         self._capture.confirm(done)
 
     def _end(self) -> None:
         """End the batch, where it is to end and all of it is done."""
-        if not self._ending and self._opened is not None and not self._rounds.has_room:
+        stuck = self._capture is None or not self._rounds.has_room
+        if not self._ending and self._opened is not None and stuck:
             # Nothing can be handed out, perhaps for long: a sink that hangs, or a lane that starts.
-            self._ending = self.draining or (self._is_over() and self._rounds.is_idle)
-        if self._opened is None or not self._ending or not self._rounds.is_idle:
-            return
+            ends = self.draining or self.failure is not None
+            self._ending = ends or (self._is_over() and self._rounds.is_idle)
+        if self._opened is not None and self._ending and self._rounds.is_idle:
+            self._end_batch(self._opened[0])
+        if self.draining and not self._drained and self._opened is None and self._rounds.is_idle:
+            self._drained = True
+            self._on_drained()
+
+    def _end_batch(self, batch: int) -> None:
         self._settle(now=True)
         self._ends = {
             **dict(list(self._ends.items())[-1:]),
-            self._opened[0]: self._rounds.confirmed,
+            batch: self._rounds.confirmed,
         }
         self._opened = None
         self._rounds.close()
+        self._joined.clear()
         self._server.end()
-
-
-def fields_of(settled: Settled) -> dict[str, Any]:
-    """Return a report's fields."""
-    return {
-        "part": settled.part.to_json(),
-        "done": [*settled.part.end],
-        "counts": {name: [*counts] for name, counts in settled.counts.items()},
-        "outcomes": {name: [*of] for name, of in settled.outcomes.items()},
-    }

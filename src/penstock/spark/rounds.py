@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.core.message import Position, RoundPart
 from penstock.postgres.chunk import Chunk, joined, tied
 
+_NOWHERE: Final = Position(0, -1)
 ONE_LANE_ROWS: Final = 2_000
 """A round of fewer messages goes to one lane where it may: a second part costs more than it saves."""
 _AHEAD: Final = 3
@@ -59,9 +60,9 @@ class _Round:
 
 
 class Rounds:
-    """The rounds behind `start`; the lanes join, and may be lost."""
+    """The rounds behind `start`, or where they `begin`; the lanes join, and may be lost."""
 
-    def __init__(self, start: Position, *, in_step: bool) -> None:
+    def __init__(self, start: Position = _NOWHERE, *, in_step: bool) -> None:
         self.confirmed = start
         """All messages up to here are durable in every sink."""
         self.look = True
@@ -78,6 +79,10 @@ class Rounds:
         self._busy: dict[int, int] = {}  # parts that have messages of a split
         self._next: tuple[Sequence[Chunk], Position, Position] | None = None
         self._ids = 0
+
+    def begin(self, start: Position) -> None:
+        """Begin behind `start`, before the first round."""
+        self.confirmed = start
 
     @property
     def is_idle(self) -> bool:

@@ -115,10 +115,12 @@ class Worker:
             for value in values:
                 if isinstance(value, Opening):
                     self.connect()
-                    if query != self.query:
-                        self.begin(query)
                     reports = Reports(value)
                 else:
+                    if (
+                        query != self.query
+                    ):  # not before: it may have waited for another query's end
+                        self.begin(query)
                     outcome = self.write(value, values)
                     total += outcome.total
                     if reports is not None:
