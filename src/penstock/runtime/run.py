@@ -190,6 +190,8 @@ class Run:
                 self.store.register(name, self._stopping)
             for sink, settings in self._config.sinks_of(name).items():
                 self._jetstreams.add(sink, settings)
+            for consumer, publishes in self._config.nats_consumers_of(name).items():
+                self._jetstreams.add(consumer, publishes)
         if not quietly:  # at a change the other sinks go on
             self._jetstreams.wait()
         self._refuse_shared_streams()

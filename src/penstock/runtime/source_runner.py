@@ -25,7 +25,7 @@ from penstock.runtime import recovery
 from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.lease import Lease
-from penstock.runtime.nats_consumers import state_of
+from penstock.runtime.nats_consumers import refuse_filters, state_of
 from penstock.runtime.reconcile import reads_alike, runs_alike
 from penstock.runtime.run import Run
 from penstock.runtime.run_log import RunLog
@@ -496,6 +496,7 @@ class SourceRunner:
             recovery.refuse_gap(desired, self.name, store)
             setup.ensure(source, is_read=True)
             streams = register_streams(store, desired, run.store.source(self.name))
+            refuse_filters(store, desired, streams)
         spark = self._context.spark.get()
         if spark is None:
             return None
