@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 import psycopg
+import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from penstock.config.consumers import Filters
@@ -75,6 +76,17 @@ class NatsConsumerRecord:
         if self.paused:
             return "paused"
         return "attached" if self.position is None and self.rewind is None else "behind"
+
+    def verdict(self, connection: Connection, message: pa.RecordBatch) -> str | None:
+        """Return what its filter in SQL makes of a message: None where it is left out.
+
+        Empty where it passes, and where there is no such filter; else why that can't be told.
+        """
+        function = sql_filter.function_of(self.stream, filters_of(self.settings).sql)
+        if function is None:
+            return ""
+        (found,) = sql_filter.evaluated(connection, function, self.kind, message).to_pylist()
+        return None if found is None else str(found)
 
     def body(self) -> dict[str, Any]:
         """Return it as the API and the CLI show it."""
