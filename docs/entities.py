@@ -66,7 +66,6 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "batches; 1 is none",
     "NatsConsumer.deletes": "of a stream of kind rows: whether hard deletes are published",
     "NatsConsumer.subject": "subject template; that of a NATS sink of the stream's kind if unset",
-    "NatsConsumer.filters": "which messages it gets, [below](#filters), but for `sql`",
     "NatsConsumer.url": "servers of one cluster, separated by commas, `nats://` or `tls://`",
     "secrets": "Standard Webhooks secrets, two while one takes the other's place",
     "allow_private": "whether the URL may be an address of a private network",

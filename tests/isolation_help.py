@@ -102,6 +102,7 @@ class Source:
         self._sinks = sinks
         self._tasks = tasks
         self._plan_numbers = itertools.count(1)
+        self._turns = threading.Lock()  # a query's tasks end before the next one's begin
         self._stack = contextlib.ExitStack()
         self.source: SourceRecord = self.store.register_source("shop", "tag")
         self.start()
@@ -161,6 +162,10 @@ class Source:
 
     def restart_query(self) -> None:
         """Have another query go on, as where a task failed; the run and its drainers stay."""
+        with self._turns:
+            self._restart_query()
+
+    def _restart_query(self) -> None:
         old = self._fan_out
         fan_out = self._fan_out = FanOut(
             "shop", old.routes, old.store, old.monitor, self._plans, old.consumers
@@ -203,8 +208,12 @@ class Source:
         size: int = 0,
     ) -> None:
         """Write the micro-batch up to message `end`; with `only` some of its parts, as in a crash."""
+        with self._turns:
+            self._batch(end, only, tasks or self._tasks, size)
+
+    def _batch(self, end: int, only: Iterable[int] | None, tasks: int, size: int) -> None:
         first = self.written
-        parts = self.parts(first, end, tasks or self._tasks, size)
+        parts = self.parts(first, end, tasks, size)
         futures, plan = [], next(self._plan_numbers)
         for number, rows in enumerate(parts):
             if only is None or number in only:

@@ -18,6 +18,7 @@ FAULTS = [
     "NATS: SIGKILL",
     "Postgres: fast restart",
     "Postgres: walsenders terminated",
+    "configuration: changed",
     "pipeline: SIGKILL to a Python worker",
     "Postgres: immediate restart",
     "store: SIGKILL",

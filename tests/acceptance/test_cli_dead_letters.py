@@ -6,11 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock.core.delivery import DeadLetter
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.expressions import load_columns
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.store import Store
@@ -202,3 +204,46 @@ def test_a_nats_consumers_letters_are_like_a_sinks(
     run(shop, "dead-letters replay --all --consumer mail")
     (published,) = nats.messages(database.name.upper())
     assert published.headers["Nats-Msg-Id"] == "tag-1-0"
+
+
+def test_a_nats_consumers_letter_meets_its_filter_of_today(
+    shop: Path, database: Database, nats: JetStream, nats_server: EmbeddedNats
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    nats.add_stream(database.name.upper(), [f"{database.name}.>"], duplicate_window=60)
+    file = shop / "penstock.yaml"
+    text = file.read_text().replace("sinks:\n", "sinks:\n  events: {type: stream, source: shop}\n")
+    subject = f"{database.name}.{{table}}"
+    mail = f"mail: {{type: nats, stream: events, url: '{nats_server.url}', subject: '{subject}'}}"
+    file.write_text(f"{text}\nconsumers:\n  {mail}\n")
+    metadata = (
+        '"metadata":{"table_schema":"public","table_name":"items","idempotency_key":"tag-1-0"}'
+    )
+    body = f'{{"record":{{"id":1,"n":0}},"changes":null,"action":"insert",{metadata}}}'
+    dead = DeadLetter("tag-1-0", "", "filter_failed", "It divides by zero.", body)
+    with Store.open(database.url) as store:
+        stream, consumers = make_stream(store), NatsConsumers(store)
+        with psycopg.connect(database.url) as connection:
+            store.save_catalog("shop", load_columns(connection, [("public", "items")]))
+        store.letters.add("mail", [dead])
+
+        def replay(condition: str) -> str:
+            consumers.register(stream, "mail", {"filters": {"sql": condition}}, "all")
+            output = (
+                ""
+                if condition == "record.n = 0"
+                else fails(shop, 1, "dead-letters replay --all --consumer mail")
+            )
+            return output or run(shop, "dead-letters replay --all --consumer mail")
+
+        assert "fails again: the filter can't be evaluated: division by zero" in replay(
+            "1 / record.n > 0"
+        )
+        assert "its `filters.sql` leaves it out" in replay("record.n = 1")
+        assert not nats.messages(database.name.upper())
+        assert "Replayed" in replay("record.n = 0")
+    (published,) = nats.messages(database.name.upper())
+    assert (published.subject, published.headers["Nats-Msg-Id"]) == (
+        f"{database.name}.items",
+        "tag-1-0",
+    )

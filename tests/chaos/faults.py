@@ -15,11 +15,12 @@ from typing import Any, Final
 import psutil
 import psycopg
 
-from penstock.embedded.handles import Database
+from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..pipeline import PATIENCE, Penstock, kill
+from .changes import Changes
 
 _STALL_SECONDS = 7.0  # longer than a sink waits for an ack
 _AWAY_SECONDS = 25.0  # long enough to be reported, and for the witness to judge the reports
@@ -60,6 +61,8 @@ class World:
     pipelines: list[Penstock]
     supervisors: list[Supervisor]
     random: random.Random
+    changes: Changes | None = None
+    """Changes the configuration, where the pipeline's is in a store."""
 
     @property
     def pipeline(self) -> Penstock:
@@ -227,6 +230,14 @@ def _store_stall(world: World) -> None:
         _stopped([found, *found.children()], _AWAY_SECONDS)
 
 
+def _change(world: World) -> None:
+    """Change the configuration several times, and wait for all but the last."""
+    assert world.changes is not None
+    with JetStream(world.nats.url) as streams:
+        world.changes(streams)
+
+
+CHANGED: Final = "configuration: changed"
 FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "pipeline: SIGKILL": _kill_run,
     "pipeline: SIGKILL to the whole tree": _kill_tree,
@@ -248,6 +259,6 @@ STORE_FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "store: away": _store_away,
     "store: stalled": _store_stall,
 }
-TABLE_FAULTS: Final = {**FAULTS, **STORE_FAULTS}
+TABLE_FAULTS: Final = {**FAULTS, **STORE_FAULTS, CHANGED: _change}
 # A table's source says that its slot is gone, and stops: an outbox still has what the slot had.
 OUTBOX_FAULTS: Final = {**FAULTS, "Postgres: slot dropped": _drop_slot}

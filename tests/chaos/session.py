@@ -16,11 +16,13 @@ from typing import Any
 
 import psycopg
 
-from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..pipeline import PATIENCE
+from .changes import Changes
+from .expected import bodies, judge, said_by
 from .faults import Supervisor, World
 from .verdict import Verdict, compare, read_all
 from .witness import Witness
@@ -144,7 +146,8 @@ class Session:
             for number in range(_WRITERS)
         ]
         supervisors = [Supervisor(pipeline) for pipeline in pipelines]
-        return World(postgres, nats, database, pipelines, supervisors, self._random)
+        changes = self._workload.changes(pipelines, database, nats.url, self._random)
+        return World(postgres, nats, database, pipelines, supervisors, self._random, changes)
 
     # -- faults
 
@@ -173,7 +176,12 @@ class Session:
     def _fault(self, world: World, name: str) -> None:
         outcome = self._outcome
         outcome.faults[name] += 1
-        self._workload.faults[name](world)
+        try:
+            self._workload.faults[name](world)
+        except AssertionError as error:
+            outcome.log_tail = world.log()
+            outcome.verdict.blame("fault", f"{name}: {error}")
+            return
         ended = time.monotonic()
         # What was committed before may have been on its way: some more has to arrive.
         committed = self._committed() + _PROOF
@@ -221,6 +229,12 @@ class Session:
         if not caught_up:
             blame("not caught up", f"{_RECOVERY_SECONDS:g} s after the last fault")
             outcome.log_tail = outcome.log_tail or world.log()
+        elif world.changes is not None:
+            try:
+                world.changes.end()
+            except AssertionError as error:
+                blame("not caught up", f"after changes of the configuration: {error}")
+                outcome.log_tail = outcome.log_tail or world.log()
         self._witness.stop()
         for supervisor in world.supervisors:
             supervisor.stop()
@@ -232,7 +246,10 @@ class Session:
             if pipeline.running and (code := pipeline.stop()) != 0:
                 blame("exit code", f"{code} after SIGTERM")
         histories = {key: steps for w in self._writers for key, steps in w.histories.items()}
-        found = compare(histories, read_all(world.nats.url, STREAM), self._workload.read)
+        messages = read_all(world.nats.url, STREAM)
+        found = compare(histories, messages, self._workload.read)
+        if world.changes is not None and world.changes.made:
+            self._judge_changes(world.changes, world.nats.url, messages, found)
         found.violations += outcome.verdict.violations
         found.examples = outcome.verdict.examples + found.examples
         outcome.verdict = found
@@ -251,6 +268,16 @@ class Session:
         world.database.close()  # a restart of the server broke it
         for difference in self._workload.differences(world.database, self._writers):
             found.blame("model", difference)
+
+    @staticmethod
+    def _judge_changes(changes: Changes, url: str, messages: list[Msg], found: Verdict) -> None:
+        """Judge what was made in the middle by what the sink of the file has."""
+        committed = dict(said_by(bodies(messages)))
+        for name, expected in changes.made.items():
+            judge(name, expected, committed, said_by(bodies(read_all(url, expected.stream))), found)
+        for name, expected in changes.pulled.items():
+            if expected.got is not None:
+                judge(name, expected, committed, said_by(expected.got), found)
 
 
 async def _ignore_error(_: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.outbox.sql.install import install
 
 from ..pipeline import Penstock
 from . import publisher, writer
+from .changes import Changes
 from .faults import OUTBOX_FAULTS, TABLE_FAULTS, World
 from .publisher import OUTBOX, Publisher
 from .verdict import Said, message_of_outbox, message_of_table
@@ -59,6 +61,11 @@ class Workload(Protocol):
     def disturb(self, database: Database) -> None:
         """Do what may be done at any time; raises what psycopg does."""
 
+    def changes(
+        self, pipelines: Sequence[Penstock], database: Database, nats: str, chance: random.Random
+    ) -> Changes | None:
+        """Return what changes the configuration, None where nothing does."""
+
     def asks(self, world: World) -> Mapping[str, Ask]:
         """Return what reports how the pipeline is, by name."""
 
@@ -86,6 +93,11 @@ class Tables:
 
     def disturb(self, database: Database) -> None:
         pass
+
+    def changes(
+        self, pipelines: Sequence[Penstock], database: Database, nats: str, chance: random.Random
+    ) -> Changes | None:
+        return Changes(pipelines[0], database, nats, chance)
 
     def asks(self, world: World) -> Mapping[str, Ask]:
         pipeline = world.pipelines[0]
@@ -140,6 +152,9 @@ class Outbox:
 
     def disturb(self, database: Database) -> None:
         database.execute("SELECT tide.outbox_sweep(%s)", [OUTBOX])
+
+    def changes(self, *_: object) -> Changes | None:
+        return None
 
     def asks(self, world: World) -> Mapping[str, Ask]:
         status = partial(

@@ -34,6 +34,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
 from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.selected import selected
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
 from penstock.streams.maintenance import close_segment, run_once
 from penstock.streams.nats_consumers import NatsConsumerRecord, NatsConsumers, Place
@@ -76,7 +77,8 @@ class Consuming:
         self.target = Publishes()
         self.reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
         after = timedelta(seconds=detach_after)
-        of = ConsumerStream(stream.id, stream.kind, self.filters, after)
+        function = sql_filter.function_of(stream.name, self.filters.sql)
+        of = ConsumerStream(stream.id, stream.kind, self.filters, after, function)
         waiting = ConsumerBacklog(stream.source_id, NAME, of)
         self.drainer = Drainer(
             store.url, stream.source_id, NAME, self.target, after, self.reports.put, waiting
@@ -308,6 +310,35 @@ def test_its_filters_are_those_of_other_consumers(store: Store, stream: StreamRe
         ids = found.column("idempotency_key").to_pylist()
         assert len(ids) == expected
         assert selected(filters, batch).column("idempotency_key").to_pylist() == ids
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_rewind_to_the_end_keeps_what_is_under_way(
+    store: Store, stream: StreamRecord, *, is_paused: bool
+) -> None:
+    """Of a round the end may be in the stream, and its first half not yet."""
+    with consuming(store, stream, start="new") as it:
+        it.done(START)
+        it.await_state("attached")
+        batch = wire([inserted(n) for n in range(4)])
+        end = Position(START.lsn + 1, 3)
+        # A task has written, and publishes, the second half; the first one is in another lane.
+        write_part(store, stream, batch.slice(2), RoundPart(START, end, 1, 2))
+        if is_paused:
+            it.consumers.pause(NAME, paused=True)
+            it.await_state("paused")
+        query = (
+            b"UPDATE penstock.nats_consumers SET paused = true, rewind_lsn = %s, rewind_idx = %s"
+        )
+        with store.connection() as connection:
+            connection.execute(query, [end.lsn, end.idx])
+        it.await_state("paused")
+        await_true(lambda: it.record.rewind is None)
+        write_part(store, stream, batch.slice(0, 2), RoundPart(START, end, 0, 2))
+        it.done(end)
+        it.consumers.pause(NAME, paused=False)
+        it.await_state("attached")
+        assert it.keys() == batch.column("idempotency_key").to_pylist()[:2]
 
 
 def test_reads_are_cut_between_captured_messages(store: Store, stream: StreamRecord) -> None:

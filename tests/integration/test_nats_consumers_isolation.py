@@ -9,6 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import orjson
+import psycopg
+import pyarrow as pa
 import pytest
 from tests.integration.nats_servers import await_true
 from tests.integration.test_isolation import WINDOW, _ignore_error
@@ -21,14 +24,17 @@ from tests.isolation_help import (
     stream_settings,
     write_part,
 )
+from tests.streams_help import Change, deleted, inserted, moved, wire
 
 from penstock.config.nats_consumers import NatsConsumer
-from penstock.core.message import RoundPart
+from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.expressions import load_columns
 from penstock.sinks.nats.shared import shared_streams
 from penstock.spark.part_writer import PartWriter
 from penstock.streams.nats_consumers import NatsConsumers
+from penstock.streams.store import Store
 
 NAME = "mail"
 EVENTS = "events"
@@ -45,8 +51,8 @@ def consumer(url: str, prefix: str, **settings: Any) -> dict[str, NatsConsumer]:
 class Consumed(Source):
     """A source with a stream and its consumer."""
 
-    def __init__(self, url: str, consumers: dict[str, NatsConsumer]) -> None:
-        super().__init__(url, {EVENTS: stream_settings()}, consumers=consumers)
+    def __init__(self, url: str, consumers: dict[str, NatsConsumer], kind: str = "changes") -> None:
+        super().__init__(url, {EVENTS: stream_settings(kind=kind)}, consumers=consumers)
 
     @property
     def known(self) -> NatsConsumers:
@@ -221,6 +227,91 @@ def test_changed_filters_leave_the_others_alone(
             await_true(lambda: NAME not in source.behind())
         numbers = published(nats, forgetful)
         assert sorted(numbers) == [*range(100, 300), *range(400, 500)]
+
+
+def note_columns(database: Database, store: Store) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, pad text, half int, n int)")
+    with psycopg.connect(database.url) as connection:
+        store.save_catalog("shop", load_columns(connection, [("public", "items")]))
+
+
+def test_a_condition_in_sql_holds_at_the_head_and_behind_it(
+    database: Database, nats: JetStream, nats_url: str, forgetful: str
+) -> None:
+    of = consumer(nats_url, forgetful.lower(), filters={"sql": "record.half = 0"})
+    with Consumed(database.url, {}) as source:
+        note_columns(database, source.store)
+        source.batch(100)
+        source.consumers = of
+        source.restart()
+        source.warm()
+        with loaded(source, pause=0.005):
+            await_true(lambda: NAME not in source.behind())
+            for _ in range(3):
+                source.await_written(200)
+                source.pause(paused=True)
+                source.await_state("paused")
+                source.await_written(200)
+                source.pause(paused=False)
+                await_true(lambda: NAME not in source.behind())
+        await_true(lambda: NAME not in source.behind())
+        expected = [n for n in range(source.written) if n % 2 == 0]
+        assert sorted(published(nats, forgetful)) == expected
+        assert source.delivered()[NAME] == len(expected)
+
+
+def test_what_a_condition_cannot_tell_at_the_head_is_a_dead_letter(
+    database: Database, nats: JetStream, nats_url: str, forgetful: str
+) -> None:
+    filters = {"sql": "record.n / (record.half - 1) <> 5", "table": "items"}
+    with Consumed(database.url, {}) as source:
+        note_columns(database, source.store)
+        source.consumers = consumer(nats_url, forgetful.lower(), filters=filters)
+        source.restart()
+        source.batch(1)
+        await_true(lambda: NAME not in source.behind())
+        rows = [
+            Change({"id": n, "half": n % 2, "n": n}, group=n, position=position(n), table=table)
+            for n, table in [(1, "items"), (2, "items"), (3, "others"), (4, "items")]
+        ]
+        (worker, *_) = source.workers
+        write_part(worker, wire(rows), RoundPart(position(0), position(4), 0, 1))
+        assert published(nats, forgetful) == [2, 4]
+        letters = [of.idempotency_key for of in source.store.letters.page(NAME)]
+        at = position(1)
+        assert letters == [f"tag-{position(0).lsn}-0", f"tag-{at.lsn}-{at.idx}"]
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_changed_key_is_a_delete_of_the_old_one_at_the_head_too(
+    database: Database, nats: JetStream, nats_url: str, forgetful: str, *, is_paused: bool
+) -> None:
+    of = consumer(nats_url, forgetful.lower(), deletes=True)
+    with Consumed(database.url, of, kind="rows") as source:
+        source.batch(1)
+        await_true(lambda: NAME not in source.behind())
+        if is_paused:
+            source.pause(paused=True)
+            source.await_state("paused")
+        rows = wire([inserted(3), moved(3, 4), deleted(4)])
+        last = Position(rows.column("commit_lsn")[0].as_py() + 5000, 2)
+        at = rows.schema.get_field_index("commit_lsn")
+        rows = rows.set_column(at, "commit_lsn", pa.array([last.lsn] * 3, pa.int64()))
+        (worker, *_) = source.workers
+        write_part(worker, rows, RoundPart(position(0), last, 0, 1))
+        if is_paused:
+            source.drainers[NAME].done(source.source.position(last))
+            source.pause(paused=False)
+            await_true(lambda: NAME not in source.behind())
+        found = [orjson.loads(message.data) for message in nats.messages(forgetful)][1:]
+        of_rows = [(body["record"]["id"], body.get("action")) for body in found]
+        # Behind the head, what is superseded is left out.
+        expected = (
+            [(3, "delete"), (4, "delete")]
+            if is_paused
+            else [(3, None), (3, "delete"), (4, None), (4, "delete")]
+        )
+        assert of_rows == expected
 
 
 def test_two_that_publish_the_same_to_one_stream_are_found(

@@ -22,6 +22,7 @@ from penstock.embedded.handles import Database
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.runners import Runners
 from penstock.runtime.source_runner import SourceRunner
+from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.store import Store
 
 BASE = Config(sources={}, sinks={})
@@ -125,6 +126,37 @@ def test_a_run_that_goes_on_beside_a_refused_change_is_not_begun_anew(bed: Bed) 
     assert bed.remover.is_left("a", newest.only("a"))
     assert bed.remover.before_run("a", newest.only("a")) is None
     assert (bed.left(), bed.streams()) == ([], {})
+
+
+def test_a_nats_consumer_that_is_made_again_begins_anew(bed: Bed) -> None:
+    """However little time lies between: else it would go on where the one before it was."""
+    mail = {"type": "nats", "stream": "one"}
+    good = bed.write(
+        ("source", "a", source()), ("sink", "one", stream("a")), ("consumer", "mail", mail)
+    )
+    bed.register(good)
+    known = NatsConsumers(bed.store)
+    (of,) = bed.store.streams()
+    known.register(of, "mail", {}, "all")
+    known.pause("mail", paused=True)
+    bed.write(("consumer", "mail", None))
+    newest = bed.write(("consumer", "mail", mail))
+    runner = Runner("a", good.only("a"))
+    bed.runners = [runner]
+    bed.remover.sweep()
+    assert (runner.renewed, bed.left(), len(known.all())) == (["a"], ["mail"], 1)
+    assert bed.remover.is_left("a", newest.only("a"))
+    assert bed.remover.before_run("a", newest.only("a")) is None
+    assert (bed.left(), known.all()) == ([], [])
+    # One that changes its type goes as well, once no run publishes for it.
+    known.register(of, "mail", {}, "all")
+    bed.write(("consumer", "mail", {"type": "pull", "stream": "one"}))
+    runner.running = newest.only("a")
+    bed.remover.sweep()
+    assert (bed.left(), len(known.all())) == (["mail"], 1)
+    runner.running = bed.config().only("a")
+    bed.remover.sweep()
+    assert (bed.left(), known.all()) == ([], [])
 
 
 def test_a_sink_that_changes_its_source_waits_for_the_former_ones_lease(bed: Bed) -> None:

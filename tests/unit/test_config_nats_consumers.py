@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from penstock.config.consumers import Filters
 from penstock.config.file import load
 from penstock.config.nats_consumers import NatsConsumer, parse_start
 from penstock.config.secret_values import masked
@@ -113,14 +113,29 @@ def test_places() -> None:
     assert NatsConsumer.model_validate(model).start == datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def test_filters_that_would_not_be_obeyed_are_refused() -> None:
-    class More(Filters):
-        sql: str | None = None
+def test_a_condition_is_a_filter_as_of_other_consumers(tmp_path: Path) -> None:
+    text = FILE.replace("{table: orders, action: [insert]}", "{sql: record.id > 5}")
+    config = read(tmp_path, text)
+    assert config.nats_consumers["mail"].filters.sql == "record.id > 5"
+    assert config.nats_consumers_of("shop")["mail"].filter is not None
+    assert "filters.sql" in problem(tmp_path, "{table: orders, action: [insert]}", "{sql: 1 +}")
 
-    with pytest.raises(ValueError, match="has no `sql`"):
-        NatsConsumer._check_filters(More(sql="true"))
-    given = Filters(table=("a",))
-    assert NatsConsumer._check_filters(given) is given
+
+def test_the_jetstream_stream_is_made_as_a_sinks_is(tmp_path: Path) -> None:
+    of = "create_stream: true\n    stream_config: {subjects: [SUBJECT], replicas: 3}\n    batch_size: 10"
+    text = FILE.replace("batch_size: 10", of)
+    mail = read(tmp_path, text.replace("SUBJECT", '"mail.>"')).nats_consumers_of("shop")["mail"]
+    assert mail.create_stream
+    assert mail.stream_config is not None
+    assert (mail.stream_config.subjects, mail.stream_config.replicas) == (("mail.>",), 3)
+    for old, new, expected in (
+        ("SUBJECT", "post.x", "take nothing of what is published to mail.*"),
+        ("subjects: [SUBJECT]", "name: POST", "`jetstream` is MAIL and stream_config.name POST"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            read(tmp_path, text.replace(old, new))
+    text = text.replace('    subject: "mail.{table}"\n', "").replace("SUBJECT", "shop.>")
+    assert read(tmp_path, text).nats_consumers_of("shop")["mail"].stream_config is not None
 
 
 TARGET = """\

@@ -58,7 +58,7 @@ def test_defaults_of_name_and_subjects(
     [
         ({"stream_config": {"name": "a.b"}}, "'a.b' cannot name a stream"),
         ({"stream_config": {"name": "A"}, "stream": "B"}, "remove one of them"),
-        ({"stream_config": {"subjects": ["audit.>"]}}, "take nothing of what the sink publishes"),
+        ({"stream_config": {"subjects": ["audit.>"]}}, "take nothing of what is published"),
         ({"stream_config": {"subjects": ["shop.>", "shop.a"]}}, "take the same subjects"),
         ({"stream_config": {"subjects": ["shop..a"]}}, "is no subject of a stream"),
         ({"stream_config": {"subjects": ["$JS.>"]}}, "is no subject of a stream"),

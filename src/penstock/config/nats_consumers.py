@@ -11,24 +11,27 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from penstock.config.consumers import ANY, Filters
 from penstock.config.durations import Duration, shown
+from penstock.config.jetstream import JetStreamSettings
 from penstock.config.nats import NatsSinkConfig
 from penstock.config.nats_login import check_target
-from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
+from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings, check_stream_config
+from penstock.config.strict import Flag
 from penstock.core.message import Position, parse_lsn
+from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT
 
 _PLACE: Final = re.compile(r"([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?::(\d{1,15}))?\Z")
 _OF_STREAM: Final = ("kind", "group_by")
 _SECRETS: Final = ("password", "token", "nkey_seed", "credentials_file", "user")
-_FILTERS: Final = frozenset({"table", "collection_id", "resource_id", "action"})
 _NOT_ITS_OWN: Final = frozenset(
     {
         "type", "stream", "source", "tables", "actions", "group_by", "kind", "filter", "transform",
         "route", "sort_by", "initial_backfill", "deletes", "target",
+        "stream_config",
     }
 )  # fmt: skip
 
 Start = Position | datetime
-"""Where to begin: behind a message's position (as its source has it), or at a commit time."""
+"""Where to begin: with the message at a position (as its source has it), or at a commit time."""
 
 
 def parse_start(text: str) -> Start:
@@ -47,8 +50,8 @@ def parse_start(text: str) -> Start:
     return at.astimezone(UTC)
 
 
-def takes_all(filters: Filters) -> bool:
-    """Return whether filters let everything through."""
+def names_all(filters: Filters) -> bool:
+    """Return whether filters name every table and action; what their `sql` lets through is open."""
     names = (filters.table, filters.collection_id, filters.resource_id, filters.action)
     return all(ANY in of for of in names)
 
@@ -69,6 +72,10 @@ class NatsConsumer(NatsSinkConfig):
     filters: Filters = Filters()
     detach_after: Duration = timedelta(seconds=30)
     """How long it may be behind before its messages are left in the stream alone."""
+    stream_config: JetStreamSettings | None = None
+    """What it wants of the JetStream stream that it publishes to."""
+    create_stream: Flag = False
+    """Whether a run makes that stream at its start where none takes the subjects."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,16 +97,6 @@ class NatsConsumer(NatsSinkConfig):
             parse_start(value)
         return value
 
-    @field_validator("filters")
-    @classmethod
-    def _check_filters(cls, filters: Filters) -> Filters:
-        # Filters of other consumers that are evaluated in the store only: not in silence.
-        for name in sorted(filters.model_fields_set - _FILTERS):
-            raise ValueError(
-                f"a consumer of type nats has no `{name}`: set `filter` on a stream of its own"
-            )
-        return filters
-
     @field_validator("deletes")
     @classmethod
     def _check_deletes(cls, value: bool, info: ValidationInfo) -> bool:
@@ -117,6 +114,20 @@ class NatsConsumer(NatsSinkConfig):
             raise ValueError("`deliver_policy` and `start_at` both say where it starts: remove one")
         return self
 
+    @model_validator(mode="after")
+    def _check_stream_config(self) -> Self:
+        if self.stream_config is None:
+            return self
+        # The template that it has by default is that of the stream's kind.
+        templates = (
+            [self.subject]
+            if "subject" in self.model_fields_set
+            else [DEFAULT_SUBJECT, ROWS_SUBJECT]
+        )
+        subjects = [self.subject_template(text).wildcard() for text in templates]
+        check_stream_config(self.stream_config, ("jetstream", self.jetstream), subjects)
+        return self
+
     @property
     def start(self) -> Start | Literal["all", "new"]:
         """Where it begins when it is first run."""
@@ -125,7 +136,7 @@ class NatsConsumer(NatsSinkConfig):
     @property
     def takes_all(self) -> bool:
         """Whether it takes every message of the stream."""
-        return takes_all(self.filters)
+        return names_all(self.filters) and self.filters.sql is None
 
     def sink(self, stream: StreamSinkSettings) -> NatsSinkSettings:
         """Return the settings of the NATS sink that publishes what it takes of `stream`.
@@ -150,6 +161,8 @@ class NatsConsumer(NatsSinkConfig):
                 "filter": None if whole else stream.filter or "true",
             }
         )  # fmt: skip
+        # It was checked with the consumer.
+        sink = sink.model_copy(update={"stream_config": self.stream_config})
         return sink.behind(self.reached)
 
     def shown(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -82,6 +83,27 @@ class SinkSettings(StrictModel):
         return column
 
 
+def check_stream_config(
+    wanted: JetStreamSettings, stream: tuple[str, str | None], subjects: Sequence[str]
+) -> None:
+    """Raise `ValueError` where `stream_config` goes neither with the stream nor with the subjects.
+
+    `stream` is the key that names one, and its value; `subjects` is empty where they are not known.
+    """
+    key, name = stream
+    if name and wanted.name and wanted.name != name:
+        raise ValueError(
+            f"`{key}` is {name} and stream_config.name {wanted.name}: remove one of them"
+        )
+    if not wanted.subjects or not subjects:
+        return
+    if not any(overlaps(pattern, subject) for pattern in wanted.subjects for subject in subjects):
+        raise ValueError(
+            f"stream_config.subjects ({', '.join(wanted.subjects)}) take nothing of what is published"
+            f" to {', '.join(subjects)}: correct one of them"
+        )
+
+
 class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     """A NATS sink as the file has it: what it takes from its source, and how it publishes."""
 
@@ -107,27 +129,10 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
 
     @model_validator(mode="after")
     def _check_stream_config(self) -> Self:
-        wanted = self.stream_config
-        if wanted is None:
-            return self
-        if self.stream and wanted.name and wanted.name != self.stream:
-            raise ValueError(
-                f"`stream` is {self.stream} and stream_config.name {wanted.name}: remove one of them"
-            )
-        # What an expression gives is not known.
-        if (
-            wanted.subjects
-            and not isinstance(self.route, str)
-            and not any(
-                overlaps(pattern, subject)
-                for pattern in wanted.subjects
-                for subject in self.wildcards()
-            )
-        ):
-            raise ValueError(
-                f"stream_config.subjects ({', '.join(wanted.subjects)}) take nothing of what the sink"
-                f" publishes to ({', '.join(self.wildcards())}): correct one of them"
-            )
+        if self.stream_config is not None:
+            # What an expression gives is not known.
+            subjects = () if isinstance(self.route, str) else self.wildcards()
+            check_stream_config(self.stream_config, ("stream", self.stream), subjects)
         return self
 
     @property

@@ -25,6 +25,7 @@ from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
 from penstock.core.errors import ConfigError, StoreError
 from penstock.desired.entities import Change
+from penstock.streams import nats_consumers_filter
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.joined import joined, written
 from penstock.streams.consumers.types import ConsumerError
@@ -138,12 +139,17 @@ def follow(
     filters: dict[str, Translated] = {}
     changed: list[tuple[int, str, Jsonb]] = []
     gone: list[int] = []
+    published = {name for (name,) in connection.execute(_SQL["nats_consumers"]).fetchall()}
     for name, spec in wanted.items():
+        if name in published and (spec is None or type_of("consumer", spec) != "nats"):
+            connection.execute(_SQL["remove_nats_consumer"], [name])
         old = served.get(name)
         if spec is None and old is not None and old[5]:
             continue
         if spec is None or type_of("consumer", spec) == "nats":
             # Those of type nats are registered, and removed, by the run that publishes for them.
+            if spec is not None:
+                _check_nats(connection, name, spec, streams, lenient=lenient)
             if old is not None and not old[5]:
                 gone.append(old[0])
             continue
@@ -201,6 +207,26 @@ def _refuse(
     values = {"kind": "consumer", "name": name, "reason": error.message, "process": 0}
     if connection.execute(_SQL["refuse"], values).rowcount:
         log.error("a consumer can't be served as it is", consumer=name, error=error.message)
+
+
+def _check_nats(
+    connection: psycopg.Connection[Any],
+    name: str,
+    spec: Spec,
+    streams: Mapping[str, int],
+    *,
+    lenient: bool,
+) -> None:
+    """Raise `ConfigError` for a filter in SQL that can't be planned, unless the run is to refuse it."""
+    filters = spec.get("filters")
+    text = filters.get("sql") if isinstance(filters, dict) else None
+    stream = streams.get(str(spec.get("stream")))
+    if lenient or not isinstance(text, str) or "${" in text or stream is None:
+        return
+    try:
+        nats_consumers_filter.planned(connection, stream, name, text)
+    except StoreError as error:
+        raise ConfigError([error.message]) from None
 
 
 def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:

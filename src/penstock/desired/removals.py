@@ -1,4 +1,4 @@
-"""What is left of deleted sources and sinks: slots, streams and backlogs, dropped once unused.
+"""What is left of deleted sources, sinks and NATS consumers, dropped once it is unused.
 
 Deleting an entity only notes it here. A run drops what is left when its source, or the sink, has left
 the query, and before it starts another entity of that name.
@@ -32,6 +32,7 @@ from penstock.desired.entities import Snapshot
 from penstock.desired.state import read
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.connect import drop_slot
+from penstock.streams import nats_consumers
 from penstock.streams.bastions import reachable
 from penstock.streams.names import LOCK_MIGRATE, LOCK_WRITE, segment_table
 from penstock.streams.store import Store
@@ -44,7 +45,7 @@ log = structlog.get_logger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A deleted source or sink, as it was, of which something is left."""
+    """A deleted source, sink or consumer of type nats, as it was, of which something is left."""
 
     id: int
     kind: str
@@ -66,10 +67,10 @@ def finish(
     """Drop what is left of a deleted entity, which nothing may use any more.
 
     Of a sink: its backlog, and the stream of its name, with the consumers; the sink may have been of
-    another type at its end. Of a source: its slot, unless another source has it now, what the store
-    knows of its position, and its checkpoints on this machine. A publication stays. Raises `StoreError`,
-    and `CaptureError` where the source can't be reached from here: then it is to be tried again, unless
-    another source has its name by now.
+    another type at its end. Of a consumer of type nats: its place. Of a source: its slot, unless another
+    source has it now, what the store knows of its position, and its checkpoints on this machine. A
+    publication stays. Raises `StoreError`, and `CaptureError` where the source can't be reached from
+    here: then it is to be tried again, unless another source has its name by now.
     """
     if removal.kind == "source":
         _drop_slot(store, removal, environ)
@@ -80,6 +81,11 @@ def finish(
             return  # another thread has done it, and what has the name now is new
         if removal.kind == "source":
             connection.execute(_SQL["delete_position"], [removal.name])
+        elif removal.kind == "consumer":
+            for (source_id,) in connection.execute(
+                _SQL["nats_consumer"], [removal.name]
+            ).fetchall():
+                nats_consumers.remove(connection, source_id, removal.name)
         else:
             source = str(removal.spec.get("source", ""))
             connection.execute(_SQL["delete_backlog"], {"source": source, "sink": removal.name})

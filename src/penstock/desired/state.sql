@@ -126,5 +126,20 @@ WHERE s.id = b.source_id AND s.name = %(source)s AND b.sink = %(sink)s
 DELETE FROM penstock.backlogs b USING penstock.nats_consumers n, penstock.streams s
 WHERE s.name = %s AND n.stream_id = s.id AND b.source_id = s.source_id AND b.sink = n.name
 
+-- name: remove_nats_consumer
+-- The run that publishes for a consumer of type nats removes it.
+INSERT INTO penstock.removals (kind, name, spec, version)
+SELECT 'consumer', n.name, jsonb_build_object('type', 'nats', 'source', so.name), s.version
+FROM penstock.nats_consumers n JOIN penstock.streams st ON st.id = n.stream_id
+JOIN penstock.sources so ON so.id = st.source_id, penstock.state s
+WHERE n.name = %s
+
+-- name: nats_consumers
+SELECT name FROM penstock.nats_consumers
+
+-- name: nats_consumer
+SELECT st.source_id FROM penstock.nats_consumers n JOIN penstock.streams st ON st.id = n.stream_id
+WHERE n.name = %s
+
 -- name: delete_position
 DELETE FROM penstock.positions WHERE source = %s

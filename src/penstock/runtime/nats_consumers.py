@@ -11,6 +11,7 @@ from penstock.config.settings import Config
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
 from penstock.spark.consumer_steps import ConsumerRoute
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.records import SourceRecord
 from penstock.streams.store import Store
@@ -65,9 +66,22 @@ class ConsumerDrainers:
         consumer = self.config.nats_consumers[name]
         stream = self.config.streams[consumer.stream]
         of = ConsumerStream(
-            self._streams[consumer.stream], stream.kind, consumer.filters, consumer.detach_after
-        )
+            self._streams[consumer.stream], stream.kind, consumer.filters, consumer.detach_after,
+            sql_filter.function_of(consumer.stream, consumer.filters.sql),
+        )  # fmt: skip
         return ConsumerBacklog(self._sources[stream.source].id, name, of)
+
+
+def refuse_filters(store: Store, config: Config, streams: Mapping[str, int]) -> None:
+    """Raise `StoreError` for a consumer's filter in SQL that the tables of its stream refuse.
+
+    `streams` are the ids of streams by name.
+    """
+    with store.connection() as connection:
+        for name, consumer in config.nats_consumers.items():
+            if consumer.filters.sql is not None and consumer.stream in streams:
+                text = consumer.filters.sql
+                sql_filter.planned(connection, streams[consumer.stream], name, text)
 
 
 def consumer_routes_of(

@@ -81,6 +81,7 @@ class Preparation:
             self._guard.refuse_gap(name)
             setup.ensure(self._config.sources[name], is_read=True)
             self._register(name)
+        self._store.refuse_filters()
         self._store.register_consumers(beside=True)
 
     def await_streams(self, seconds: float) -> None:
@@ -91,6 +92,8 @@ class Preparation:
         self._store.register(name, self._stopping)
         for sink, settings in self._config.sinks_of(name).items():
             self._streams.add(sink, settings)
+        for consumer, publishes in self._config.nats_consumers_of(name).items():
+            self._streams.add(consumer, publishes)
 
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; wait for a slot that a killed run's connection still holds."""

@@ -1,4 +1,4 @@
-"""Drops what is left of sources and sinks that the desired state has lost, once no run uses it.
+"""Drops what is left of deleted sources, sinks and NATS consumers, once no run uses it.
 
 The store keeps the list (`penstock.desired.removals`), so that a crash in the middle loses nothing: an
 entry goes when all that it stands for is gone. Only who has a source's lease drops what is its. A
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -95,7 +95,7 @@ class Remover:
                 runner = by_name.get(source)
                 if runner is None and source not in config.running_sources:
                     self._remove_alone(store, source, removal)
-                elif runner is not None and removal.kind == "sink":
+                elif runner is not None and removal.kind != "source":
                     self._remove_beside(store, config, runner, removal)
         if not found:
             self._done_at = config.version
@@ -122,7 +122,7 @@ class Remover:
             own, others = _concerning(pending(store), source, config)
         if others and not own:  # two sources whose sinks change places both end
             raise _waits(others[0], source)
-        again = [r for r in own if r.kind == "source" or r.name in config.sinks]
+        again = [r for r in own if r.kind == "source" or r.name in _alike(r, config)]
         return bool(again or others)
 
     def _remove_alone(self, store: Store, source: str, removal: Removal) -> None:
@@ -138,15 +138,16 @@ class Remover:
     def _remove_beside(
         self, store: Store, config: Config, runner: SourceRunner, removal: Removal
     ) -> None:
-        """Remove a sink of a source that runs here."""
+        """Remove a sink, or a NATS consumer, of a source that runs here."""
         running = runner.running
         if running is None or not runner.holds_lease:
             return
-        if removal.name not in running.sinks:
+        has = _alike(removal, running).get(removal.name)
+        if has is None:
             self._finish(store, removal)
         elif (
             running.version < removal.version
-            and running.sinks[removal.name] == config.sinks.get(removal.name)
+            and has == _alike(removal, config).get(removal.name)
             and not runner.refuses
         ):
             runner.renew()  # it was removed and made again: it begins anew
@@ -198,7 +199,7 @@ def _concerning(
             continue  # a change that was refused, say: the run goes on with what was removed
         if source_of(removal) == source:
             own.append(removal)
-        elif removal.kind == "sink" and removal.name in config.sinks:
+        elif removal.kind != "source" and removal.name in _alike(removal, config):
             others.append(removal)
     return own, others
 
@@ -207,8 +208,13 @@ def _waits(removal: Removal, source: str) -> StoreError:
     former = source_of(removal)
     return StoreError(
         "not_removed",
-        f"Source {source} waits: sink {removal.name} took from source {former} before, and what is left"
-        " of that is not dropped yet.",
+        f"Source {source} waits: {removal.kind} {removal.name} took from source {former} before, and"
+        " what is left of that is not dropped yet.",
         remedy=f"The process that runs source {former} drops it: see its log.",
         transient=True,
     )
+
+
+def _alike(removal: Removal, config: Config) -> Mapping[str, object]:
+    """Return the entities of a configuration that are of the same kind as what was removed."""
+    return config.nats_consumers if removal.kind == "consumer" else config.sinks

@@ -337,5 +337,7 @@ def _concerned(source: str, config: Config, error: PenstockError) -> Iterator[tu
     named = [name for name in config.sinks if f"sinks.{name}." in error.message]
     named = named or [name for name in config.sinks if f"{name!r}" in error.message]
     yield from (("sink", name) for name in named)
-    if not named:
+    readers = [name for name in config.nats_consumers if f"consumers.{name}." in error.message]
+    yield from (("consumer", name) for name in readers)
+    if not named and not readers:
         yield "source", source

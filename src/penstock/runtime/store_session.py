@@ -20,7 +20,11 @@ from penstock.desired import consumers
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.replication import identify
 from penstock.runtime.catalog_watch import CatalogWatch
-from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
+from penstock.runtime.nats_consumers import (
+    ConsumerDrainers,
+    consumer_routes_of,
+    refuse_filters,
+)
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainer import Drainer
@@ -146,6 +150,10 @@ class StoreSession:
         self._on_report(
             {"claim": source, "code": error.code, "error": error.message, "remedy": error.remedy}
         )
+
+    def refuse_filters(self) -> None:
+        """Raise `StoreError` for a NATS consumer's filter in SQL that the tables refuse."""
+        refuse_filters(self._store, self._config, self._streams)
 
     def register_consumers(self, *, beside: bool = False) -> None:
         """Register the consumers of the run's streams; a run `beside` this one may have others."""

@@ -8,20 +8,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.consumers import ANY, Filters
-from penstock.config.nats_consumers import takes_all
+from penstock.config.nats_consumers import names_all
 from penstock.core.tables import TablePattern, matches_any
 
 
 def selected(filters: Filters, messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return those of `messages` (`WIRE_SCHEMA`) that the filters let through."""
-    if not messages.num_rows or takes_all(filters):
-        return messages
+    """Return those of `messages` (`WIRE_SCHEMA`) that the filters name, whatever their `sql`."""
+    named = mask(filters, messages)
+    return messages if named is None else messages.filter(named)
+
+
+def mask(filters: Filters, messages: pa.RecordBatch) -> pa.BooleanArray | None:
+    """Return of each message whether the filters name it; None where they name all."""
+    if not messages.num_rows or names_all(filters):
+        return None
     columns = [messages.column(name) for name in ("table_schema", "table_name", "action")]
     kinds = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
     takes = [_takes(filters, *kind.split("\0")) for kind in kinds.dictionary.to_pylist()]
-    if all(takes):
-        return messages
-    return messages.filter(pa.array(takes, pa.bool_()).take(kinds.indices))
+    return None if all(takes) else pa.array(takes, pa.bool_()).take(kinds.indices)
 
 
 def _takes(filters: Filters, schema: str, table: str, action: str) -> bool:

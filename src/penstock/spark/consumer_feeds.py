@@ -14,12 +14,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.blocks import Block
 from penstock.core.message import Position, RoundPart
+from penstock.sinks.selected import mask
 from penstock.sinks.stream import Backlog, Stored
+from penstock.spark import old_keys
 from penstock.spark.consumer_steps import ConsumerRoute
-from penstock.spark.sink_writer import Delivery, SinkWriter
+from penstock.spark.sink_writer import Delivery
 
 if TYPE_CHECKING:
     from penstock.spark.writer import Worker
@@ -54,7 +57,7 @@ class ConsumerFeeds:
         self._behind = {name: of for name, of in behind.items() if name in worker.consumer_writers}
         self._at = {}
         for name, writer in worker.consumer_writers.items():
-            if name in self._feeds or name in behind or not self._is_for(writer):
+            if name in self._feeds or name in behind or not self._is_for(name):
                 continue
             blocks: SimpleQueue[Block | None] = SimpleQueue()
             floor = self._floors.get(name)
@@ -64,12 +67,16 @@ class ConsumerFeeds:
 
     def add(self, stream: str, block: Block, messages: pa.RecordBatch, stored: Stored) -> None:
         """Hand on what a stream has got of a block, in the open transaction; `stored` is of that."""
-        for name in self._worker.consumers_of.get(stream, ()):
+        names = self._worker.consumers_of.get(stream, ())
+        if names:
+            messages = self._as_stored(names[0], messages)
+        for name in names:
             if (feed := self._feeds.get(name)) is not None:
                 at = self._at[name] = self._at.get(name, 0) + 1
                 if at > feed.fed:
                     feed.fed = at
-                    feed.blocks.put(Block(block.part, messages, None, block.last))
+                    results = self._results(name, messages)
+                    feed.blocks.put(Block(block.part, messages, results, block.last))
                 if name in self._behind and self._behind[name].in_stream:
                     self._worker.store.note_ahead(name, messages)
             elif (of := self._behind.get(name)) is not None and (
@@ -85,7 +92,29 @@ class ConsumerFeeds:
         for feed in self._feeds.values():
             feed.blocks.put(None)
 
-    def _is_for(self, writer: SinkWriter) -> bool:
-        route = writer.steps.route
+    def _is_for(self, name: str) -> bool:
+        return self._part.sink in (None, self._route(name).stream)
+
+    def _route(self, name: str) -> ConsumerRoute:
+        route = self._worker.consumer_writers[name].steps.route
         assert isinstance(route, ConsumerRoute)  # noqa: S101 - the worker has made it
-        return self._part.sink in (None, route.stream)
+        return route
+
+    def _as_stored(self, name: str, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Return messages with the deletes of left keys that their stream, of kind rows, has."""
+        old = messages.column("old_key")
+        if self._route(name).settings.kind != "rows" or old.null_count == len(old):
+            return messages
+        return old_keys.with_deletes(messages, messages.filter(old.is_valid()))
+
+    def _results(self, name: str, messages: pa.RecordBatch) -> pa.StructArray | None:
+        """Return what a consumer's filter in SQL makes of each message, None without one."""
+        route = self._route(name)
+        if route.function is None:
+            return None
+        named = mask(route.filters, messages)
+        asked = messages if named is None else messages.filter(named)
+        found = self._worker.store.verdicts(route.function, route.settings.kind, asked)
+        if named is not None:
+            found = pc.replace_with_mask(pa.nulls(len(named), pa.string()), named, found)
+        return pa.StructArray.from_arrays([found], ["passed"])

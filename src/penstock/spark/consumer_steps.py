@@ -10,6 +10,7 @@ from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import Block
 from penstock.sinks.selected import selected
 from penstock.spark.steps import Prepared
+from penstock.streams import nats_consumers_filter as sql_filter
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class ConsumerRoute:
     filters: Filters
     uuid: str | None = None
 
+    @property
+    def function(self) -> str | None:
+        """The function of its filter in SQL."""
+        return sql_filter.function_of(self.stream, self.filters.sql)
+
 
 class ConsumerSteps:
     """Filters what goes to the stream: its own filter, transform and groups come before."""
@@ -44,6 +50,17 @@ class ConsumerSteps:
         """Do nothing."""
 
     def __call__(self, block: Block) -> Prepared:
-        """Return what the consumer gets of what the stream has got."""
-        messages = selected(self.route.filters, block.messages)
-        return Prepared(messages, [], block.messages.num_rows - messages.num_rows)
+        """Return what the consumer gets of what the stream has got.
+
+        Where its filter has a condition, the block's `results` have what that makes of each message;
+        without them it is open.
+        """
+        dead = []
+        if block.results is None:
+            messages = selected(self.route.filters, block.messages)
+        else:
+            (verdicts,) = block.results.flatten()
+            messages, wrong = sql_filter.split(block.messages, verdicts)
+            dead = sql_filter.letters(block.messages, verdicts, wrong)
+        filtered = block.messages.num_rows - messages.num_rows - len(dead)
+        return Prepared(messages, dead, filtered)

@@ -16,6 +16,7 @@ from penstock.core.monitor import Reporter
 from penstock.sinks import reports
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.stream import StreamRoute, StreamWriter
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams.copy import placed
 from penstock.streams.nats_consumers import SQL
 from penstock.streams.records import START
@@ -114,6 +115,11 @@ class StoreWriter:
         target = self._target
         with self.streams.statements() as connection:
             backlog.spill(connection, target.source_id, sink, messages, target.base, first=first)
+
+    def verdicts(self, function: str, kind: str, messages: pa.RecordBatch) -> pa.StringArray:
+        """Return, in the open transaction, what the function of a filter makes of each message."""
+        with self.streams.statements() as connection:
+            return sql_filter.evaluated(connection, function, kind, messages)
 
     def note_ahead(self, consumer: str, messages: pa.RecordBatch) -> None:
         """Note, in the open transaction, that messages which a consumer's stream has are published."""

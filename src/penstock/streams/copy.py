@@ -129,7 +129,16 @@ def rows(batch: pa.RecordBatch, kind: str) -> Iterator[memoryview]:
         yield memoryview(data)[: memoryview(offsets).cast("i")[part.num_rows]]
 
 
-def _columns(batch: pa.RecordBatch, kind: str) -> list[pa.Array | pa.Scalar]:
+def texts(batch: pa.RecordBatch, kind: str) -> list[str]:
+    """Return messages (`WIRE_SCHEMA`) as a segment has them."""
+    _, parts = _message(batch, kind)
+    joined = pc.binary_join_element_wise(*parts, _NOTHING)
+    found: list[str] = joined.cast(pa.string()).to_pylist()
+    return found
+
+
+def _message(batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, list[pa.Array | pa.Scalar]]:
+    """Return the sizes of messages, and what joins to them."""
     record, metadata = _text(batch, "record"), _text(batch, "metadata", _NO_METADATA)
     action = _text(batch, "action")
     size = pc.add(pc.binary_length(record), pc.binary_length(metadata))
@@ -137,14 +146,16 @@ def _columns(batch: pa.RecordBatch, kind: str) -> list[pa.Array | pa.Scalar]:
         is_delete = pc.equal(action, _constant(DELETE.encode()))
         between = pc.if_else(is_delete, _DELETED, _ROW_METADATA)
         size = pc.add(pc.add(size, pc.binary_length(between)), _ROW_AROUND)
-        message = [_RECORD, record, between, metadata, _END]
-        key = _fields(_keys(batch))
-    else:
-        changes = _text(batch, "changes")
-        size = pc.add(pc.add(size, pc.binary_length(changes)), pc.binary_length(action))
-        size = pc.add(size, _AROUND)
-        message = [_RECORD, record, _CHANGES, changes, _ACTION, action, _METADATA, metadata, _END]
-        key = _NULL
+        return size, [_RECORD, record, between, metadata, _END]
+    changes = _text(batch, "changes")
+    size = pc.add(pc.add(size, pc.binary_length(changes)), pc.binary_length(action))
+    size = pc.add(size, _AROUND)
+    return size, [_RECORD, record, _CHANGES, changes, _ACTION, action, _METADATA, metadata, _END]
+
+
+def _columns(batch: pa.RecordBatch, kind: str) -> list[pa.Array | pa.Scalar]:
+    size, message = _message(batch, kind)
+    key = _fields(_keys(batch)) if kind == "rows" else _NULL
     # fmt: off - read it as the row it makes
     return [
         _FIRST,

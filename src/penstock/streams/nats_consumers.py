@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 import psycopg
+import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from penstock.config.consumers import Filters
@@ -22,6 +23,7 @@ from penstock.core.errors import StoreError
 from penstock.core.health import Failure
 from penstock.core.message import Position
 from penstock.core.text import nearest
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
 from penstock.streams.names import LOCK_MIGRATE
 from penstock.streams.read import Selection
@@ -75,6 +77,17 @@ class NatsConsumerRecord:
             return "paused"
         return "attached" if self.position is None and self.rewind is None else "behind"
 
+    def verdict(self, connection: Connection, message: pa.RecordBatch) -> str | None:
+        """Return what its filter in SQL makes of a message: None where it is left out.
+
+        Empty where it passes, and where there is no such filter; else why that can't be told.
+        """
+        function = sql_filter.function_of(self.stream, filters_of(self.settings).sql)
+        if function is None:
+            return ""
+        (found,) = sql_filter.evaluated(connection, function, self.kind, message).to_pylist()
+        return None if found is None else str(found)
+
     def body(self) -> dict[str, Any]:
         """Return it as the API and the CLI show it."""
         position = self.position
@@ -116,7 +129,11 @@ class NatsConsumers:
     def register(
         self, stream: StreamRecord, name: str, settings: Mapping[str, Any], start: Place
     ) -> None:
-        """Make a consumer that begins at `start`, or find it and take over its settings."""
+        """Make a consumer that begins at `start`, or find it and take over its settings.
+
+        A filter in SQL that the stream's tables refuse raises `StoreError`, too.
+        """
+        of = (stream.id, stream.name)
         with self._store.connection() as connection, connection.transaction():
             connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
             found = _records(connection, name)
@@ -126,8 +143,10 @@ class NatsConsumers:
                     f"Consumer {name!r} publishes the stream {found[0].stream!r}, not {stream.name!r}.",
                     remedy="Give this one another name.",
                 )
+            sql_filter.install(connection, of, name, filters_of(settings).sql)
             if found:
                 connection.execute(SQL["change"], [Jsonb(dict(settings)), name])
+                _drop_functions(connection)
                 return
             if (connection.execute(SQL["taken"], [name]).fetchone() or (False,))[0]:
                 raise StoreError(
@@ -149,8 +168,7 @@ class NatsConsumers:
                 if of.stream_id in streams and wanted.get(of.name) != of.stream_id
             ]  # fmt: skip
             for of in gone:
-                forget_backlog(connection, of.source_id, of.name)
-                connection.execute(SQL["delete"], [of.name])
+                remove(connection, of.source_id, of.name)
         return [of.name for of in gone]
 
     def pause(self, name: str, *, paused: bool) -> None:
@@ -204,6 +222,24 @@ def forget_backlog(connection: Connection, source_id: int, name: str) -> None:
     connection.execute(SQL["forget_backlog"], [source_id, name])
 
 
+def skip(connection: Connection, source_id: int, name: str, end: Position) -> None:
+    """Note that a consumer which is left in its stream is done with all up to `end`."""
+    values = {"source": source_id, "sink": name, "lsn": end.lsn, "idx": end.idx}
+    connection.execute(SQL["skip"], values)
+
+
+def remove(connection: Connection, source_id: int, name: str) -> None:
+    """Remove a consumer, with what waits for it and the function of its filter."""
+    forget_backlog(connection, source_id, name)
+    connection.execute(SQL["delete"], [name])
+    _drop_functions(connection)
+
+
+def _drop_functions(connection: Connection) -> None:
+    """Drop the functions of filters that no consumer has any more."""
+    sql_filter.drop_unused(connection, connection.execute(SQL["conditions"]).fetchall())
+
+
 def note_dropped(
     connection: Connection, stream: StreamRecord, through: Position
 ) -> list[tuple[str, int]]:
@@ -213,9 +249,9 @@ def note_dropped(
         SQL["readers"], [stream.id]
     ).fetchall():
         drained, since = Position(*numbers[:2]), Position(*numbers[2:])
-        of = Selection(
-            stream.id, stream.kind, filters_of(settings), (source, name) if has_ahead else None
-        )
+        filters, own = filters_of(settings), (source, name) if has_ahead else None
+        function = sql_filter.function_of(stream.name, filters.sql)
+        of = Selection(stream.id, stream.kind, filters, own, function)
         count = read.count(connection, of, in_stream(max(drained, since)), through)
         if count:
             connection.execute(SQL["add_dropped"], [count, name])
@@ -278,9 +314,9 @@ def _record(connection: Connection, row: tuple[Any, ...]) -> NatsConsumerRecord:
     if position is not None:
         ((waiting,),) = connection.execute(SQL["in_blocks"], [source_id, name])
         if from_stream is not None:
-            of = Selection(
-                stream_id, kind, filters_of(settings), (source_id, name) if has_ahead else None
-            )
+            filters, own = filters_of(settings), (source_id, name) if has_ahead else None
+            function = sql_filter.function_of(stream, filters.sql)
+            of = Selection(stream_id, kind, filters, own, function)
             after = in_stream(max(position, Position(from_lsn, from_idx)))
             waiting += read.count(connection, of, after)
     return NatsConsumerRecord(

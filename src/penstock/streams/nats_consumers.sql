@@ -25,6 +25,12 @@ UPDATE penstock.nats_consumers SET settings = %s WHERE name = %s
 -- name: delete
 DELETE FROM penstock.nats_consumers WHERE name = %s
 
+-- name: conditions
+-- The filters in SQL, each with the name of its stream.
+SELECT DISTINCT st.name, n.settings -> 'filters' ->> 'sql'
+FROM penstock.nats_consumers n JOIN penstock.streams st ON st.id = n.stream_id
+WHERE n.settings -> 'filters' ->> 'sql' IS NOT NULL
+
 -- name: pause
 UPDATE penstock.nats_consumers SET paused = %s WHERE name = %s
 
@@ -55,6 +61,11 @@ WHERE source_id = %s AND sink = %s AND code <> %s
 
 -- name: forget_backlog
 DELETE FROM penstock.backlogs WHERE source_id = %s AND sink = %s
+
+-- name: skip
+UPDATE penstock.backlogs SET drained_lsn = %(lsn)s, drained_idx = %(idx)s,
+    from_lsn = %(lsn)s, from_idx = %(idx)s
+WHERE source_id = %(source)s AND sink = %(sink)s
 
 -- name: add_ahead
 -- Messages that a task publishes although it has found the consumer behind: it had begun to before.

@@ -6,7 +6,7 @@ found again in the one that has taken its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
@@ -17,9 +17,12 @@ from psycopg import sql
 
 from penstock.config.consumers import Filters
 from penstock.core import queries
+from penstock.core.delivery import DeadLetter
 from penstock.core.json_members import Members, text_of
 from penstock.core.message import WIRE_SCHEMA, Position
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams.consumers.selection import matches, superseded
+from penstock.streams.consumers.sql_filter import passed
 from penstock.streams.names import segment_table
 from penstock.streams.records import START, commit_position, stream_idx
 
@@ -33,11 +36,19 @@ _ROWS: Final = 20_000
 _BYTES: Final = 16 * 1024 * 1024
 _FETCH: Final = 1_000
 _TRIES: Final = 10
+_MESSAGE: Final = 7  # of a row
 _CHANGE: Final = Members(["record", "changes", "metadata"])
 _ROW: Final = Members(["record", "metadata"])
 _KEY: Final = Members(["idempotency_key"])
 
 T = TypeVar("T")
+
+
+class Dead(NamedTuple):
+    """A dead letter, with the commit position of its message."""
+
+    at: Position
+    letter: DeadLetter
 
 
 class _Segment(NamedTuple):
@@ -49,11 +60,13 @@ class _Segment(NamedTuple):
 class Read(NamedTuple):
     """Messages, in order, at the commit positions of their stream.
 
-    With them all up to `end`, such a position, are read; None: all that were asked for.
+    With them all up to `end`, such a position, are read; None: all that were asked for. Of those that
+    are `dead` the consumer's filter can't be evaluated.
     """
 
     messages: pa.RecordBatch
     end: Position | None
+    dead: Sequence[Dead] = ()
 
 
 @dataclass(frozen=True)
@@ -61,13 +74,14 @@ class Selection:
     """What a consumer takes of a stream.
 
     `backlog` identifies its row in `penstock.backlogs` (source and name), where that has messages that
-    are passed by; None where there are none.
+    are passed by; None where there are none. `function` is that of its filter in SQL.
     """
 
     stream_id: int
     kind: str
     filters: Filters = field(default_factory=Filters)
     backlog: tuple[int, str] | None = None
+    function: str | None = None
 
 
 def read(
@@ -186,8 +200,16 @@ def _query(name: str, segment: _Segment, segments: list[_Segment], of: Selection
         conditions.append(sql.SQL("NOT {}").format(newer))
     if of.backlog is not None:
         conditions.append(sql.SQL(_SQL["not_ahead"]))
-    condition = sql.SQL(" AND ").join(conditions)
-    return sql.SQL(_SQL[name]).format(segment=segment_table(segment.id), condition=condition)
+    asked: sql.Composable = sql.SQL("")
+    verdict = sql.SQL("''")
+    if of.function is not None:
+        asked = sql.SQL(_SQL["asked"]).format(passed=passed(of.function))
+        verdict = sql.SQL(_SQL["verdict"])
+        conditions.append(sql.SQL("f.passed IS NOT NULL"))
+    return sql.SQL(_SQL[name]).format(
+        segment=segment_table(segment.id), condition=sql.SQL(" AND ").join(conditions),
+        asked=asked, verdict=verdict,
+    )  # fmt: skip
 
 
 def _values(of: Selection, after: Position, until: Position) -> dict[str, Any]:
@@ -216,11 +238,14 @@ def _read(
             cursor.execute(_query("messages", segment, segments, of), _values(of, after, until))
             while page := cursor.fetchmany(_FETCH):
                 found += page
-                size += sum(len(row[-1]) for row in page)
+                size += sum(len(row[_MESSAGE]) for row in page)
                 first, last_ = (commit_position(*found[at][:2]) for at in (0, -1))
                 if first < last_ and (len(found) >= rows or size >= _BYTES):
                     return _cut(found, of.kind)
-    return Read(_batch(found, of.kind), None)
+        if not found and segment.through < until:
+            # Filters may let little through: what was read need not be read again.
+            return _made(found, of.kind, commit_position(*segment.through))
+    return _made(found, of.kind, None)
 
 
 def _cut(found: list[tuple[Any, ...]], kind: str) -> Read:
@@ -229,11 +254,20 @@ def _cut(found: list[tuple[Any, ...]], kind: str) -> Read:
     end = len(found)
     while commits[end - 1] == commits[-1]:
         end -= 1
-    return Read(_batch(found[:end], kind), commits[end - 1])
+    return _made(found[:end], kind, commits[end - 1])
+
+
+def _made(rows: list[tuple[Any, ...]], kind: str, end: Position | None) -> Read:
+    messages = _batch([row[: _MESSAGE + 1] for row in rows], kind)
+    verdicts = pa.array([row[-1] for row in rows], pa.string())
+    passing, wrong = sql_filter.split(messages, verdicts)
+    letters = sql_filter.letters(messages, verdicts, wrong)
+    at = [commit_position(*rows[row][:2]) for row in wrong]
+    return Read(passing, end, [Dead(*of) for of in zip(at, letters, strict=True)])
 
 
 def _batch(rows: list[tuple[Any, ...]], kind: str) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+    columns = list(zip(*rows, strict=True)) if rows else [()] * (_MESSAGE + 1)
     lsn, idx, group, old_group, schema, table, action, texts = columns
     if kind == "rows":
         read = _ROW.rows(texts)

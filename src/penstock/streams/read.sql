@@ -5,18 +5,27 @@ SELECT id, after_lsn, after_idx, through_lsn, through_idx
 FROM penstock.segments WHERE stream_id = %s ORDER BY after_lsn, after_idx
 
 -- name: messages
-SELECT m.lsn, m.idx, m.group_hash, m.old_group_hash, m.table_schema, m.table_name, m.action, m.message
-FROM {segment} m
+SELECT m.lsn, m.idx, m.group_hash, m.old_group_hash, m.table_schema, m.table_name, m.action, m.message,
+       {verdict}
+FROM {segment} m {asked}
 WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
   AND {condition}
 ORDER BY m.lsn, m.idx
 
 -- name: count
 SELECT count(*) FROM (
-    SELECT FROM {segment} m
+    SELECT FROM {segment} m {asked}
     WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
       AND {condition}
     LIMIT %(limit)s) AS found
+
+-- name: asked
+-- The filter in SQL, once for each message: OFFSET 0 keeps the planner from repeating the call.
+CROSS JOIN LATERAL (SELECT {passed} AS passed OFFSET 0) AS f
+
+-- name: verdict
+-- Empty of a message that passes, else why that can't be told.
+CASE WHEN left(f.passed, 1) = '!' THEN f.passed ELSE '' END
 
 -- name: not_ahead
 -- As a condition: the message was not published, or kept in a block, when the backlog began.

@@ -11,12 +11,15 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+import pyarrow as pa
+
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
 from penstock.streams.consumers.registry import Consumers
+from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
 from penstock.transforms.base import TransformError
@@ -97,6 +100,11 @@ class Replay:
         sink = self._sink(name)
         try:
             message = read(letter.message.encode(), config.sources[sink.source], sink)
+            if name in config.nats_consumers:
+                self._refuse_filtered(letter, name, message)
+                # What its stream filters is done with.
+                sinks = {name: sink.model_copy(update={"filter": None})}
+                config = config.model_copy(update={"sinks": sinks})
             outcomes = list(self._trial(config, name)(message))
         except (CaptureError, ExpressionError, MessageError, TransformError) as error:
             raise SinkError(
@@ -121,6 +129,26 @@ class Replay:
                 self._publisher(name).publish(
                     sent.to or "", sent.key, sent.body.encode(), headers=sent.headers
                 )
+
+    def _refuse_filtered(self, letter: StoredLetter, name: str, message: pa.RecordBatch) -> None:
+        """Raise `SinkError` where a NATS consumer's filter does not let a message through by now."""
+        consumer = NatsConsumers(self._store).get(name)
+        with self._store.connection() as connection:
+            verdict = consumer.verdict(connection, message)
+        if verdict is None:
+            raise SinkError(
+                "passed_by",
+                f"Dead letter {letter.id} is not for {name} any more: its `filters.sql` leaves it out.",
+                remedy="Correct the consumer, or purge it.",
+                transient=False,
+            )
+        if verdict:
+            raise SinkError(
+                letter.code,
+                f"Dead letter {letter.id} fails again: {verdict.removeprefix('!')}.",
+                remedy="Correct the consumer's `filters.sql`, or purge it.",
+                transient=False,
+            )
 
     def _trial(self, config: Config, name: str) -> Trial:
         if name not in self._trials:

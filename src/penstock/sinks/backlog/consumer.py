@@ -12,6 +12,7 @@ stream already it puts into blocks, and what is read twice is delivered once, by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,8 +25,9 @@ from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind, Connection, Taken
 from penstock.sinks.selected import selected
 from penstock.streams import nats_consumers, read
+from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams.nats_consumers import FOLLOWING, PAUSED, in_stream
-from penstock.streams.read import Selection
+from penstock.streams.read import Dead, Read, Selection
 from penstock.streams.segments import lock_writers
 
 _IS_PAUSED = (PAUSED, "It is paused.")
@@ -33,12 +35,16 @@ _IS_PAUSED = (PAUSED, "It is paused.")
 
 @dataclass(frozen=True)
 class ConsumerStream:
-    """A consumer's part of a stream; it is left there after it has been behind for `detach_after`."""
+    """A consumer's part of a stream; it is left there after it has been behind for `detach_after`.
+
+    `function` is that of its filter in SQL.
+    """
 
     stream_id: int
     kind: str
     filters: Filters
     detach_after: timedelta
+    function: str | None = None
 
 
 class ConsumerBacklog(SinkBacklog):
@@ -57,8 +63,8 @@ class ConsumerBacklog(SinkBacklog):
         self.paused, *rewind = row or (False, None, None)
         behind = super().attend(connection, done)
         try:
-            if None not in rewind:
-                self._rewind(connection, Position(*rewind))
+            if done is not None and None not in rewind:
+                self._rewind(connection, Position(*rewind), done)
             elif done is not None and self._leaves(behind):
                 self._leave(connection, done)
         except psycopg.errors.LockNotAvailable:
@@ -71,18 +77,25 @@ class ConsumerBacklog(SinkBacklog):
         """Return some of the first messages, of the stream and of the blocks; see `SinkBacklog`."""
         blocks = backlog.take(connection, of, until)
         if of.stream_id is None:
-            return None if blocks is None else self._selected(blocks)
+            return None if blocks is None else self._selected(connection, blocks, [])
         after = in_stream(max(of.drained, of.since))
         last = read.END if until is None else in_stream(until)
         found = read.read(connection, self._selection(of), after, last)
-        if blocks is None and not found.messages.num_rows and found.end is None:
+        nothing = not found.messages.num_rows and not found.dead
+        if blocks is None and nothing and found.end is None:
             # What is not its own is done with, too.
             none_left = until is None or until <= of.drained
             return None if none_left or until is None else Taken(NO_MESSAGES, until)
         ends = [end for end in (blocks and blocks.end, found.end) if end is not None]
-        end = min(ends) if ends else until or backlog.last_position(found.messages)
-        batches = [found.messages] if blocks is None else [blocks.messages, found.messages]
-        return self._selected(Taken(backlog.in_order(batches, of.drained, end), end))
+        end = min(ends) if ends else until or _last_of(found)
+        dead = [each for each in found.dead if each.at <= end]
+        if blocks is None:
+            return Taken(
+                backlog.in_order([found.messages], of.drained, end), end, [d.letter for d in dead]
+            )
+        blocks = self._selected(connection, blocks._replace(end=end), dead)
+        batches = [blocks.messages, found.messages]
+        return blocks._replace(messages=backlog.in_order(batches, of.drained, end))
 
     def size(self, connection: Connection) -> tuple[int, int]:
         """Return how many messages wait, and the bytes of those in blocks."""
@@ -93,13 +106,28 @@ class ConsumerBacklog(SinkBacklog):
             messages += read.count(connection, self._selection(of), after)
         return messages, size
 
-    def _selected(self, taken: Taken) -> Taken:
-        # Its filters may have changed since something was put into a block.
-        return Taken(selected(self._of.filters, taken.messages), taken.end)
+    def _selected(self, connection: Connection, taken: Taken, others: Sequence[Dead]) -> Taken:
+        """Return what the filters let through of blocks, with the dead letters of the stream's part.
+
+        The filters may have changed since something was put into a block.
+        """
+        messages = selected(self._of.filters, taken.messages)
+        kind, function = self._of.kind, self._of.function
+        if function is None:
+            return taken._replace(messages=messages)
+        verdicts = sql_filter.evaluated(connection, function, kind, messages)
+        passing, wrong = sql_filter.split(messages, verdicts)
+        wrong = [row for row in wrong if backlog.position_of(messages, row) <= taken.end]
+        letters = sql_filter.letters(messages, verdicts, wrong)
+        # What was in a block may be in the stream, too.
+        dead = {letter.idempotency_key: letter for letter in letters}
+        dead |= {each.letter.idempotency_key: each.letter for each in others}
+        return Taken(passing, taken.end, [*dead.values()])
 
     def _selection(self, of: Behind) -> Selection:
         own = (self.source_id, self.name) if of.has_ahead else None
-        return Selection(self._of.stream_id, self._of.kind, self._of.filters, own)
+        mine = self._of
+        return Selection(mine.stream_id, mine.kind, mine.filters, own, mine.function)
 
     def _leaves(self, behind: Behind | None) -> bool:
         """Return whether the consumer is to be left in the stream."""
@@ -111,17 +139,30 @@ class ConsumerBacklog(SinkBacklog):
     def _leave(self, connection: Connection, done: Position) -> None:
         with connection.transaction():
             lock_writers(connection, self.source_id)
-            ahead = read.positions(connection, self._of.stream_id, in_stream(done))
-            consumer = (self.source_id, self.name, self._of.stream_id)
-            # One that is behind already keeps its own reason.
-            nats_consumers.leave_in_stream(connection, consumer, done, _IS_PAUSED, ahead)
+            self._leave_behind(connection, done, _IS_PAUSED)
 
-    def _rewind(self, connection: Connection, to: Position) -> None:
+    def _leave_behind(self, connection: Connection, done: Position, why: tuple[str, str]) -> None:
+        """Leave what comes behind `done` in the stream, the writers being out."""
+        ahead = read.positions(connection, self._of.stream_id, in_stream(done))
         consumer = (self.source_id, self.name, self._of.stream_id)
+        # One that is behind already keeps its own reason.
+        nats_consumers.leave_in_stream(connection, consumer, done, why, ahead)
+
+    def _rewind(self, connection: Connection, to: Position, done: Position) -> None:
+        """Go on at `to`, or at `done` where that lies before: what is behind it is not all there yet."""
         with connection.transaction():
             lock_writers(connection, self.source_id)
-            nats_consumers.forget_backlog(connection, self.source_id, self.name)
-            nats_consumers.leave_in_stream(connection, consumer, to, FOLLOWING)
+            if to < done:
+                consumer = (self.source_id, self.name, self._of.stream_id)
+                nats_consumers.forget_backlog(connection, self.source_id, self.name)
+                nats_consumers.leave_in_stream(connection, consumer, to, FOLLOWING)
+            else:
+                behind = backlog.behind(connection, self.source_id, self.name)
+                if behind is None or behind.stream_id is None:
+                    self._leave_behind(connection, done, FOLLOWING)
+                # What tasks publish, or have put into blocks, stays theirs.
+                nats_consumers.skip(connection, self.source_id, self.name, done)
+                backlog.drop(connection, self.source_id, self.name, done)
             connection.execute(nats_consumers.SQL["rewound"], [self.name, *to])
         self.rewinds += 1
 
@@ -134,3 +175,11 @@ class ConsumerBacklog(SinkBacklog):
         values = [code, error, self.source_id, self.name, code]
         connection.execute(nats_consumers.SQL["why"], values)
         return behind._replace(code=code, error=error, seconds=0.0)
+
+
+def _last_of(found: Read) -> Position:
+    """Return the position of the last message that was read."""
+    ends = [each.at for each in found.dead[-1:]]
+    if found.messages.num_rows:
+        ends.append(backlog.last_position(found.messages))
+    return max(ends)

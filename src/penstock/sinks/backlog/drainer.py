@@ -52,7 +52,6 @@ _JOIN_SECONDS: Final = 1.0
 """How long a join may keep the writers out; it begins if half of that is likely to do."""
 _JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
 _PIECE: Final = 1_000
-_FEW: Final = 1_000
 _BACKOFF_SECONDS: Final = (0.1, 2.0)
 _SOON_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = (1.0, 60.0)
@@ -191,13 +190,15 @@ class Drainer:
             return False
         if taken is not None:
             self._deliver(self._delivered.missing(taken.messages))
+            self._report_delivered(_NOTHING, _NOTHING, Written(dead=[*taken.dead]))
             self._delivered.note_counted(taken.end)
             with self._store.connection() as connection:
                 backlog.drained(connection, self._source_id, self._sink, taken.end)
             self._delivered.forget(taken.end)
             behind = behind._replace(drained=taken.end)
             # A stream always has more, under a steady load.
-            if behind.stream_id is None or taken.messages.num_rows > _FEW:
+            left = done is not None and taken.end < done
+            if behind.stream_id is None or left or taken.messages.num_rows > _PIECE:
                 return True
         if (
             self._backlog.paused
@@ -306,6 +307,7 @@ class Drainer:
                     return False
                 self._delivered.note_ahead(piece, _NOTHING, written)
                 self._report_delivered(piece, _NOTHING, written)
+            self._report_delivered(_NOTHING, _NOTHING, Written(dead=[*taken.dead]))
             behind = behind._replace(drained=taken.end)
         return True
 
@@ -348,4 +350,4 @@ class _Stopped(Exception):  # noqa: N818 - no error
 
 
 class _Changed(Exception):  # noqa: N818 - no error
-    """What is to be delivered has changed: the consumer is paused, or was rewound."""
+    """What is to be delivered has changed."""

@@ -13,6 +13,7 @@ A source's id and a name identify a sink: pipelines that share a store may use t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 
 from penstock.core import queries
 from penstock.core.blocks import cut, decode, encode
+from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError
 from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position, is_behind
 from penstock.streams.records import START
@@ -60,10 +62,14 @@ class Behind(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The next messages of a backlog, in order; with them all up to and with `end` are taken."""
+    """The next messages of a backlog, in order; with them all up to and with `end` are taken.
+
+    Those that are `dead` are no more to be delivered.
+    """
 
     messages: pa.RecordBatch
     end: Position
+    dead: Sequence[DeadLetter] = ()
 
 
 # -- what the tasks do
@@ -248,5 +254,10 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def last_position(messages: pa.RecordBatch) -> Position:
     """Return the position of the last message."""
-    lsn, idx = messages.column("commit_lsn")[-1], messages.column("commit_idx")[-1]
+    return position_of(messages, -1)
+
+
+def position_of(messages: pa.RecordBatch, row: int) -> Position:
+    """Return the position of a message."""
+    lsn, idx = messages.column("commit_lsn")[row], messages.column("commit_idx")[row]
     return Position(lsn.as_py(), idx.as_py())

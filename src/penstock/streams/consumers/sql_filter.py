@@ -30,12 +30,12 @@ _UNICODE: Final = 17
 """The first version of Postgres that knows upper and lower case whatever the system has."""
 
 
-def filter_function(consumer: int) -> sql.Identifier:
-    """Return the name of a consumer's function."""
+def filter_function(consumer: int | str) -> sql.Identifier:
+    """Return the name of a consumer's function, by its number or by what else it is known."""
     return sql.Identifier("penstock", f"filter_{consumer}")
 
 
-def passed(consumer: int) -> sql.Composable:
+def passed(consumer: int | str) -> sql.Composable:
     """Return what a consumer's function gives for the message `m`."""
     return sql.SQL("{}(m.message, m.action)").format(filter_function(consumer))
 
@@ -76,7 +76,7 @@ def plan(connection: psycopg.Connection[Any], stream: int, text: str) -> Transla
     return planned(text, columns, source, version)
 
 
-def create(consumer: int, made: Translated) -> sql.Composed:
+def create(consumer: int | str, made: Translated) -> sql.Composed:
     """Return the statement that makes a consumer's function, or replaces it."""
     names = [
         f"CASE WHEN {is_missing} THEN {quoted(name)} END"
@@ -90,6 +90,6 @@ def create(consumer: int, made: Translated) -> sql.Composed:
     )
 
 
-def drop(consumer: int) -> sql.Composed:
+def drop(consumer: int | str) -> sql.Composed:
     """Return the statement that drops a consumer's function, if there is one."""
     return sql.SQL(FILTER_SQL["drop"]).format(function=filter_function(consumer))
