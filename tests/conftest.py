@@ -51,11 +51,11 @@ def is_worker(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let JVMs map Spark's classes from one cache, which a parallel run makes if it is missing."""
-    if is_worker(config) or config.cache is None:
+    if is_worker(config):
         return  # a worker of pytest-xdist has its controller's environment
     if config.getoption("numprocesses", None) or config.getoption("write_seconds"):
         config.pluginmanager.register(Seconds(config))
-    missing = share(config.cache.mkdir("spark"))
+    missing = share()
     if missing and config.getoption("numprocesses", None):
         config.add_cleanup(start_writing())
 
