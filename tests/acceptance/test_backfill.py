@@ -113,11 +113,15 @@ class Shop:
         return row[0], row[1]
 
     def ends(self, number: int, state: str = "done") -> dict[str, Any]:
-        self.pipeline.wait_for(
-            lambda: self.in_store(number)[0] in ("done", "failed", "cancelled"),
-            PATIENCE,
-            f"at the end of backfill {number}",
-        )
+        try:
+            self.pipeline.wait_for(
+                lambda: self.in_store(number)[0] in ("done", "failed", "cancelled"),
+                PATIENCE,
+                f"at the end of backfill {number}",
+            )
+        except AssertionError as error:
+            sources = self.pipeline.status().get("sources")
+            raise AssertionError(f"{self.state(number)}, {sources}: {error}") from None
         found = self.state(number)
         assert found["state"] == state, found
         return found
