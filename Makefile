@@ -15,7 +15,7 @@ demo: .venv/ready
 test unit: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv/ready
-	$(BIN)/pytest tests -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest tests -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: .venv/ready
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)

@@ -15,11 +15,13 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
+from xdist.remote import Producer
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
+from .schedule import LongestFirst, Seconds, longest_first
 from .spark_classes import share, start_writing
 
 # How long an example takes says how busy the machine is, no more.
@@ -27,11 +29,33 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-seconds", action="store_true", help="keep how long each file took in seconds.txt"
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_worker(config):
+        longest_first(items)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let JVMs map Spark's classes from one cache, which a parallel run makes if it is missing."""
-    if hasattr(config, "workerinput") or config.cache is None:
+    if is_worker(config):
         return  # a worker of pytest-xdist has its controller's environment
-    missing = share(config.cache.mkdir("spark"))
+    if config.getoption("numprocesses", None) or config.getoption("write_seconds"):
+        config.pluginmanager.register(Seconds(config))
+    missing = share()
     if missing and config.getoption("numprocesses", None):
         config.add_cleanup(start_writing())
 

@@ -20,9 +20,12 @@ import psutil
 
 from penstock.embedded.process import free_port
 
+from .commands import Commands
+
 PATIENCE = 240.0
 """How many seconds what is awaited may take on a busy machine; a healthy one needs few."""
 COMMAND = (sys.executable, "-m", "penstock")
+_COMMANDS = Commands()
 
 
 def penstock(
@@ -32,8 +35,10 @@ def penstock(
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, standard input closed, output taken as text."""
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env={**os.environ, **(environment or {})},
+    env = {**os.environ, **(environment or {})}
+    done = _COMMANDS.run(arguments, cwd=cwd, env=env, timeout=timeout)
+    return done or subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, env=env,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Spark's classes, made ready once and then mapped into every JVM that the tests start.
 
 It is the AOT cache of `penstock warm`, in a cache folder of the tests' own: a start of Spark takes a
-quarter of the CPU with it. Where it is missing, all works without.
+quarter of the CPU with it. Where it is missing, all works without. `python -m tests.spark_classes`
+makes it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import subprocess
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Final
 
 from penstock.spark import aot
 from penstock.spark.java import find_java
 from penstock.spark.jvm import cache_key
 
+FOLDER: Final = Path(sys.prefix) / "cache"
+COMMAND: Final = (sys.executable, "-m", "penstock", "warm")
 
-def share(folder: Path, environ: MutableMapping[str, str] = os.environ) -> bool:
+
+def share(folder: Path = FOLDER, environ: MutableMapping[str, str] = os.environ) -> bool:
     """Let every process use the cache in `folder`; return whether it is missing and can be made.
 
     No run makes it meanwhile: that would take the cores from whichever test is next.
@@ -35,7 +40,7 @@ def share(folder: Path, environ: MutableMapping[str, str] = os.environ) -> bool:
 def start_writing() -> Callable[[], None]:
     """Make the cache in the background, and return what awaits it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "warm"],
+        COMMAND,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -43,3 +48,7 @@ def start_writing() -> Callable[[], None]:
         process.wait()
 
     return wait
+
+
+if __name__ == "__main__" and share():
+    subprocess.run(COMMAND, check=False)

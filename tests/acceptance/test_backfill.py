@@ -37,6 +37,8 @@ from ..pipeline import PATIENCE, Penstock, penstock
 
 NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
 ROWS = 2_000
+MANY = 120_000
+"""Rows whose backfill takes some seconds."""
 CONFIG = """\
 store: {store}
 sources:
@@ -113,11 +115,15 @@ class Shop:
         return row[0], row[1]
 
     def ends(self, number: int, state: str = "done") -> dict[str, Any]:
-        self.pipeline.wait_for(
-            lambda: self.in_store(number)[0] in ("done", "failed", "cancelled"),
-            PATIENCE,
-            f"at the end of backfill {number}",
-        )
+        try:
+            self.pipeline.wait_for(
+                lambda: self.in_store(number)[0] in ("done", "failed", "cancelled"),
+                PATIENCE,
+                f"at the end of backfill {number}",
+            )
+        except AssertionError as error:
+            sources = self.pipeline.status().get("sources")
+            raise AssertionError(f"{self.state(number)}, {sources}: {error}") from None
         found = self.state(number)
         assert found["state"] == state, found
         return found
@@ -242,7 +248,7 @@ def make_many(shop: Shop) -> None:
     """Make a table whose backfill takes some seconds."""
     shop.source.execute("CREATE TABLE IF NOT EXISTS many (id int PRIMARY KEY, version int)")
     shop.source.execute(
-        "INSERT INTO many SELECT n, n FROM generate_series(1, 240000) n ON CONFLICT DO NOTHING"
+        "INSERT INTO many SELECT n, n FROM generate_series(1, %s) n ON CONFLICT DO NOTHING", [MANY]
     )
 
 
@@ -261,7 +267,7 @@ def test_pause_and_resume(shop: Shop) -> None:
     shop.ends(other)
     state, rows = shop.in_store(number)
     assert state == "paused"
-    assert 0 < rows < 240_000
+    assert 0 < rows < MANY
     shop.pipeline.wait_for(
         lambda: [(b["number"], b["state"]) for b in shop.pipeline.status().get("backfills", [])]
         == [(number, "paused")],
@@ -269,7 +275,7 @@ def test_pause_and_resume(shop: Shop) -> None:
     )  # fmt: skip
     shop.command("resume", str(number))
     shop.ends(number)
-    assert reads_of_many(shop.events()) == set(range(1, 240_001))
+    assert reads_of_many(shop.events()) == set(range(1, MANY + 1))
 
 
 def test_cancel(shop: Shop) -> None:
@@ -280,7 +286,7 @@ def test_cancel(shop: Shop) -> None:
     assert shop.state(number)["state"] == "cancelled"
     (other,) = shop.start("--sink", "events", "--table", "pairs")
     shop.ends(other)
-    assert shop.in_store(number)[1] < 240_000
+    assert shop.in_store(number)[1] < MANY
 
 
 def test_a_row_that_cannot_be_looked_at(shop: Shop) -> None:
@@ -348,4 +354,4 @@ def test_a_query_that_ends_in_the_middle(shop: Shop) -> None:
     reader.kill()
     shop.ends(number)
     assert shop.pipeline.status()["sources"]["shop"]["restarts"] >= 1
-    assert reads_of_many(from_stream(shop.store.url, "latest")) == set(range(1, 240_001))
+    assert reads_of_many(from_stream(shop.store.url, "latest")) == set(range(1, MANY + 1))

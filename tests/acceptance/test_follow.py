@@ -19,7 +19,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.store import Store
 
-from ..pipeline import Penstock
+from ..pipeline import PATIENCE, Penstock
 
 CONFIG = """\
 sources:
@@ -58,7 +58,7 @@ class Following:
     state: DesiredState
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        self.pipeline.wait_for(condition, 60, what)
+        self.pipeline.wait_for(condition, PATIENCE, what)
 
     def write(self, name: str, spec: dict[str, Any] | None, kind: str = "sink") -> None:
         self.state.write([Change(kind, name, None, spec)], by="test", door="api")

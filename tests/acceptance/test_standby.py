@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -37,6 +38,7 @@ spark:
 WITHIN = 15.0
 
 
+@pytest.mark.alone
 def test_a_standby_takes_over_what_a_killed_run_leaves(
     database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
 ) -> None:
@@ -54,7 +56,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
             database.execute("INSERT INTO orders VALUES (%s, 0)", [number])
             if number % 2:
                 database.execute("UPDATE orders SET step = 1 WHERE id = %s", [number])
-        family = first.tree()
+        family, before = first.tree(), len(second.events())
         first.process.kill()
         killed = time.monotonic()
         first.process.wait(PATIENCE)
@@ -62,8 +64,9 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         database.execute("INSERT INTO orders VALUES (1000, 0)")
         second.wait_for(lambda: has(nats, 1000), PATIENCE, "delivering")
         seconds = time.monotonic() - killed
-        print(f"taken over after {seconds:.1f} s")
-        assert seconds < WITHIN
+        said = [(e["timestamp"], e["event"]) for e in second.events()[before:]]
+        print(f"taken over after {seconds:.1f} s: {said}")
+        assert seconds < WITHIN, said
         second.wait_for(lambda: ready(second) == "ready", PATIENCE, "ready")
         messages = [json.loads(m.data) for m in nats.messages("STANDBY")]
         rows = [(m["record"]["id"], m["record"]["step"]) for m in messages]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from tests.integration.capturing import confirmed, eventually
+from tests.integration.capturing import PATIENCE, confirmed, eventually
 
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
@@ -34,12 +35,13 @@ def reading(database: Database, **options: str) -> Iterator[PostgresChangesReade
 
 
 def after(reader: PostgresChangesReader, start: Offset, rows: int = 1_000) -> Offset:
-    """Return the end of the next batch, asking as often as Spark would."""
-    for _ in range(20):
-        end: Offset = reader.latestOffset(start, ReadMaxRows(rows))
-        if end != start:
-            return end
-    raise AssertionError(f"nothing behind {start}")
+    """Return the end of the next batch, asking as Spark would: each time waits for up to a second."""
+    end = start
+    deadline = time.monotonic() + PATIENCE
+    while end == start:
+        assert time.monotonic() < deadline, f"nothing behind {start}"
+        end = reader.latestOffset(start, ReadMaxRows(rows))
+    return end
 
 
 def ids(reader: PostgresChangesReader, start: Offset, end: Offset) -> list[str]:
