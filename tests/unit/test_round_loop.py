@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from penstock.core.blocks import Opening
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
-from penstock.postgres.chunk import ChunkBuilder
+from penstock.postgres.chunk import Chunk, ChunkBuilder
 from penstock.postgres.reads import BackfillSpec, Reads
 from penstock.spark.lanes import Lane, Reports, read
 from penstock.spark.round_loop import RoundLoop
@@ -23,24 +23,18 @@ PATIENCE: Final = 30
 
 def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
     """So does a query that waits for its slot; drained, it leaves the slot."""
-    chunk = (
-        ChunkBuilder(START, 1)
-        .reads(
-            START, Reads(BackfillSpec(1, "e", "public", "t"), 1, 0, None, (), cast("Any", None)), 0
-        )
-        .emptied()
-    )
     events: SimpleQueue[object] = SimpleQueue()
-    handed = [(chunk.end, [chunk], False)]
+
+    def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
+        events.put(("asked", after))
+        return after, [], False
+
     capture = SimpleNamespace(
-        start=START, on_read=None, confirm=events.put, altered=lambda: None,
-        hand_out=lambda after, _rows: handed.pop() if handed else (after, [], False),
-        options=SimpleNamespace(splits=1),
-    )  # fmt: skip
+        start=Position(20, 0), on_read=None, altered=lambda: None, hand_out=hand_out
+    )
     loop = RoundLoop(
         host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
-        on_settled=lambda settled: events.put(settled.part.end),
-        on_failed_reads=lambda *_: None, on_joined=events.put,
+        on_settled=lambda _: None, on_failed_reads=lambda *_: None, on_joined=events.put,
         on_drained=lambda: events.put("drained"),
     )  # fmt: skip
     loop.start()
@@ -51,9 +45,11 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
         reports = Reports(Opening(loop.address, 1, 0, 7))
         assert events.get(timeout=PATIENCE) == 1  # joined, and nothing to hand out
         loop.attach(cast("Any", capture))
-        capture.on_read()
+        assert events.get(timeout=PATIENCE) == ("asked", Position(20, 0))
+        assert loop.done == Position(20, 0)
         loop.drain()
-        assert events.get(timeout=PATIENCE) == "drained"
+        while (found := events.get(timeout=PATIENCE)) != "drained":
+            assert found == ("asked", Position(20, 0))
         reader.join(PATIENCE)
         assert not reader.is_alive()  # its batch has ended
         reports.close()

@@ -84,8 +84,7 @@ class Replacement:
     """Prepares what follows `run`, in a thread, from `start` on.
 
     `replace(run, config, successor)` is called when all is ready, and ends the run, unless it returns
-    False: then what it has been prepared for is no longer desired. Without a successor the next run
-    begins by itself.
+    False: then it is no longer desired. Without a successor the next run begins by itself.
     """
 
     def __init__(
