@@ -18,6 +18,7 @@ import nats
 from nats.aio.msg import Msg
 
 from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.process import free_port
 
 from ..integration.nats_servers import await_true
 from ..pipeline import PATIENCE, Penstock, penstock
@@ -271,16 +272,17 @@ def a_pipeline_is_added(app: Database, streams: JetStream, process: Penstock) ->
 
 def test_what_it_refuses(app: Database, streams: JetStream, tmp_path: Path) -> None:
     role = f"plain_{app.name}"
+    listen = ("--listen", f"127.0.0.1:{free_port()}")
     app.execute(f"create role {role} login; grant usage on schema tide to {role};"
                 f" grant select on all tables in schema tide to {role}")  # fmt: skip
     url = app.url.replace("//postgres@", f"//{role}@")
-    done = penstock("relay", "--url", url, cwd=tmp_path)
+    done = penstock("relay", "--url", url, *listen, cwd=tmp_path)
     assert done.returncode == 1
     assert "may not replicate" in done.stderr
     assert f"ALTER ROLE {role} REPLICATION" in done.stderr.replace('"', "")
     app.execute("drop schema tide cascade")
     app.execute(f"drop owned by {role}; drop role {role}")
-    done = penstock("relay", "--url", app.url, cwd=tmp_path)
+    done = penstock("relay", "--url", app.url, *listen, cwd=tmp_path)
     assert done.returncode == 1
     assert "penstock outbox install" in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from penstock.config.settings import SparkSettings
 from penstock.core.finding import Finding
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.process import free_port
 from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay.desired_state import Planner
 from penstock.outbox.relay.shared import SharedStreams
@@ -103,7 +104,7 @@ def test_functions_of_another_penstock(
     assert "of another Penstock" in only(findings(write()), "schema tide").message
     tide.execute("UPDATE tide.migrations SET version = version + 1")
     assert "this Penstock knows" in only(findings(write()), "schema tide").message
-    error = fails(tmp_path, 1, f"relay --url {tide.url}")
+    error = fails(tmp_path, 1, f"relay --url {tide.url} --listen 127.0.0.1:{free_port()}")
     assert "The schema tide" in error
     assert "run the newer Penstock that made it" in error
 
