@@ -95,7 +95,9 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_file(folder: Path, command: str) -> None:
     output = fails(folder, 2, command)
-    assert output == "penstock.yaml: no such file: write one with `penstock init`\n"
+    assert output.startswith(
+        "penstock.yaml: no such file: write one with `penstock init`, or name the store"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

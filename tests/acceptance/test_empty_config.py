@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 from penstock.embedded.handles import Database
 
 from ..cli import run
 from ..pipeline import Penstock
-
-
-class Api:
-    """The API of a run, as a client with an admin's token uses it."""
-
-    def __init__(self, pipeline: Penstock, token: str) -> None:
-        self._pipeline = pipeline
-        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-
-    def __call__(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://{self._pipeline.listen}{path}", data, self._headers, method=method
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
-
-    def receive(self, consumer: str) -> list[int]:
-        """Receive and ack; return the ids of the rows."""
-        found = self("GET", f"/v1/consumers/{consumer}/receive?batch_size=10&wait_for_ms=500")
-        tokens = [message["ack_token"] for message in found["data"]]
-        if tokens:
-            self("POST", f"/v1/consumers/{consumer}/ack", {"ack_tokens": tokens})
-        return [message["record"]["id"] for message in found["data"]]
+from .api import Api
 
 
 def test_a_configuration_that_only_the_api_made(tmp_path: Path, database: Database) -> None:
@@ -67,7 +40,7 @@ def received(pipeline: Penstock, api: Api, database: Database, *ids: int) -> lis
     found: list[int] = []
 
     def all_came() -> bool:
-        found.extend(api.receive("work"))
+        found.extend(message["record"]["id"] for message in api.receive("work"))
         return len(found) >= len(ids)
 
     pipeline.wait_for(all_came, 60, "received")
