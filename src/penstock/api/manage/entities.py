@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
@@ -25,7 +25,7 @@ from penstock.api.schemas import ConsumerStatus, Page
 from penstock.config.document import Spec
 from penstock.config.models import SECTIONS
 from penstock.core import queries
-from penstock.streams.consumers.facts import facts_body
+from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
@@ -274,14 +274,9 @@ def _rows(context: Context, query: str, values: Mapping[str, Any]) -> list[dict[
 
 
 async def _with_status(context: Context, entities: Any) -> list[dict[str, Any]]:
-    infos: list[ConsumerInfo] = []
-    for entity in entities:
-        with contextlib.suppress(ConsumerError):
-            infos.append((await context.consumers.get(entity["name"])).info)
-    facts = {info.name: (info, each) for info, each in await context.consumers.facts(infos)}
-    result = []
-    for entity in entities:
-        info, each = facts.get(entity["name"], (None, None))
-        status = None if info is None or each is None else facts_body(info, each)
-        result.append({**entity, "status": status})
-    return result
+    consumers = context.consumers
+    found: Sequence[tuple[ConsumerInfo, ConsumerFacts | None]] = []
+    with contextlib.suppress(ConsumerError):
+        found = await consumers.facts(await consumers.named([each["name"] for each in entities]))
+    status = {info.name: facts_body(info, facts) for info, facts in found if facts is not None}
+    return [{**entity, "status": status.get(entity["name"])} for entity in entities]
