@@ -47,7 +47,7 @@ _MAX_BIGINT: Final = 2**63 - 1
 
 
 class _List(Paged):
-    status: bool = Field(True, description="Whether each one's `status` is read: some ms for each.")
+    status: bool = Field(True, description="Whether each one's `status` is read.")
 
 
 class _Look(Limit):

@@ -51,22 +51,30 @@ FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE c.
 SELECT {consumer}, seq, entry FROM {log} WHERE seq > {since}
 
 -- name: status_count
--- As `count`.
-SELECT {consumer}, count(*) FILTER (WHERE {matches}), count(*) FROM (
-    SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > ({lsn}, {idx})
-      AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
-    ORDER BY m.lsn, m.idx LIMIT {limit}
-) m
+-- As `count`, behind each of some positions of a segment.
+SELECT {part}, c.number, x.found, x.seen
+FROM unnest({lsns}::bigint[], {idxs}::bigint[]) WITH ORDINALITY AS c (lsn, idx, number)
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE {matches}) AS found, count(*) AS seen FROM (
+        SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > (c.lsn, c.idx)
+          AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
+        ORDER BY m.lsn, m.idx LIMIT {limit}
+    ) m
+) x
 
 -- name: status_oldest
--- As `oldest`.
-SELECT {consumer}, {number},
-       regexp_replace(m.message, '\\.', '_', 'g')::json -> 'metadata' ->> 'commit_timestamp'
-FROM (
-    SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > ({lsn}, {idx})
-      AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
-    ORDER BY m.lsn, m.idx LIMIT {limit}
-) m WHERE {condition} ORDER BY m.lsn, m.idx LIMIT 1
+-- As `oldest`, behind each of some positions of a segment.
+SELECT {part}, c.number, x.at
+FROM unnest({lsns}::bigint[], {idxs}::bigint[]) WITH ORDINALITY AS c (lsn, idx, number)
+CROSS JOIN LATERAL (
+    SELECT regexp_replace(m.message, '\\.', '_', 'g')::json
+           -> 'metadata' ->> 'commit_timestamp' AS at
+    FROM (
+        SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > (c.lsn, c.idx)
+          AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
+        ORDER BY m.lsn, m.idx LIMIT {limit}
+    ) m WHERE {condition} ORDER BY m.lsn, m.idx LIMIT 1
+) x
 
 -- name: segments_of
 SELECT stream_id, id, after_lsn, after_idx, through_lsn, through_idx FROM penstock.segments

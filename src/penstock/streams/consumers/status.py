@@ -6,7 +6,7 @@ itself (`Consumer.facts`), which counts once and then follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ AT_ONCE: Final = 100
 """So many consumers are read at once."""
 _LOOKED_AT: Final = 20_000
 _KEPT: Final = 20_000
+_END: Final = (2**63 - 1, 2**63 - 1)
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
 
 Newest = tuple[int, State]
@@ -35,13 +36,10 @@ Newest = tuple[int, State]
 class _One:
     """A consumer while it is looked at."""
 
-    def __init__(
-        self, sessions: Sessions, info: ConsumerInfo, stream: StreamRef, dead: int
-    ) -> None:
+    def __init__(self, info: ConsumerInfo, stream: StreamRef, dead: int) -> None:
         self.info = info
         self.stream = stream
         self.dead = dead
-        self.view = StreamView(sessions, stream, info.settings, info.id)
         self.waiting = 0
         """What is behind the cursor."""
         self.oldest: datetime | None = None
@@ -54,14 +52,15 @@ class _One:
         self.first = oldest_position(state)
         passed = state.pending + len(state.replays)
         self.facts = facts_of(state, now, waiting=passed, oldest=None, dead=self.dead)
-        self.far = state.cursor > self.view.head
 
-    def behind(self, position: StreamPosition) -> Iterable[tuple[Segment, StreamPosition]]:
-        """Yield the segments with what lies behind a position, and where that begins in each."""
-        for segment in self.view.segments:
-            begin = max(position, segment.after)
-            if begin < min(self.view.head, segment.through):
-                yield segment, begin
+
+class _View:
+    """What consumers of one stream with the same filters see of it."""
+
+    def __init__(self, view: StreamView, source: int) -> None:
+        self.view = view
+        self.source = source
+        self.those: list[_One] = []
 
 
 class Status:
@@ -82,21 +81,37 @@ class Status:
             ids = [info.id for info in infos]
             rows = await _rows(connection, SQL["status"], (ids,))
             about = {row[0]: (StreamRef(*row[1:4]), row[4]) for row in rows}
-            those = [
-                _One(self._sessions, info, *about[info.id]) for info in infos if info.id in about
-            ]
+            those = [_One(info, *about[info.id]) for info in infos if info.id in about]
             logs = await self._read_logs(connection, list(about))
-            await _read_streams(connection, those)
+            views = self._views(those)
+            await _read_streams(connection, views)
             now = self._sessions.clock.now()
-            for one in those:
-                first = one.view.head if one.info.settings.deliver_policy == "new" else START
-                one.take(logs.get(one.info.id) or State(first), now)
-            await _count(connection, those)
-            await _find_oldest(connection, those)
+            for view in views:
+                for one in view.those:
+                    new = one.info.settings.deliver_policy == "new"
+                    first = view.view.head if new else START
+                    one.take(logs.get(one.info.id) or State(first), now)
+                    one.far = one.cursor > view.view.head
+            limit = max(_LOOKED_AT // max(len(those), 1), 100)
+            await _count(connection, views, limit)
+            await _find_oldest(connection, views, limit)
         return {
             one.info.id: None if one.far else with_lag(one.facts, one.waiting, one.oldest, now)
             for one in those
         }
+
+    def _views(self, those: Sequence[_One]) -> list[_View]:
+        found: dict[tuple[Any, ...], _View] = {}
+        for one in those:
+            settings, stream = one.info.settings, one.stream
+            filters = settings.filters
+            own = one.info.id if filters.sql is not None else None
+            key = (stream.id, settings.deletes, filters.model_dump_json(), own)
+            if key not in found:
+                view = StreamView(self._sessions, stream, settings, one.info.id)
+                found[key] = _View(view, stream.source_id)
+            found[key].those.append(one)
+        return list(found.values())
 
     async def _read_logs(self, connection: Connection, ids: Sequence[int]) -> dict[int, State]:
         """Return the states of consumers; one whose log is empty has none."""
@@ -131,104 +146,109 @@ class Status:
         return here
 
 
-async def _read_streams(connection: Connection, those: Sequence[_One]) -> None:
+async def _read_streams(connection: Connection, views: Sequence[_View]) -> None:
     """Read heads, and then the segments up to there."""
-    sources = {one.stream.source_id for one in those}
-    heads = await _union(
-        connection,
-        [
-            sql.SQL("SELECT {}, h.* FROM ({}) h").format(
-                sql.Literal(source), sql.SQL(_HEAD).format(batches=batches_table(source))
-            )
-            for source in sources
-        ],
-        {},
-    )
-    head = {row[0]: (row[1], row[2]) for row in heads}
-    streams = {one.stream.id for one in those}
+    branches = [
+        sql.SQL("SELECT {}, h.* FROM ({}) h").format(
+            sql.Literal(source), sql.SQL(_HEAD).format(batches=batches_table(source))
+        )
+        for source in {view.source for view in views}
+    ]
+    heads = {row[0]: (row[1], row[2]) for row in await _union(connection, branches, {})}
+    streams = [one.stream.id for view in views for one in view.those[:1]]
     segments: dict[int, list[Segment]] = {}
-    for stream, id_, lsn, idx, *through in await _rows(
-        connection, SQL["segments_of"], (list(streams),)
-    ):
-        last = (2**63 - 1, 2**63 - 1) if None in through else (through[0], through[1])
+    for stream, id_, lsn, idx, *through in await _rows(connection, SQL["segments_of"], (streams,)):
+        last = _END if None in through else (through[0], through[1])
         segments.setdefault(stream, []).append(Segment(id_, (lsn, idx), last))
-    for one in those:
-        one.view.head = head.get(one.stream.source_id, START)
-        one.view.segments = segments.get(one.stream.id, [])
+    for view in views:
+        view.view.head = heads.get(view.source, START)
+        view.view.segments = segments.get(view.those[0].stream.id, [])
 
 
-async def _count(connection: Connection, those: Sequence[_One]) -> None:
+class _Looks:
+    """Questions to segments, one a position, that are put together into one query for each source."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._parts: dict[tuple[int, int, bool], tuple[_View, Segment]] = {}
+        self._asked: dict[tuple[int, int, bool], dict[StreamPosition, list[_One]]] = {}
+
+    def add(self, number: int, view: _View, one: _One, begin: StreamPosition, first: bool) -> None:
+        """Ask each segment of a view about what lies behind a position."""
+        for segment in view.view.segments:
+            after = max(begin, segment.after)
+            if after < min(view.view.head, segment.through):
+                key = number, segment.id, first
+                self._parts[key] = view, segment
+                self._asked.setdefault(key, {}).setdefault(after, []).append(one)
+
+    async def ask(
+        self, connection: Connection, limit: int
+    ) -> list[tuple[list[_One], Segment, tuple[Any, ...]]]:
+        """Return the answers, each with the consumers that it is for."""
+        branches: dict[int, list[sql.Composed]] = {}
+        heads: dict[int, dict[str, int]] = {}
+        keys = list(self._asked)
+        for number, key in enumerate(keys):
+            view, segment = self._parts[key]
+            condition = ALL if key[2] else view.view.newest(segment, view.view.matches)
+            branches.setdefault(view.source, []).append(
+                composed(
+                    self._name,
+                    part=sql.Literal(number),
+                    lsns=sql.Literal([lsn for lsn, _ in self._asked[key]]),
+                    idxs=sql.Literal([idx for _, idx in self._asked[key]]),
+                    segment=segment_table(segment.id),
+                    limit=sql.Literal(1 if key[2] else limit),
+                    condition=condition,
+                    matches=view.view.matches,
+                )
+            )
+            lsn, idx = view.view.head
+            heads[view.source] = {"head_lsn": lsn, "head_idx": idx}
+        found = []
+        for source, of_source in branches.items():
+            for number, place, *answer in await _union(connection, of_source, heads[source]):
+                key = keys[number]
+                those = list(self._asked[key].values())[place - 1]
+                found.append((those, self._parts[key][1], tuple(answer)))
+        return found
+
+
+async def _count(connection: Connection, views: Sequence[_View], limit: int) -> None:
     """Count what was never handed out, where that are not very many."""
-    limit = max(_LOOKED_AT // max(len(those), 1), 100)
-
-    def branches(one: _One) -> Iterable[sql.Composed]:
-        for segment, begin in one.behind(one.cursor):
-            yield composed(
-                "status_count", **_range(one, segment, begin, limit), matches=one.view.matches
-            )
-
-    by_id = {one.info.id: one for one in those if not one.far}
-    for id_, found, seen in await _by_source(connection, by_id.values(), branches):
-        by_id[id_].waiting += found
-        by_id[id_].far |= seen >= limit
+    looks = _Looks("status_count")
+    for number, view in enumerate(views):
+        for one in view.those:
+            looks.add(number, view, one, one.cursor, False)
+    for those, _, (found, seen) in await looks.ask(connection, limit):
+        for one in those:
+            one.waiting += found
+            one.far |= seen >= limit
 
 
-async def _find_oldest(connection: Connection, those: Sequence[_One]) -> None:
+async def _find_oldest(connection: Connection, views: Sequence[_View], limit: int) -> None:
     """Find when the first message was committed that is not acked."""
-    limit = max(_LOOKED_AT // max(len(those), 1), 100)
-
-    def branches(one: _One) -> Iterable[sql.Composed]:
-        first = one.first
-        begin = one.cursor if first is None else (first[0], first[1] - 1)
-        for number, (segment, after) in enumerate(one.behind(begin)):
-            condition: sql.Composable = ALL
-            if first is None:
-                condition = one.view.newest(segment, one.view.matches)
-            yield composed(
-                "status_oldest",
-                **_range(one, segment, after, limit if first is None else 1),
-                number=sql.Literal(number),
-                condition=condition,
-            )
-
-    by_id = {one.info.id: one for one in those if not one.far and (one.waiting or one.first)}
-    found: dict[int, tuple[int, str | None]] = {}
-    for id_, number, at in await _by_source(connection, by_id.values(), branches):
-        if id_ not in found or number < found[id_][0]:
-            found[id_] = number, at
-    for id_, one in by_id.items():
-        at = found.get(id_, (0, None))[1]
+    looks = _Looks("status_oldest")
+    asked: list[_One] = []
+    for number, view in enumerate(views):
+        for one in view.those:
+            if one.far or not (one.waiting or one.first):
+                continue
+            asked.append(one)
+            held = one.first is not None
+            begin = one.cursor if one.first is None else (one.first[0], one.first[1] - 1)
+            looks.add(number, view, one, begin, held)
+    found: dict[int, tuple[StreamPosition, str | None]] = {}
+    for those, segment, (at,) in await looks.ask(connection, limit):
+        for one in those:
+            earlier = found.get(one.info.id)
+            if earlier is None or segment.after < earlier[0]:
+                found[one.info.id] = segment.after, at
+    for one in asked:
+        at = found.get(one.info.id, (START, None))[1]
         one.oldest = None if at is None else datetime.fromisoformat(at)
-        one.far = id_ not in found and one.first is None
-
-
-def _range(
-    one: _One, segment: Segment, begin: StreamPosition, limit: int
-) -> dict[str, sql.Composable]:
-    return {
-        "consumer": sql.Literal(one.info.id),
-        "segment": segment_table(segment.id),
-        "lsn": sql.Literal(begin[0]),
-        "idx": sql.Literal(begin[1]),
-        "limit": sql.Literal(limit),
-    }
-
-
-async def _by_source(
-    connection: Connection,
-    those: Iterable[_One],
-    branches: Callable[[_One], Iterable[sql.Composed]],
-) -> list[tuple[Any, ...]]:
-    """Return the rows of all consumers' branches; those of one source have one head."""
-    parts: dict[int, tuple[dict[str, int], list[sql.Composed]]] = {}
-    for one in those:
-        head = {"head_lsn": one.view.head[0], "head_idx": one.view.head[1]}
-        _, of_source = parts.setdefault(one.stream.source_id, (head, []))
-        of_source += branches(one)
-    rows = []
-    for values, of_source in parts.values():
-        rows += await _union(connection, of_source, values)
-    return rows
+        one.far = one.info.id not in found and one.first is None
 
 
 async def _union(
@@ -236,8 +256,7 @@ async def _union(
 ) -> list[tuple[Any, ...]]:
     if not branches:
         return []
-    query = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(branch) for branch in branches)
-    return await _rows(connection, query, values)
+    return await _rows(connection, sql.SQL(" UNION ALL ").join(branches), values)
 
 
 async def _rows(connection: Connection, query: Any, values: Any) -> list[tuple[Any, ...]]:
