@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -9,7 +12,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock.bastion.tunnel import tunnel_to
 from penstock.config.sources import SourceUrl, servers_of
-from penstock.core.connect import Connection, connect, connection_error, reason_of
+from penstock.core.connect import (
+    AsyncConnection,
+    Connection,
+    connect,
+    connect_async,
+    connection_error,
+    reason_of,
+)
 from penstock.core.errors import BastionError, CaptureError, SetupError
 
 
@@ -33,24 +43,43 @@ def connect_through(url: str, **settings: Any) -> Connection:
     libpq gets the server's own name beside the address, so that it verifies the certificate for that.
     Raises `psycopg.Error`, and `SetupError` for what is wrong with the bastion or seen from there.
     """
+    with _explained(url):
+        return connect(str(url), **_addresses(url), **settings)
+
+
+async def connect_through_async(url: str, **settings: Any) -> AsyncConnection:
+    """Return the same as `connect_through`, for an event loop."""
+    with _explained(url):
+        addresses = await asyncio.to_thread(_addresses, url)
+        return await connect_async(str(url), **addresses, **settings)
+
+
+def _addresses(url: str) -> dict[str, str]:
+    """Return the settings that lead through a URL's bastion; none without one."""
     bastion = url.bastion if isinstance(url, SourceUrl) else None
     if bastion is None:
-        return connect(url, **settings)
+        return {}
     tunnel = tunnel_to(bastion)
-    servers = servers_of(url)
+    ports = [tunnel.port(host, port) for host, port in servers_of(url)]
+    return {
+        "hostaddr": ",".join("127.0.0.1" for _ in ports),
+        "port": ",".join(map(str, ports)),
+    }
+
+
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Raise a `SetupError` for what is wrong with the bastion of a URL, or seen from there."""
     try:
-        ports = [tunnel.port(host, port) for host, port in servers]
-        addresses = {
-            "hostaddr": ",".join("127.0.0.1" for _ in ports),
-            "port": ",".join(map(str, ports)),
-        }
-        return connect(str(url), **addresses, **settings)
+        yield
     except BastionError as error:
         raise _by_bastion(error) from None
     except psycopg.Error:
-        failures = [tunnel.failure(host, port) for host, port in servers]
-        if failures[0] is not None and all(failures):
-            raise _by_bastion(failures[0]) from None
+        if isinstance(url, SourceUrl) and url.bastion is not None:
+            tunnel = tunnel_to(url.bastion)
+            failures = [tunnel.failure(host, port) for host, port in servers_of(url)]
+            if failures[0] is not None and all(failures):
+                raise _by_bastion(failures[0]) from None
         raise
 
 
