@@ -31,6 +31,9 @@ JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 WHERE c.name > %s ORDER BY c.name LIMIT %s
 
+-- name: entity_version
+SELECT version FROM penstock.entities WHERE kind = 'consumer' AND name = %s
+
 -- name: consumers_named
 -- Those of some names.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,

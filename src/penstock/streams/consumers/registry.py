@@ -60,6 +60,14 @@ _FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
 
 
+Check = Callable[[int | None], None]
+"""Takes the version that is to be changed, None of what is not in the desired state, and may raise."""
+
+
+def accept(_: int | None) -> None:
+    """Let every version be changed."""
+
+
 class Consumers:
     """All consumers of the store at `url`, with at most `pool_size` connections and one to listen."""
 
@@ -262,12 +270,19 @@ class Consumers:
             raise taken from None
         return (await self.get(spec.name)).info
 
+    async def version(self, name: str) -> int | None:
+        """Return the version of a consumer in the desired state; None of what is not in it."""
+        info = (await self.get(name)).info
+        rows = await self._sessions.rows(SQL["entity_version"], (info.name,))
+        return rows[0][0] if rows else None
+
     async def update(
-        self, name: str, changes: Mapping[str, Any], *, by: str = "api"
+        self, name: str, changes: Mapping[str, Any], *, by: str = "api", check: Check = accept
     ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
-        Raises `UnknownConsumer` and `pydantic.ValidationError`.
+        `check` gets the version that is changed, and may raise. Raises `UnknownConsumer` and
+        `pydantic.ValidationError`.
         """
         consumer = await self.get(name)
         info = consumer.info
@@ -275,6 +290,7 @@ class Consumers:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
                 raise _unknown(name)
+            await _check_version(connection, info, check)
             kind, stored = rows[0]
             found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
             old = found[0][0] if found else escaped({**stored, "type": kind})
@@ -333,14 +349,18 @@ class Consumers:
             await connection.execute(_STORE_SQL["lock_state"])
             yield connection
 
-    async def delete(self, name: str, *, by: str = "api") -> None:
-        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
+    async def delete(self, name: str, *, by: str = "api", check: Check = accept) -> None:
+        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own.
+
+        `check` gets the version that is deleted, and may raise.
+        """
         info = (await self.get(name)).info
         if info.own:
             raise Refused(
                 f"{name!r} is the stream's own consumer group: it lasts as long as the stream."
             )
         async with self._changing_state() as connection:
+            await _check_version(connection, info, check)
             # The log first, as in a step: one with dead letters locks the consumer's row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
@@ -453,6 +473,11 @@ def _info(row: tuple[Any, ...]) -> ConsumerInfo:
 
 def _unknown(name: str) -> UnknownConsumer:
     return UnknownConsumer(f"There is no consumer {name!r}.")
+
+
+async def _check_version(connection: Connection, info: ConsumerInfo, check: Check) -> None:
+    rows = await _rows(connection, SQL["entity_version"], (info.name,))
+    check(rows[0][0] if rows else None)
 
 
 async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenConsumer:
