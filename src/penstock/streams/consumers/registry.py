@@ -290,7 +290,6 @@ class Consumers:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
                 raise _unknown(name)
-            await _check_version(connection, info, check)
             kind, stored = rows[0]
             found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
             old = found[0][0] if found else escaped({**stored, "type": kind})
@@ -307,6 +306,7 @@ class Consumers:
             else:
                 raise Refused(f"{name!r} names variables that this process lacks: set them here.")
             check_settings(checked, consumer.stream.kind)
+            await _check_version(connection, info, check)
             of = consumer.stream
             made = await self._planned(checked, of.id) if "filters" in changes else None
             settings = Jsonb(checked.stored())
