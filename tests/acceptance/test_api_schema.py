@@ -43,6 +43,7 @@ _BY_HAND = (
     "GET /v1/sources/{source}/slots",
     "POST /v1/http-consumers",
     "PATCH /v1/http-consumers/{consumer}",
+    "GET /v1/http-consumers/{consumer}/dead-letters",
     *(
         f"{method} /v1/{kind}s/{{{kind}}}"
         for kind in SECTIONS

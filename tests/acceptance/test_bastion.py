@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..bastions import SshServer, public
 from ..cli import run
 from ..pipeline import PATIENCE, Penstock
+from ..relay_help import bodies, publish_at_once, set_outbox
 
 
 class Far:
@@ -133,3 +136,80 @@ def test_a_host_key_that_is_trusted_anew_needs_no_restart(
         process.wait_for(lambda: len(far.seen()) == 2000, PATIENCE, "what waited")
         process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
         assert far.nats.info("FAR").state.messages == 2000
+
+
+def behind(app: Database, ssh: SshServer) -> str:
+    """Return the URL of a database by a name that the bastion alone resolves."""
+    login, _, rest = app.url.rpartition("@")
+    where, _, name = rest.partition("/")
+    host, _, port = where.partition(":")
+    ssh.names["outbox.internal", 5432] = (host, int(port))
+    return f"{login}@outbox.internal:5432/{name}"
+
+
+@pytest.mark.parametrize("door", ["file", "options"])
+def test_an_outbox_behind_a_bastion(
+    app: Database,
+    streams: JetStream,
+    postgres: EmbeddedPostgres,
+    tmp_path: Path,
+    ssh: SshServer,
+    door: str,
+) -> None:
+    """The bastion is killed in the middle; nothing is lost, and nothing goes past it."""
+    name = f"store_{uuid.uuid4().hex[:8]}"
+    store = Database(name, postgres.create_database(name))
+    streams.add_stream("FAR", "far")
+    app.execute("select tide.outbox_create('notifications')")
+    set_outbox(app, "far", "FAR")
+    app.execute("select tide.relay_enable('far')")
+    url, key = behind(app, ssh), tmp_path / "key"
+    key.write_bytes(ssh.user_key.export_private_key())
+    options: list[str] = []
+    if door == "file":
+        bastion = {
+            "host": "127.0.0.1", "port": ssh.port, "user": "penstock", "private_key_file": str(key)
+        }  # fmt: skip
+        source = {"type": "outbox", "url": url, "bastion": bastion}
+        config = {"sources": {"box": source}, "store": store.url}
+        (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+        run(tmp_path, "target trust box --yes")
+    else:
+        options += [
+            "--url",
+            url,
+            "--store",
+            store.url,
+            "--bastion",
+            f"penstock@127.0.0.1:{ssh.port}",
+        ]
+        options += ["--bastion-key", str(key), "--bastion-host-key", public(ssh.host_key)]
+
+    def seen() -> list[int]:
+        return sorted(bodies(streams, "FAR"))
+
+    environment = {"NATS_URL": streams.url}
+    command = "run" if door == "file" else "relay"
+    with Penstock(tmp_path, *options, command=command, environment=environment) as process:
+        process.start().wait_ready()
+        publish_at_once(app, 1, 500)
+        process.wait_for(lambda: len(seen()) == 500, PATIENCE, "what came before")
+        ssh.kill()
+        publish_at_once(app, 501, 1000)
+        process.wait_for(
+            lambda: "bastion_unreachable" in process.get("/status")[1], PATIENCE, "the bastion"
+        )
+        ssh.start()
+        publish_at_once(app, 1001, 1500)
+        process.wait_for(lambda: len(seen()) >= 1500, PATIENCE, "all of it")
+        assert seen() == list(range(1, 1501))
+        process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
+        assert "PRIVATE KEY" not in process.log()
+        if door == "file":
+            status = json.loads(run(tmp_path, "status", "--json", "--listen", process.listen))
+            (pipeline,) = status["outboxes"]["box"]["pipelines"]
+            assert (pipeline["pipeline"], pipeline["state"]) == ("far", "running")
+            found = json.loads(run(tmp_path, "check", "--json", **environment))["findings"]
+            assert any(of["subject"] == "source box: schema tide" for of in found)
+    assert set(ssh.asked) == {("outbox.internal", 5432)}
+    store.drop(postgres.url)

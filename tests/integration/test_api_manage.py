@@ -192,7 +192,7 @@ def test_what_is_no_number_in_a_url(shop: Shop) -> None:
     path = shop.consumer()
     for number in ("1_0", "5.0", "true", "%2B5", "%205", "%D9%A3", ""):
         problem(shop.client.get(f"{path}/messages?limit={number}"), 422, "limit")
-        problem(shop.client.get(f"{path}/dead-letters?after={number}"), 422, "after")
+        problem(shop.client.get(f"{path}/dead-letters?limit={number}"), 422, "limit")
         if number:
             problem(shop.client.post(f"{path}/dead-letters/{number}/replay"), 422, "id")
 
@@ -371,8 +371,10 @@ def test_dead_letters(shop: Shop) -> None:
     assert first["reason"]
     assert first["replayed_at"] is None
     assert set(first["position"]) == {"lsn", "idx"}
-    page = shop.client.get(f"{path}/dead-letters", params={"limit": 1, "after": first["id"]})
-    assert [letter["id"] for letter in page.json()["data"]] == [letters[1]["id"]]
+    page = shop.client.get(f"{path}/dead-letters", params={"limit": 1}).json()
+    assert [letter["id"] for letter in page["data"]] == [first["id"]]
+    page = shop.client.get(f"{path}/dead-letters", params={"cursor": page["next"]}).json()
+    assert ([letter["id"] for letter in page["data"]], page["next"]) == ([letters[1]["id"]], None)
     dead = shop.client.get(f"{path}/messages", params={"state": "dead"}).json()["data"]
     assert [message["record"]["id"] for message in dead] == [1, 2]
 
@@ -422,3 +424,21 @@ def test_streams(shop: Shop) -> None:
     assert events == streams["events"]
     assert (events["kind"], events["source"], events["segments"]) == ("changes", "shop", 1)
     assert events["head"] == {"lsn": positions[-1].lsn, "idx": positions[-1].idx}
+
+
+def test_lost_updates_are_refused(shop: Shop) -> None:
+    """A consumer has the ETag of its entity, by either path."""
+    path = shop.consumer()
+    first = shop.client.get(path).headers["etag"]
+    assert first == shop.client.get("/v1/consumers/workers").headers["etag"]
+    changed = shop.client.patch(path, json={"max_waiting": 3}, headers={"If-Match": first})
+    assert changed.status_code == 200, changed.text
+    assert changed.headers["etag"] != first
+    for method, body in (("PATCH", {"max_waiting": 4}), ("DELETE", None)):
+        late = shop.client.request(method, path, json=body, headers={"If-Match": first})
+        problem(late, 412)
+        assert late.headers["etag"] == changed.headers["etag"]
+    assert shop.client.get(path).json()["max_waiting"] == 3
+    newest = {"If-Match": changed.headers["etag"]}
+    assert shop.client.delete(path, headers=newest).status_code == 200
+    assert "etag" not in shop.client.get("/v1/http-consumers/events").headers, "it is no entity"

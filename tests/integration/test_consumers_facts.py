@@ -18,6 +18,7 @@ from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.streams.consumers import reader
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
+from penstock.streams.consumers.status import Status
 from penstock.streams.consumers.types import ConsumerSpec, StoreUnavailable
 from penstock.streams.store import Store
 
@@ -203,7 +204,11 @@ def test_one_consumer_that_can_t_be_read_hides_no_other(
                     raise error
                 return await read(consumer)
 
+            async def unreadable(_: Status, __: object) -> None:
+                raise error
+
             read = Consumer.facts
+            monkeypatch.setattr(Status, "read", unreadable)
             monkeypatch.setattr(Consumer, "facts", fail)
             found = {info.name: facts for info, facts in await consumers.facts()}
             assert found.pop(broken.info.name) is None

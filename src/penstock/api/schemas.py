@@ -132,7 +132,7 @@ class _Letter(BaseModel):
     message: _Message
 
 
-class Letters(BaseModel):
+class Letters(Page):
     """Dead letters, the oldest first."""
 
     data: list[_Letter]

@@ -36,9 +36,10 @@ def inspect(
 ) -> Iterator[Finding]:
     """Check all that a relay of `source` needs; `environ` gives `${env:NAME}` of its pipelines."""
     what = f"source {name}"
-    url = source.url.get_secret_value()
+    url = source.address
+    database = PostgresSource(type="postgres", url=source.url, tables=("tide.*",))
     try:
-        with open_catalog(PostgresSource(type="postgres", url=url, tables=("tide.*",))) as catalog:
+        with open_catalog(database.behind(source.reached)) as catalog:
             yield from _server(what, catalog, url)
             schema = list(_schema(what, catalog))
             yield from schema
@@ -102,7 +103,7 @@ def _pipelines(
     if not (any(p.enabled for p in rows) or any(p.enabled for p in into)):
         message, fix = "no pipeline is enabled", "select tide.relay_enable('…')"
         yield Finding("warning", what, message, fix)
-    url, database = source.url.get_secret_value(), catalog.server.database
+    url, database = source.address, catalog.server.database
     planner = Planner(url, database, url, config.spark, source_name)
     # Also one that is disabled: what is wrong with it is better known before it is enabled.
     planned = planner.plan([dataclasses.replace(p, enabled=True) for p in rows], environ)

@@ -190,7 +190,7 @@ def _outbox(source: OutboxSource) -> Status:
     from penstock.outbox.status import pipelines
 
     try:
-        found = pipelines(source.url.get_secret_value(), source.relay_group)
+        found = pipelines(source.address, source.relay_group)
     except CaptureError as error:
         remedy = error.remedy
         return {"error": str(error), "code": error.code, "remedy": remedy, "pipelines": []}

@@ -101,5 +101,6 @@ def _described(found: Configured, name: str) -> str:
     if source is not None:
         return f"source {name}: Postgres at {address(source.url.get_secret_value())}"
     kind = "source" if ("source", name) in found.refused else "target"
-    known = [*config.targets, *(n for n, s in config.sources.items() if s.bastion is not None)]
+    databases = {**config.sources, **config.outboxes}
+    known = [*config.targets, *(n for n, s in databases.items() if s.bastion is not None)]
     raise fail(missing(found, kind, name, known), 2)

@@ -8,7 +8,7 @@ from penstock.config.consumers import Consumer
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.sinks import SinkSettings
-from penstock.config.sources import PostgresSource
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.config.targets import HttpTarget, Target, bastion_of
 from penstock.core.text import Path, nearest
 
@@ -83,7 +83,7 @@ def of_nats_consumers(
 
 def of_targets(
     targets: Mapping[str, Target],
-    sources: Mapping[str, PostgresSource],
+    sources: Mapping[str, PostgresSource | OutboxSource],
     sinks: Mapping[str, SinkSettings],
     consumers: Mapping[str, Consumer | NatsConsumer],
     names: Iterable[str] | None = None,
@@ -129,8 +129,17 @@ def of_targets(
             yield ("sources", name, "bastion"), str(error)
 
 
-def of_store(*, has_url: bool, master: str) -> Iterator[Contradiction]:
-    """Yield what is wrong between the store, with or without a URL, and Spark."""
+def of_store(
+    *, has_url: bool, master: str, outboxes: Mapping[str, OutboxSource]
+) -> Iterator[Contradiction]:
+    """Yield what is wrong between the store, with or without a URL, and what uses it."""
+    for name, outbox in outboxes.items():
+        if outbox.bastion is not None and not has_url:
+            message = (
+                "an outbox behind a bastion keeps its backlogs and the bastion's keys in a store that is"
+                " reached without it: give a Postgres of yours, `store: ${PENSTOCK_STORE_URL}`"
+            )
+            yield ("sources", name, "bastion"), message
     if not has_url and not master.startswith("local"):
         yield (
             ("spark", "master"),

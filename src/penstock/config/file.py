@@ -226,7 +226,9 @@ class Reader:
         """Check that the store and Spark fit each other."""
         master = "local" if parts.spark is None else parts.spark.master
         has_url = "store" in self.document.value
-        for path, message in contradictions.of_store(has_url=has_url, master=master):
+        for path, message in contradictions.of_store(
+            has_url=has_url, master=master, outboxes=parts.outboxes
+        ):
             self.problem(path, message)
 
     def references(self, parts: Parts) -> None:
@@ -240,7 +242,7 @@ class Reader:
             *contradictions.of_nats_consumers(parts.nats_consumers, given, streams),
             *contradictions.of_targets(
                 parts.targets,
-                parts.sources,
+                {**parts.sources, **parts.outboxes},
                 parts.sinks,
                 {**parts.consumers, **parts.nats_consumers},
                 _names(root, "targets"),

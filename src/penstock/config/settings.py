@@ -87,9 +87,14 @@ class Config(StoreSettings):
                 self.nats_consumers, self.sinks, {n: s.kind for n, s in self.streams.items()}
             ),
             *contradictions.of_targets(
-                self.targets, self.sources, self.sinks, {**self.consumers, **self.nats_consumers}
+                self.targets,
+                {**self.sources, **self.outboxes},
+                self.sinks,
+                {**self.consumers, **self.nats_consumers},
             ),
-            *contradictions.of_store(has_url=self.store is not None, master=self.spark.master),
+            *contradictions.of_store(
+                has_url=self.store is not None, master=self.spark.master, outboxes=self.outboxes
+            ),
         ]
         if found:
             raise ValueError("; ".join(f"{dotted(path)}: {message}" for path, message in found))
@@ -101,6 +106,9 @@ class Config(StoreSettings):
         for name, source in self.sources.items():
             if source.bastion is not None:
                 self.sources[name] = source.behind(source.bastion.of(name))
+        for name, outbox in self.outboxes.items():
+            if outbox.bastion is not None:
+                self.outboxes[name] = outbox.behind(outbox.bastion.of(name))
         for name, sink in self.sinks.items():
             target = self._target(sink)
             if isinstance(sink, NatsSinkSettings) and isinstance(target, NatsTarget):
@@ -124,7 +132,8 @@ class Config(StoreSettings):
         Raises `ValueError` for a private key's file that can't be read.
         """
         found = {name: bastion_of(name, target) for name, target in self.targets.items()}
-        found |= {n: s.bastion.of(n) for n, s in self.sources.items() if s.bastion is not None}
+        databases = {**self.sources, **self.outboxes}
+        found |= {n: s.bastion.of(n) for n, s in databases.items() if s.bastion is not None}
         return {name: bastion for name, bastion in found.items() if bastion is not None}
 
     def reached_by(self, bastions: Mapping[str, Bastion]) -> Self:
@@ -132,6 +141,10 @@ class Config(StoreSettings):
         sources = {
             name: source if source.reached is None else source.behind(bastions[name])
             for name, source in self.sources.items()
+        }
+        outboxes = {
+            name: outbox if outbox.reached is None else outbox.behind(bastions[name])
+            for name, outbox in self.outboxes.items()
         }
         sinks = {
             name: sink.behind(bastions[sink.reached.owner])
@@ -144,7 +157,12 @@ class Config(StoreSettings):
             for name, of in self.nats_consumers.items()
         }
         return self.model_copy(
-            update={"sources": sources, "sinks": sinks, "nats_consumers": consumers}
+            update={
+                "sources": sources,
+                "outboxes": outboxes,
+                "sinks": sinks,
+                "nats_consumers": consumers,
+            }
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -80,19 +80,15 @@ class SourceUrl(str):
         return made
 
 
-class PostgresSource(StrictModel):
-    """A Postgres database whose changes are captured by logical replication."""
+class _Database(StrictModel):
+    """A database that may lie behind a bastion."""
 
-    type: Literal["postgres"]
     url: PostgresUrl
-    tables: tuple[Table, ...] = Field(("public.*",), min_length=1)
-    slot: str = "penstock"
-    publication: str = Field("penstock", min_length=1)
     bastion: BastionSettings | None = None
     """The SSH server that the database lies behind."""
     _reached: Bastion | None = PrivateAttr(None)
 
-    def behind(self, bastion: Bastion | None) -> PostgresSource:
+    def behind(self, bastion: Bastion | None) -> Self:
         """Return the same source, reached through a bastion as the store completes it."""
         copy = self.model_copy()
         copy._reached = bastion
@@ -108,11 +104,6 @@ class PostgresSource(StrictModel):
         """The URL to connect to, with what leads there."""
         return SourceUrl.of(self.url, self._reached)
 
-    @property
-    def patterns(self) -> tuple[TablePattern, ...]:
-        """The tables, parsed."""
-        return tuple(TablePattern.parse(table) for table in self.tables)
-
     @field_validator("bastion")
     @classmethod
     def _check_bastion(
@@ -121,6 +112,20 @@ class PostgresSource(StrictModel):
         if bastion is not None and "url" in info.data:
             servers_of(info.data["url"].get_secret_value())
         return bastion
+
+
+class PostgresSource(_Database):
+    """A Postgres database whose changes are captured by logical replication."""
+
+    type: Literal["postgres"]
+    tables: tuple[Table, ...] = Field(("public.*",), min_length=1)
+    slot: str = "penstock"
+    publication: str = Field("penstock", min_length=1)
+
+    @property
+    def patterns(self) -> tuple[TablePattern, ...]:
+        """The tables, parsed."""
+        return tuple(TablePattern.parse(table) for table in self.tables)
 
     @field_validator("slot")
     @classmethod
@@ -140,14 +145,13 @@ class PostgresSource(StrictModel):
         return publication
 
 
-class OutboxSource(StrictModel):
+class OutboxSource(_Database):
     """A database whose outboxes are relayed; its pipelines are set there, by `tide.relay_set_outbox`.
 
     `relay_group` names one group of pipelines; None means all that there are.
     """
 
     type: Literal["outbox"]
-    url: PostgresUrl
     relay_group: str | None = None
 
     @field_validator("relay_group")

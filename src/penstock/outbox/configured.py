@@ -19,7 +19,7 @@ from penstock.outbox.settings import read
 
 def pipelines(source: OutboxSource) -> dict[str, Pipeline]:
     """Return the pipelines of a database's outboxes by their names; raises `CaptureError`."""
-    url = source.url.get_secret_value()
+    url = source.address
     try:
         connection = connect(url)
     except psycopg.Error as error:
@@ -52,5 +52,5 @@ def configuration(
         ) from None
     captured = PostgresSource(
         type="postgres", url=source.url, tables=(pipeline.table,), publication=PUBLICATION
-    )
+    ).behind(source.reached)
     return Config(sources={name: captured}, sinks={pipeline.pipeline: sink})

@@ -10,6 +10,7 @@ import psycopg
 from penstock.core import connect as postgres
 from penstock.core import queries
 from penstock.core.errors import SetupError
+from penstock.postgres.connect import connect_through, connect_through_async
 
 _SESSION: Final = queries.load("penstock.outbox.relay", "relay.sql")["short"]
 _CONNECT: Final[Mapping[str, Any]] = {
@@ -22,13 +23,16 @@ _LOCK_TIMEOUT: Final = "1s"
 
 
 def connect(url: str) -> postgres.Connection:
-    """Return a connection in autocommit mode; raises `psycopg.Error`."""
-    return postgres.connect(url, session=_SESSION, values=[_LOCK_TIMEOUT], **_CONNECT)
+    """Return a connection in autocommit mode, through the bastion of a `SourceUrl`.
+
+    Raises `psycopg.Error`, and `SetupError` for the bastion's trouble.
+    """
+    return connect_through(url, session=_SESSION, values=[_LOCK_TIMEOUT], **_CONNECT)
 
 
 async def connect_async(url: str) -> postgres.AsyncConnection:
     """Return the same for an event loop, where waiting for a lock blocks no other session."""
-    return await postgres.connect_async(url, session=_SESSION, values=["0"], **_CONNECT)
+    return await connect_through_async(url, session=_SESSION, values=["0"], **_CONNECT)
 
 
 def postgres_error(error: psycopg.Error, url: str) -> SetupError:

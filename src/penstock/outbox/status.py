@@ -9,12 +9,13 @@ import psycopg
 from penstock.core import connect as postgres
 from penstock.outbox.errors import install_error, not_installed
 from penstock.outbox.sql import catalog
+from penstock.postgres.connect import connect_through
 
 
 def connect(url: str) -> postgres.Connection:
     """Return a connection in autocommit mode; raises `CaptureError` where there is none."""
     try:
-        return postgres.connect(url, application_name="penstock outbox")
+        return connect_through(url, application_name="penstock outbox")
     except psycopg.Error as error:
         raise postgres.connection_error(error, url) from None
 

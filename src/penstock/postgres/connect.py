@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.config.sources import SourceUrl, servers_of
-from penstock.core.connect import Connection, connect, connection_error, reason_of
+from penstock.core.connect import (
+    AsyncConnection,
+    Connection,
+    connect,
+    connect_async,
+    connection_error,
+    reason_of,
+)
 from penstock.core.errors import BastionError, CaptureError, SetupError
+
+if TYPE_CHECKING:
+    from penstock.bastion.tunnel import Tunnel
+    from penstock.config.bastion import Bastion
 
 
 def connect_source(url: str, application: str, **settings: Any) -> Connection:
@@ -32,28 +46,51 @@ def connect_through(url: str, **settings: Any) -> Connection:
     libpq gets the server's own name beside the address, so that it verifies the certificate for that.
     Raises `psycopg.Error`, and `SetupError` for what is wrong with the bastion or seen from there.
     """
+    with _explained(url):
+        return connect(str(url), **_addresses(url), **settings)
+
+
+async def connect_through_async(url: str, **settings: Any) -> AsyncConnection:
+    """Return the same as `connect_through`, for an event loop."""
+    with _explained(url):
+        addresses = await asyncio.to_thread(_addresses, url)
+        return await connect_async(str(url), **addresses, **settings)
+
+
+def _addresses(url: str) -> dict[str, str]:
+    """Return the settings that lead through a URL's bastion; none without one."""
     bastion = url.bastion if isinstance(url, SourceUrl) else None
     if bastion is None:
-        return connect(url, **settings)
-    # asyncssh is a third of what the process of a capture imports, and few sources need it.
-    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415
+        return {}
+    tunnel = _tunnel(bastion)
+    ports = [tunnel.port(host, port) for host, port in servers_of(url)]
+    return {
+        "hostaddr": ",".join("127.0.0.1" for _ in ports),
+        "port": ",".join(map(str, ports)),
+    }
 
-    tunnel = tunnel_to(bastion)
-    servers = servers_of(url)
+
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Raise a `SetupError` for what is wrong with the bastion of a URL, or seen from there."""
     try:
-        ports = [tunnel.port(host, port) for host, port in servers]
-        addresses = {
-            "hostaddr": ",".join("127.0.0.1" for _ in ports),
-            "port": ",".join(map(str, ports)),
-        }
-        return connect(str(url), **addresses, **settings)
+        yield
     except BastionError as error:
         raise _by_bastion(error) from None
     except psycopg.Error:
-        failures = [tunnel.failure(host, port) for host, port in servers]
-        if failures[0] is not None and all(failures):
-            raise _by_bastion(failures[0]) from None
+        if isinstance(url, SourceUrl) and url.bastion is not None:
+            tunnel = _tunnel(url.bastion)
+            failures = [tunnel.failure(host, port) for host, port in servers_of(url)]
+            if failures[0] is not None and all(failures):
+                raise _by_bastion(failures[0]) from None
         raise
+
+
+def _tunnel(bastion: Bastion) -> Tunnel:
+    # asyncssh is a third of what the process of a capture imports, and few sources need it.
+    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415
+
+    return tunnel_to(bastion)
 
 
 def _by_bastion(error: BastionError) -> SetupError:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.bastion.keys import new_private_key
 from penstock.config.bastion import Bastion
 from penstock.config.settings import Config
-from penstock.config.sources import PostgresSource
+from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.core import queries
 from penstock.streams.store import Store
+
+S = TypeVar("S", PostgresSource, OutboxSource)
 
 SQL: Final = queries.load("penstock.streams", "bastions.sql")
 
@@ -30,7 +32,7 @@ def with_bastions(config: Config, store: Store | str) -> Config:
         return config.reached_by(completed(opened, bastions))
 
 
-def reachable(source: PostgresSource, name: str, store: Store) -> PostgresSource:
+def reachable(source: S, name: str, store: Store) -> S:
     """Return a source by itself with what the store has of its bastion, if it has one.
 
     Raises `StoreError`, and `ValueError` for a private key's file that can't be read.

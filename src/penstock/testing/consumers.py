@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.registry import check_settings
+from penstock.streams.consumers.registry import Check, accept, check_settings
 from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import (
     ConsumerInfo,
@@ -172,8 +172,13 @@ class InMemoryConsumers:
         return self.add(spec).info
 
     async def update(
-        self, name: str, changes: Mapping[str, Any], *, by: str = "api"  # noqa: ARG002 - of the registry
-    ) -> ConsumerInfo:  # fmt: skip
+        self,
+        name: str,
+        changes: Mapping[str, Any],
+        *,
+        by: str = "api",  # noqa: ARG002 - of the registry
+        check: Check = accept,
+    ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
         Raises:
@@ -181,6 +186,7 @@ class InMemoryConsumers:
             pydantic.ValidationError: A setting is wrong.
         """
         consumer = self.consumer(name)
+        check(None)
         info = consumer.info
         values = {**info.settings.stored(), **changes}
         given = {key: value for key, value in values.items() if value is not None}
@@ -191,7 +197,17 @@ class InMemoryConsumers:
         self._changed()
         return consumer.info
 
-    async def delete(self, name: str, *, by: str = "api") -> None:  # noqa: ARG002 - of the registry
+    async def version(self, name: str) -> None:
+        """Return None: there is no desired state."""
+        self.consumer(name)
+
+    async def delete(
+        self,
+        name: str,
+        *,
+        by: str = "api",  # noqa: ARG002 - of the registry
+        check: Check = accept,
+    ) -> None:
         """Drop a consumer.
 
         Raises:
@@ -201,6 +217,7 @@ class InMemoryConsumers:
         consumer = self.consumer(name)
         if consumer.info.own:
             raise Refused(f"{name!r} is the stream's own consumer group: it goes with the stream.")
+        check(None)
         del self._consumers[consumer.info.name]
         consumer.close(UnknownConsumer(f"There is no consumer {name!r} any more."))
         self._changed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.api.manage.access import grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
 from penstock.api.manage.context import Context
-from penstock.api.manage.etags import etag
+from penstock.api.manage.etags import IF_MATCH, etag
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.secrets import merged
 from penstock.api.manage.settings import name_of
@@ -25,21 +25,10 @@ from penstock.api.schemas import ConsumerStatus, Page
 from penstock.config.document import Spec
 from penstock.config.models import SECTIONS
 from penstock.core import queries
-from penstock.streams.consumers.facts import facts_body
+from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
-_MATCH: Final[dict[str, Any]] = {
-    "parameters": [
-        {
-            "name": "If-Match",
-            "in": "header",
-            "required": False,
-            "schema": {"type": "string"},
-            "description": "The `ETag` of what the change is made from: refused where that is older.",
-        }
-    ]
-}
 
 
 class _DryRun(BaseModel):
@@ -181,7 +170,7 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
     api.add_api_route(
         one, replace, methods=["PUT"], response_model=_Changed, summary=f"Create or replace a {kind}",
         description="The same once more changes nothing. A secret that comes back as shown stays.",
-        operation_id=f"put_{kind}", openapi_extra=_named(kind, _MATCH, body),
+        operation_id=f"put_{kind}", openapi_extra=_named(kind, IF_MATCH, body),
         responses={201: {"model": _Changed, "description": "Created"}, **documented(409, 412, 413)},
     )  # fmt: skip
 
@@ -201,7 +190,7 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         one, change, methods=["PATCH"], response_model=_Changed, summary=f"Change a {kind}",
         description="A merge patch (RFC 7396): changes the keys that it gives; null sets one to its "
         "default.",
-        operation_id=f"patch_{kind}", openapi_extra=_named(kind, _MATCH, body),
+        operation_id=f"patch_{kind}", openapi_extra=_named(kind, IF_MATCH, body),
         responses=documented(409, 412, 413),
     )  # fmt: skip
 
@@ -213,7 +202,7 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         one, remove, methods=["DELETE"], response_model=_Changed, summary=f"Delete a {kind}",
         description="Refused while others refer to it. The answer has its consequences; with `dry_run` "
         "nothing else happens.",
-        operation_id=f"delete_{kind}", openapi_extra=_named(kind, _MATCH),
+        operation_id=f"delete_{kind}", openapi_extra=_named(kind, IF_MATCH),
         responses=documented(409, 412),
     )  # fmt: skip
 
@@ -274,14 +263,9 @@ def _rows(context: Context, query: str, values: Mapping[str, Any]) -> list[dict[
 
 
 async def _with_status(context: Context, entities: Any) -> list[dict[str, Any]]:
-    infos: list[ConsumerInfo] = []
-    for entity in entities:
-        with contextlib.suppress(ConsumerError):
-            infos.append((await context.consumers.get(entity["name"])).info)
-    facts = {info.name: (info, each) for info, each in await context.consumers.facts(infos)}
-    result = []
-    for entity in entities:
-        info, each = facts.get(entity["name"], (None, None))
-        status = None if info is None or each is None else facts_body(info, each)
-        result.append({**entity, "status": status})
-    return result
+    consumers = context.consumers
+    found: Sequence[tuple[ConsumerInfo, ConsumerFacts | None]] = []
+    with contextlib.suppress(ConsumerError):
+        found = await consumers.facts(await consumers.named([each["name"] for each in entities]))
+    status = {info.name: facts_body(info, facts) for info, facts in found if facts is not None}
+    return [{**entity, "status": status.get(entity["name"])} for entity in entities]

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any, Final
 
 from penstock.api.problems import Problem
 
+IF_MATCH: Final[dict[str, Any]] = {
+    "parameters": [
+        {
+            "name": "If-Match",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string"},
+            "description": "The `ETag` of what the change is made from: refused where that is older.",
+        }
+    ]
+}
+"""The header as OpenAPI has it."""
 _TAG = re.compile(r'(?:W/)?"([^"]*)"')
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from penstock.api.manage.access import grant_of
+from penstock.api.manage.etags import IF_MATCH, check, etag
 from penstock.api.manage.pages import Limit, Paged, after, following
 from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, inline, json_answer, read_object
@@ -47,17 +48,11 @@ _MAX_BIGINT: Final = 2**63 - 1
 
 
 class _List(Paged):
-    status: bool = Field(True, description="Whether each one's `status` is read: some ms for each.")
+    status: bool = Field(True, description="Whether each one's `status` is read.")
 
 
 class _Look(Limit):
     state: Literal["pending", "delivered", "dead"] = "pending"
-
-
-class _Page(Limit):
-    after: Annotated[int, DIGITS] = Field(
-        0, ge=0, le=_MAX_BIGINT, description="The `id` of the last one seen."
-    )
 
 
 def add(api: APIRouter, consumers: Consumers) -> None:
@@ -93,36 +88,42 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         info = await consumers.create(
             ConsumerSpec(new.name, new.stream, new.type, settings), by=grant_of(request).name
         )
-        return json_answer(await _changed(consumers, info), 201)
+        return await _changed(consumers, info, 201)
 
     @api.get(_CONSUMER, response_model=ConsumerBody, summary="Show a consumer")
     async def show_consumer(consumer: str) -> Response:
-        return json_answer(await _shown(consumers, consumer))
+        version = await consumers.version(consumer)
+        return json_answer(await _shown(consumers, consumer), headers=_etag(version))
 
     @api.patch(
         _CONSUMER,
         response_model=ConsumerBody,
         summary="Change settings of a consumer",
         description="Changes the given settings alone; null resets one to its default.",
-        responses=documented(409, 413),
-        openapi_extra=body_of(_changes_schema()),
+        responses=documented(409, 412, 413),
+        openapi_extra={**IF_MATCH, **body_of(_changes_schema())},
     )
     async def update_consumer(consumer: str, request: Request) -> Response:
         changes = await read_object(request)
         for key in ("via", "type", "stream"):
             if key in changes:
                 raise wrong(key, "unknown key")
-        info = await consumers.update(consumer, changes, by=grant_of(request).name)
-        return json_answer(await _changed(consumers, info))
+        info = await consumers.update(
+            consumer, changes, by=grant_of(request).name, check=_checked(consumer, request)
+        )
+        return await _changed(consumers, info, 200)
 
     @api.delete(
         _CONSUMER,
         response_model=Success,
         summary="Delete a consumer",
-        responses=documented(409),
+        responses=documented(409, 412),
+        openapi_extra=IF_MATCH,
     )
     async def delete_consumer(consumer: str, request: Request) -> Response:
-        await consumers.delete(consumer, by=grant_of(request).name)
+        await consumers.delete(
+            consumer, by=grant_of(request).name, check=_checked(consumer, request)
+        )
         return Json(SUCCESS)
 
 
@@ -167,11 +168,13 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         )
 
     @api.get(f"{_CONSUMER}/dead-letters", response_model=Letters, summary="List dead letters")
-    async def dead_letters(consumer: str, page: Annotated[_Page, Query()]) -> Response:
+    async def dead_letters(consumer: str, paged: Annotated[Paged, Query()]) -> Response:
+        (last,) = after(paged.cursor, int) or (0,)
         found = await consumers.get(consumer)
-        letters = await found.dead_letters(page.limit, page.after)
+        letters = await found.dead_letters(paged.limit + 1, last)
+        page, cursor = following(letters, paged.limit, lambda letter: (letter.id,))
         base = await consumers.base(found)
-        return json_answer({"data": [_letter(letter, base) for letter in letters]})
+        return json_answer({"data": [_letter(letter, base) for letter in page], "next": cursor})
 
     @api.post(
         f"{_CONSUMER}/dead-letters/{{id}}/replay",
@@ -192,12 +195,22 @@ async def _shown(consumers: Consumers, name: str) -> dict[str, Any]:
     return consumer_body(consumer.info, facts)
 
 
-async def _changed(consumers: Consumers, info: ConsumerInfo) -> dict[str, Any]:
-    """Return a consumer that was changed, which is so even if the store does not answer any more."""
+async def _changed(consumers: Consumers, info: ConsumerInfo, status: int) -> Response:
+    """Answer with a consumer that was changed, even if the store does not answer any more."""
     try:
-        return await _shown(consumers, info.name)
+        version = await consumers.version(info.name)
+        return json_answer(await _shown(consumers, info.name), status, _etag(version))
     except ConsumerError:
-        return consumer_body(info, None)
+        return json_answer(consumer_body(info, None), status)
+
+
+def _etag(version: int | None) -> dict[str, str] | None:
+    return None if version is None else etag(version)
+
+
+def _checked(consumer: str, request: Request) -> Callable[[int | None], None]:
+    """Return what raises `Problem` where a request's headers rule out a change of some version."""
+    return lambda version: check(request.headers, version, f"consumer {consumer!r}")
 
 
 def _changes_schema() -> dict[str, Any]:

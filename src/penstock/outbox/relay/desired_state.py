@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from penstock.config.settings import Config, SparkSettings
 from penstock.config.sinks import Sink
-from penstock.config.sources import PostgresSource
+from penstock.config.sources import PostgresSource, SourceUrl
 from penstock.core.errors import CaptureError, PipelineError
 from penstock.core.health import Failure
 from penstock.outbox.pipelines import DISABLED, PUBLICATION, Pipeline, slot_of
@@ -103,6 +103,7 @@ class Planner:
         name_of: Callable[[str], str],
     ) -> None:
         self._url = capture_url(url)
+        self._bastion = url.bastion if isinstance(url, SourceUrl) else None
         self.database = database
         self._store = store
         self._spark = spark
@@ -129,7 +130,7 @@ class Planner:
             type="postgres", url=SecretStr(self._url),
             tables=tuple(sorted({pipeline.table for pipeline in pipelines})),
             slot=slot_of(group, self.database), publication=PUBLICATION,
-        )  # fmt: skip
+        ).behind(self._bastion)  # fmt: skip
         sinks: dict[str, Sink] = {}
         paused: dict[str, Failure] = {}
         left_out: dict[str, Failure] = {}

@@ -103,7 +103,8 @@ class Group:
                     continue
                 self._pause(_TICK_SECONDS)
                 continue
-            except (CaptureError, StoreError) as error:
+            except (CaptureError, StoreError) as error:  # a bastion's trouble is a `CaptureError`
+                self._inboxes.activate(self._lock.check())
                 failure = Failure.by(error)
             except psycopg.Error as error:
                 self._inboxes.activate(self._lock.check())

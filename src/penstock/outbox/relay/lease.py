@@ -20,6 +20,7 @@ import psycopg
 import structlog
 
 from penstock.core import queries
+from penstock.core.errors import CaptureError
 from penstock.outbox.sessions import connect
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
@@ -74,8 +75,9 @@ class Leases:
             except Exception as error:  # without a lease a relay that works would count as dead
                 if not self._failed:
                     self._failed = True
+                    known = isinstance(error, psycopg.Error | CaptureError)
                     log.warning("leases could not be renewed; trying again", error=str(error),
-                                exc_info=not isinstance(error, psycopg.Error))  # fmt: skip
+                                exc_info=not known)  # fmt: skip
                 self._stopping.wait(_BEAT_SECONDS)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:

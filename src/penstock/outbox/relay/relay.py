@@ -44,6 +44,8 @@ from penstock.outbox.sql.install import version_fault
 from penstock.postgres.admin import open_catalog
 from penstock.postgres.setup import server_fault
 from penstock.runtime.state import RunState
+from penstock.streams.bastions import reachable
+from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.outbox.relay", "relay.sql")
 _POLL_SECONDS: Final = 5.0
@@ -66,7 +68,8 @@ class Relay:
 
     def __init__(self, name: str, source: OutboxSource, config: Config) -> None:
         self.name = name
-        self._url = source.url.get_secret_value()
+        self._source = source
+        self._url = source.address
         self._only = source.relay_group
         own_store = config.store is not None and config.store != source.url
         self._store = (config.store or source.url).get_secret_value()
@@ -117,9 +120,13 @@ class Relay:
     # -- the process
 
     def prepare(self) -> None:
-        """Check that the database can be relayed from; raises `SetupError`."""
-        source = PostgresSource(type="postgres", url=self._url, tables=("tide.*",))
-        with open_catalog(source) as catalog:
+        """Check that the database can be relayed from; raises `SetupError` and `StoreError`."""
+        if self._source.bastion is not None:
+            with Store.open(self._store) as store:
+                self._url = reachable(self._source, self.name, store).address
+            self._leases = Leases(self._url, self._current_leases)
+        source = PostgresSource(type="postgres", url=self._source.url, tables=("tide.*",))
+        with open_catalog(source.behind(self._url.bastion)) as catalog:
             (row,) = catalog.connection.execute(_SQL["access"]).fetchall()
             installed, database, role, allowed = row
             if not installed:

@@ -13,6 +13,7 @@ from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import Reader
 from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.sessions import SQL, Sessions
+from penstock.streams.consumers.state import State
 from penstock.streams.consumers.steps import Steps
 from penstock.streams.consumers.types import (
     ConsumerError,
@@ -59,6 +60,11 @@ class Consumer:
     def info(self) -> ConsumerInfo:
         """The consumer's settings."""
         return self._steps.info
+
+    @property
+    def newest(self) -> tuple[int, State] | None:
+        """The state as this process has it, and its number in the log; None while it has none."""
+        return self._steps.log.newest
 
     def change(self, info: ConsumerInfo) -> None:
         """Take over changed settings."""

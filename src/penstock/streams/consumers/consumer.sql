@@ -31,6 +31,58 @@ JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 WHERE c.name > %s ORDER BY c.name LIMIT %s
 
+-- name: entity_version
+SELECT version FROM penstock.entities WHERE kind = 'consumer' AND name = %s
+
+-- name: consumers_named
+-- Those of some names.
+SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
+       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
+JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
+WHERE c.name = ANY (%s)
+
+-- name: status
+-- Of some consumers: their streams, and how many dead letters were not replayed.
+SELECT c.id, s.id, s.kind, s.source_id,
+       (SELECT count(*) FROM penstock.dead_letters d
+        WHERE d.consumer_id = c.id AND d.replayed_at IS NULL)
+FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE c.id = ANY (%s)
+
+-- name: status_log
+SELECT {consumer}, seq, entry FROM {log} WHERE seq > {since}
+
+-- name: status_count
+-- As `count`, behind each of some positions of a segment.
+SELECT {part}, c.number, x.found, x.seen
+FROM unnest({lsns}::bigint[], {idxs}::bigint[]) WITH ORDINALITY AS c (lsn, idx, number)
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE {matches}) AS found, count(*) AS seen FROM (
+        SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > (c.lsn, c.idx)
+          AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
+        ORDER BY m.lsn, m.idx LIMIT {limit}
+    ) m
+) x
+
+-- name: status_oldest
+-- As `oldest`, behind each of some positions of a segment.
+SELECT {part}, c.number, x.at
+FROM unnest({lsns}::bigint[], {idxs}::bigint[]) WITH ORDINALITY AS c (lsn, idx, number)
+CROSS JOIN LATERAL (
+    SELECT regexp_replace(m.message, '\\.', '_', 'g')::json
+           -> 'metadata' ->> 'commit_timestamp' AS at
+    FROM (
+        SELECT * FROM {segment} m WHERE (m.lsn, m.idx) > (c.lsn, c.idx)
+          AND (m.lsn, m.idx) <= (%(head_lsn)s, %(head_idx)s)
+        ORDER BY m.lsn, m.idx LIMIT {limit}
+    ) m WHERE {condition} ORDER BY m.lsn, m.idx LIMIT 1
+) x
+
+-- name: segments_of
+SELECT stream_id, id, after_lsn, after_idx, through_lsn, through_idx FROM penstock.segments
+WHERE stream_id = ANY (%s) ORDER BY after_lsn, after_idx
+
 -- name: streams
 SELECT s.id, s.name, s.kind, o.name, s.retention,
        (SELECT count(*) FROM penstock.segments WHERE stream_id = s.id), s.created_at, o.id, o.base,

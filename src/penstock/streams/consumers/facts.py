@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -65,11 +65,9 @@ def facts_of(
         message[5] > now and number not in state.returned for number, message in state.held.items()
     )
     since, count = state.failing or (None, 0)
-    lag = waiting + len(state.held)
-    age = 0.0 if oldest is None or not lag else max(now / 1e6 - oldest.timestamp(), 0.0)
-    return ConsumerFacts(
-        lag_messages=lag,
-        lag_seconds=round(age, 3),
+    found = ConsumerFacts(
+        lag_messages=len(state.held),
+        lag_seconds=0.0,
         in_flight=out,
         waiting_for_retry=len(state.held) - out,
         redeliveries=state.redeliveries,
@@ -80,6 +78,16 @@ def facts_of(
         failing_since=None if since is None else since / 1e6,
         failed_in_a_row=count,
     )
+    return with_lag(found, waiting, oldest, now)
+
+
+def with_lag(
+    facts: ConsumerFacts, waiting: int, oldest: datetime | None, now: int
+) -> ConsumerFacts:
+    """Return facts with so many messages more that wait; the first of all was committed at `oldest`."""
+    lag = facts.lag_messages + waiting
+    age = 0.0 if oldest is None or not lag else max(now / 1e6 - oldest.timestamp(), 0.0)
+    return replace(facts, lag_messages=lag, lag_seconds=round(age, 3))
 
 
 def failure_of(info: ConsumerInfo, facts: ConsumerFacts) -> Failure | None:

@@ -46,6 +46,11 @@ class ConsumerLog:
         self._since = composed("entries", log=log)
         self._table = log
 
+    @property
+    def newest(self) -> tuple[int, State] | None:
+        """The number of the last entry that was read, and the state; None while there is none."""
+        return None if self.state is None or self._seq == 0 else (self._seq, self.state)
+
     def forget(self) -> None:
         """Read the log anew before it is used again."""
         self.state = None

@@ -32,12 +32,14 @@ from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.search import StreamSearch
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State
+from penstock.streams.consumers.status import AT_ONCE, Status
 from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
     ConsumerSpec,
     NameTaken,
     Refused,
+    StoreUnavailable,
     StreamInfo,
     UnknownConsumer,
     UnknownStream,
@@ -58,6 +60,14 @@ _FACTS_PATIENCE: Final = 10.0  # seconds for one consumer's
 _log: Final = structlog.get_logger("penstock.streams")
 
 
+Check = Callable[[int | None], None]
+"""Takes the version that is to be changed, None of what is not in the desired state, and may raise."""
+
+
+def accept(_: int | None) -> None:
+    """Let every version be changed."""
+
+
 class Consumers:
     """All consumers of the store at `url`, with at most `pool_size` connections and one to listen."""
 
@@ -75,6 +85,7 @@ class Consumers:
             self._sessions, connected=self._listening, received=self._notified, lost=self._missed
         )
 
+        self._status = Status(self._sessions, self._newest)
         self._limit = ReceiveLimit(self._sessions, self._notices.send)
 
     async def open(self) -> None:
@@ -166,29 +177,55 @@ class Consumers:
         rows = await self._sessions.rows(SQL["consumer_page"], (after, limit))
         return [_info(row) for row in rows]
 
+    async def named(self, names: Sequence[str]) -> Sequence[ConsumerInfo]:
+        """Return the consumers of these names, as far as there are such."""
+        rows = await self._sessions.rows(SQL["consumers_named"], (list(names),))
+        return [_info(row) for row in rows]
+
     async def facts(
         self, infos: Sequence[ConsumerInfo] | None = None
     ) -> Sequence[tuple[ConsumerInfo, ConsumerFacts | None]]:
         """Return all consumers by name, or those of `infos`, and how each is.
 
-        None where the store gave no answer to that.
+        None where the store gave no answer to that. What is gone is left out.
         """
         infos = await self.list() if infos is None else infos
+        found: dict[int, ConsumerFacts | None] = {}
+        for first in range(0, len(infos), AT_ONCE):
+            found |= await self._facts_of(infos[first : first + AT_ONCE])
+        return [(info, found[info.id]) for info in infos if info.id in found]
+
+    async def _facts_of(self, infos: Sequence[ConsumerInfo]) -> dict[int, ConsumerFacts | None]:
+        found: dict[int, ConsumerFacts | None]
+        try:
+            async with asyncio.timeout(_FACTS_PATIENCE):
+                found = await self._status.read(infos)
+        except (StoreUnavailable, psycopg.errors.UndefinedTable, TimeoutError):
+            found = dict.fromkeys(info.id for info in infos)
+        except Exception:
+            _log.exception("the status of consumers can't be read")
+            found = dict.fromkeys(info.id for info in infos)
+        rest = [info for info in infos if found.get(info.id, True) is None]
         some = asyncio.Semaphore(_FACTS_AT_ONCE)
+        looked = await asyncio.gather(*[self._one_facts(info.name, some) for info in rest])
+        found |= {info.id: facts for info, facts in zip(rest, looked, strict=True)}
+        gone = {info.id for info in rest if info.name not in self._names}
+        return {id_: facts for id_, facts in found.items() if id_ not in gone}
 
-        async def one(name: str) -> ConsumerFacts | None:
-            try:
-                async with some, asyncio.timeout(_FACTS_PATIENCE):
-                    return await (await self.get(name)).facts()
-            except (ConsumerError, TimeoutError):
-                pass
-            except Exception:
-                _log.exception("the status of a consumer can't be read", consumer=name)
-            return None
+    async def _one_facts(self, name: str, some: asyncio.Semaphore) -> ConsumerFacts | None:
+        """Return how one consumer is, None where that can't be read."""
+        try:
+            async with some, asyncio.timeout(_FACTS_PATIENCE):
+                return await (await self.get(name)).facts()
+        except (ConsumerError, TimeoutError):
+            pass
+        except Exception:
+            _log.exception("the status of a consumer can't be read", consumer=name)
+        return None
 
-        found = await asyncio.gather(*[one(info.name) for info in infos])
-        pairs = zip(infos, found, strict=True)
-        return [(info, facts) for info, facts in pairs if info.name in self._names]
+    def _newest(self, consumer: int) -> tuple[int, State] | None:
+        found = self._consumers.get(consumer)
+        return None if found is None else found.newest
 
     async def create(self, spec: ConsumerSpec, *, by: str = "api") -> ConsumerInfo:
         """Make a consumer; raises `NameTaken`, `UnknownStream`, `pydantic.ValidationError`.
@@ -233,12 +270,19 @@ class Consumers:
             raise taken from None
         return (await self.get(spec.name)).info
 
+    async def version(self, name: str) -> int | None:
+        """Return the version of a consumer in the desired state; None of what is not in it."""
+        info = (await self.get(name)).info
+        rows = await self._sessions.rows(SQL["entity_version"], (info.name,))
+        return rows[0][0] if rows else None
+
     async def update(
-        self, name: str, changes: Mapping[str, Any], *, by: str = "api"
+        self, name: str, changes: Mapping[str, Any], *, by: str = "api", check: Check = accept
     ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
-        Raises `UnknownConsumer` and `pydantic.ValidationError`.
+        `check` gets the version that is changed, and may raise. Raises `UnknownConsumer` and
+        `pydantic.ValidationError`.
         """
         consumer = await self.get(name)
         info = consumer.info
@@ -262,6 +306,7 @@ class Consumers:
             else:
                 raise Refused(f"{name!r} names variables that this process lacks: set them here.")
             check_settings(checked, consumer.stream.kind)
+            await _check_version(connection, info, check)
             of = consumer.stream
             made = await self._planned(checked, of.id) if "filters" in changes else None
             settings = Jsonb(checked.stored())
@@ -304,14 +349,18 @@ class Consumers:
             await connection.execute(_STORE_SQL["lock_state"])
             yield connection
 
-    async def delete(self, name: str, *, by: str = "api") -> None:
-        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
+    async def delete(self, name: str, *, by: str = "api", check: Check = accept) -> None:
+        """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own.
+
+        `check` gets the version that is deleted, and may raise.
+        """
         info = (await self.get(name)).info
         if info.own:
             raise Refused(
                 f"{name!r} is the stream's own consumer group: it lasts as long as the stream."
             )
         async with self._changing_state() as connection:
+            await _check_version(connection, info, check)
             # The log first, as in a step: one with dead letters locks the consumer's row after it.
             await connection.execute(composed("drop_log", log=consumer_table(info.id)))
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
@@ -424,6 +473,11 @@ def _info(row: tuple[Any, ...]) -> ConsumerInfo:
 
 def _unknown(name: str) -> UnknownConsumer:
     return UnknownConsumer(f"There is no consumer {name!r}.")
+
+
+async def _check_version(connection: Connection, info: ConsumerInfo, check: Check) -> None:
+    rows = await _rows(connection, SQL["entity_version"], (info.name,))
+    check(rows[0][0] if rows else None)
 
 
 async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenConsumer:
