@@ -48,20 +48,22 @@ class Changes:
         self._random = chance
         self._token = ""
         self._rounds = self._changes = 0
+        self.streams: JetStream | None = None
+        """Makes their JetStream streams, which it deletes when it is closed."""
         self.made: dict[str, Expected] = {}
         """What was made, by name, also if it was removed since."""
         self._pull: dict[str, Expected] = {}
 
-    def __call__(self, streams: JetStream) -> None:
+    def __call__(self) -> None:
         """Do one round; raises `AssertionError` where a change does not take effect."""
         self._rounds += 1
         n = self._rounds
         if not self._token:
             self._token = self._new_token()
-            self._add_stream(streams, _COPY)
+            self._add_stream(_COPY)
             self._begin()
         sink, mail, pull = f"x{n}", f"m{n}", f"w{n}"
-        self._add_stream(streams, sink)
+        self._add_stream(sink)
         self._add_sink(sink)
         self._pause_briefly()
         self._ask("POST", f"nats-consumers/{_COPY}/pause")
@@ -314,7 +316,10 @@ class Changes:
         """What the pull consumers must have, and what they had."""
         return {name: of for name, of in self._pull.items() if not of.removed}
 
-    def _add_stream(self, streams: JetStream, name: str) -> None:
+    def _add_stream(self, name: str) -> None:
+        streams = self.streams
+        assert streams is not None
+
         def added() -> bool:
             with contextlib.suppress(Exception):  # the server may be coming up
                 streams.add_stream(name, f"{name}.>", duplicate_window=7200)

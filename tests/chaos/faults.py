@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 import psycopg
 
-from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
@@ -233,8 +233,7 @@ def _store_stall(world: World) -> None:
 def _change(world: World) -> None:
     """Change the configuration several times, and wait for all but the last."""
     assert world.changes is not None
-    with JetStream(world.nats.url) as streams:
-        world.changes(streams)
+    world.changes()
 
 
 CHANGED: Final = "configuration: changed"

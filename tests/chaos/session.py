@@ -118,6 +118,8 @@ class Session:
             # Longer than the run: nothing may be there twice.
             window = self._duration + 3600
             self._stream.add_stream(STREAM, "chaos.>", duplicate_window=window)
+            if world.changes is not None:
+                world.changes.streams = self._stream
             for pipeline, supervisor in zip(world.pipelines, world.supervisors, strict=True):
                 pipeline.start()
                 stack.callback(supervisor.stop)

@@ -320,3 +320,35 @@ def test_another_run_counts_on(state: RunState) -> None:
     counts = {name: sink["delivered"] for name, sink in after.as_json()["sinks"].items()}
     assert counts == {"jetstream": 8, "late": 8, "events": 0}
     assert metric(after, "captured_messages_total", source="shop") == 11
+
+
+def test_a_change_does_not_report_a_source_as_starting(state: RunState) -> None:
+    """Another run of it begins, whose capture is not heard of yet."""
+
+    def word(now: float, reported: dict[str, Any], patch: pytest.MonkeyPatch) -> str:
+        before, after = (RunState(["shop"], {"jetstream": ("nats", "shop")}) for _ in range(2))
+        before.update({"capture": "shop", "life": "a", "warm": True, **reported})
+        patch.setattr(time, "time", lambda: now)
+        after.continue_from(before)
+        return after.readiness
+
+    began = time.time()
+    for later, reported, expected in (
+        (1.0, {}, "ready"),
+        (60.0, {}, "starting"),  # long ago: a standby that takes the source over
+        (1.0, {"error": "It is away.", "code": "away"}, "starting"),
+        (1.0, {"warm": False}, "starting"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            assert word(began + later, reported, patch) == expected, (later, reported)
+
+
+def test_a_run_that_follows_another_and_does_not_stream_fails(
+    state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.update({"capture": "shop", "life": "a", "warm": True})
+    after = RunState(["shop"], {"jetstream": ("nats", "shop")})
+    after.continue_from(state)
+    began = time.time()
+    monkeypatch.setattr(time, "time", lambda: began + 20)
+    assert after.readiness == "failed"

@@ -12,6 +12,9 @@ from penstock.runtime.has_failure import HasFailure
 _WELL_SECONDS: Final = 5.0
 """How long a query that had failed must be idle and well for its failure to be over."""
 
+_MOMENT_SECONDS: Final = 5.0
+"""How long ago an earlier run of the source may have reported, for this one to go on from it."""
+
 
 @dataclass
 class SourceState(HasFailure):
@@ -49,6 +52,20 @@ class SourceState(HasFailure):
         """The age of the oldest message that is captured and not confirmed, in seconds."""
         since = self.waiting_since
         return 0.0 if since is None else max(time.time() - since, 0.0)
+
+    def take_over(self, earlier: SourceState, now: float) -> None:
+        """Go on from a state that streamed a moment ago: a change does not start the source anew.
+
+        Where this one does not stream soon, what is taken over shows it: it has reported nothing
+        since, or messages wait.
+        """
+        at = earlier.reported_at
+        if not earlier.started or earlier.failure is not None or at is None:
+            return
+        if now - at < _MOMENT_SECONDS:
+            self.started, self.reported_at, self.progress_at = True, at, earlier.progress_at
+            self.waiting, self.waiting_since = earlier.waiting, earlier.waiting_since
+            self.confirmed_lsn = earlier.confirmed_lsn
 
     def fail(self, failure: Failure) -> None:
         """Note a failure; it keeps the time of the first one since the last success."""

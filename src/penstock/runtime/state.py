@@ -165,6 +165,7 @@ class RunState(Collector):
                 if (of := earlier.sources.get(name)) is not None:
                     for key in _SOURCE_COUNTERS:
                         setattr(source, key, getattr(of, key))
+                    source.take_over(of, time.time())
                     self._ledgers[name] = earlier._ledgers[name]
                     self._ledgers[name].keep(same)
 
