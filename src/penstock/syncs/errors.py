@@ -15,7 +15,8 @@ class SyncError(PenstockError):
 
     The code is `unauthorized`, `forbidden`, `not_found`, `rate_limited`, `unavailable`, `timed_out`,
     `bad_response`, `refused` (the API does not take a request) or `connector` (the connector itself
-    fails). `retry_after` is in how many seconds the API wants to be asked again, None where it does not say.
+    fails). `retry_after` is in how many seconds the API wants to be asked again, None where it says
+    nothing.
     """
 
     def __init__(

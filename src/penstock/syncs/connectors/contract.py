@@ -1,8 +1,8 @@
 """What a connector is: it plans slices of a collection, and reads them page by page.
 
-A connector does no scheduling, keeps no state and writes nothing. It is made anew wherever it is needed,
-from the provider's settings and a credential's properties. Requests go through a `Session`, which has the
-budget, the retries and the login.
+A connector does no scheduling, keeps no state and writes nothing. It is made anew wherever it is
+needed, from the provider's settings and a credential's properties. Requests go through a `Session`,
+which has the budget, the retries and the login.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Collection:
         created_field: The field that has when the object was made.
         deletes: How its deletes are seen.
         overlap: How far a poll reads back behind the cursor.
-        delete_notes: What the API can't tell about deletes, in a sentence; empty where nothing is missed.
+        delete_notes: What the API can't tell about deletes, in a sentence; empty where it tells all.
     """
 
     name: str
