@@ -164,9 +164,10 @@ def _summary(plan: Plan) -> str:
     }  # fmt: skip
     text = ", ".join(f"{counts[action]} {word}" for action, word in words.items() if counts[action])
     kept = f"{len(plan.kept)} kept that --prune would delete" if plan.kept else ""
-    return f"Plan: {', '.join(filter(None, (text, kept)))}."
+    agrees = " Nothing else: the file and the desired state agree." if plan.changes_nothing else ""
+    return f"Plan: {', '.join(filter(None, (text, kept)))}.{agrees}"
 
 
 def exit_code(plan: Plan) -> int:
-    """Return the exit code of a plan: 0 where there is nothing to do, 2 where there is."""
-    return NOTHING if plan.is_empty else CHANGES
+    """Return the exit code of a plan: 0 where no entity is to be changed, 2 where one is."""
+    return NOTHING if plan.changes_nothing else CHANGES
