@@ -52,7 +52,7 @@ class ClientCredentials(StrictModel):
     access_token_url: Text
     client_id: Text
     client_secret: Text
-    access_token_request_data: dict[str, str] = {}
+    access_token_request_data: dict[str, str] = Field(default_factory=dict)
     default_token_expiration: Whole = Field(default=3600, gt=0)
 
 
@@ -64,7 +64,7 @@ class RefreshToken(StrictModel):
     client_id: Text
     client_secret: str = ""
     refresh_token: Text
-    access_token_request_data: dict[str, str] = {}
+    access_token_request_data: dict[str, str] = Field(default_factory=dict)
     default_token_expiration: Whole = Field(default=3600, gt=0)
 
 
@@ -143,10 +143,12 @@ class Keyset(StrictModel):
     """Each page begins behind the last object of the one before, by `{cursor}` and `{key}`.
 
     `limit`: how many objects a full page has; a shorter one is the last.
+    `initial_key`: what `{key}` is before the first.
     """
 
     type: Literal["keyset"]
     limit: Whole = Field(gt=0)
+    initial_key: str = ""
 
 
 Paginator = Annotated[
@@ -173,6 +175,9 @@ class Incremental(StrictModel):
     initial_value: str | None = None
     order: Literal["ascending", "descending", "none"] = "none"
     overlap: Duration = timedelta(seconds=60)
+    restart: Flag | None = None
+    """Whether each page is asked for by the cursor of the one before, as soon as that has moved.
+    It is, where the API sorts by the cursor and counts pages: those shift when an object changes."""
 
 
 class Endpoint(StrictModel):
@@ -180,9 +185,9 @@ class Endpoint(StrictModel):
 
     path: Text
     method: Literal["GET", "POST"] = "GET"
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     json_body: dict[str, Any] | None = Field(default=None, alias="json")
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     data_selector: Text = "$"
     paginator: Paginator | None = None
 
@@ -270,7 +275,7 @@ class Check(StrictModel):
     """The harmless request that tries a credential."""
 
     path: Text
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
 
 
 class RestProvider(StrictModel):
@@ -278,14 +283,14 @@ class RestProvider(StrictModel):
 
     type: Literal["rest"]
     base_url: Text
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     auth: Auth | None = None
     paginator: Paginator | None = None
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
     """Whether the API may have an address of a private network."""
     check_request: Check | None = Field(default=None, alias="check")
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = Field(default_factory=dict)
     """What a credential's property is where the credential has none of that name."""
     collections: dict[str, RestCollection] = Field(min_length=1)
 
@@ -311,12 +316,33 @@ def _function(value: str) -> str:
     return value
 
 
+class PythonCollection(StrictModel):
+    """A collection whose objects a function yields."""
+
+    primary_key: str | list[str] = "id"
+    created_path: str | None = None
+    incremental: Incremental | None = None
+    deletes: Annotated[
+        Tombstones | FlagDeletes | SweepDeletes | NoDeletes, Field(discriminator="type")
+    ] = NoDeletes(type="none")
+    delete_notes: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The fields that identify an object."""
+        return (self.primary_key,) if isinstance(self.primary_key, str) else tuple(self.primary_key)
+
+
 class PythonProvider(StrictModel):
     """A function or class of the user's own."""
 
     type: Literal["python"]
     function: Annotated[str, AfterValidator(_function)]
-    settings: dict[str, Any] = {}
+    collections: dict[str, PythonCollection] = Field(min_length=1)
+    base_url: str | None = None
+    """The URL to which alone `auth` logs in."""
+    auth: Auth | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
 
@@ -327,7 +353,7 @@ class AirbyteProvider(StrictModel):
     type: Literal["airbyte"]
     manifest: Text
     """The path of the manifest's YAML."""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
     """The manifest's own settings, besides the credential's properties."""
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
