@@ -9,10 +9,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.durations import Duration
 from penstock.config.strict import Flag, StrictModel, Whole
+from penstock.config.texts import text_and_file
 
 READY: Final = ("stripe", "salesforce", "servicenow", "hubspot", "github")
 """The providers that need no entry: they are in the package."""
@@ -52,7 +53,7 @@ class ClientCredentials(StrictModel):
     access_token_url: Text
     client_id: Text
     client_secret: Text
-    access_token_request_data: dict[str, str] = {}
+    access_token_request_data: dict[str, str] = Field(default_factory=dict)
     default_token_expiration: Whole = Field(default=3600, gt=0)
 
 
@@ -64,7 +65,7 @@ class RefreshToken(StrictModel):
     client_id: Text
     client_secret: str = ""
     refresh_token: Text
-    access_token_request_data: dict[str, str] = {}
+    access_token_request_data: dict[str, str] = Field(default_factory=dict)
     default_token_expiration: Whole = Field(default=3600, gt=0)
 
 
@@ -180,9 +181,9 @@ class Endpoint(StrictModel):
 
     path: Text
     method: Literal["GET", "POST"] = "GET"
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     json_body: dict[str, Any] | None = Field(default=None, alias="json")
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     data_selector: Text = "$"
     paginator: Paginator | None = None
 
@@ -270,7 +271,7 @@ class Check(StrictModel):
     """The harmless request that tries a credential."""
 
     path: Text
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
 
 
 class RestProvider(StrictModel):
@@ -278,14 +279,14 @@ class RestProvider(StrictModel):
 
     type: Literal["rest"]
     base_url: Text
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     auth: Auth | None = None
     paginator: Paginator | None = None
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
     """Whether the API may have an address of a private network."""
     check_request: Check | None = Field(default=None, alias="check")
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = Field(default_factory=dict)
     """What a credential's property is where the credential has none of that name."""
     collections: dict[str, RestCollection] = Field(min_length=1)
 
@@ -316,7 +317,7 @@ class PythonProvider(StrictModel):
 
     type: Literal["python"]
     function: Annotated[str, AfterValidator(_function)]
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
 
@@ -326,11 +327,18 @@ class AirbyteProvider(StrictModel):
 
     type: Literal["airbyte"]
     manifest: Text
-    """The path of the manifest's YAML."""
-    config: dict[str, Any] = {}
+    """The manifest's YAML, or `{file: path}` where a file holds it."""
+    config: dict[str, Any] = Field(default_factory=dict)
     """The manifest's own settings, besides the credential's properties."""
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
+
+    @field_validator("manifest", mode="before")
+    @classmethod
+    def _read_manifest(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_and_file(value, info, "Airbyte's YAML, or {file: path} where a file holds it")[
+            0
+        ]
 
 
 PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider | AirbyteProvider]]] = {

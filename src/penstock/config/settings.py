@@ -1,4 +1,4 @@
-"""A whole configuration: sources, sinks, consumers, the store and Spark."""
+"""A whole configuration: sources, sinks, consumers, syncs, the store and Spark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pathlib
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Self
+from uuid import UUID
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -13,9 +14,11 @@ from penstock.config import contradictions
 from penstock.config.bastion import Bastion
 from penstock.config.consumers import Consumer, WebhookConsumer
 from penstock.config.nats_consumers import NatsConsumer, sinks_of
+from penstock.config.providers import ProviderSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, PostgresUrl
 from penstock.config.strict import StrictModel
+from penstock.config.syncs import Credential, RecordsSettings, Sync
 from penstock.config.targets import (
     HttpTarget,
     NatsTarget,
@@ -53,16 +56,18 @@ def _spark_value(value: Any) -> Any:
 
 
 class StoreSettings(StrictModel):
-    """Where streams are kept; `store` is None for the embedded Postgres."""
+    """Where streams and records are kept; `store` is None for the embedded Postgres."""
 
     store: PostgresUrl | None = None
+    records: RecordsSettings = Field(default_factory=RecordsSettings)
 
 
 class Config(StoreSettings):
     """A whole configuration: sources, sinks and consumers by name, the store, and Spark.
 
     The sources of type outbox are `outboxes`: what takes from them is set in their databases. The
-    consumers of type nats are `nats_consumers`: the run publishes for them.
+    consumers of type nats are `nats_consumers`: the run publishes for them. Providers of Penstock's own
+    stand in no configuration.
     """
 
     sources: dict[str, PostgresSource]
@@ -71,7 +76,11 @@ class Config(StoreSettings):
     consumers: dict[str, Consumer] = Field(default_factory=dict)
     nats_consumers: dict[str, NatsConsumer] = Field(default_factory=dict)
     targets: dict[str, Target] = Field(default_factory=dict)
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    credentials: dict[str, Credential] = Field(default_factory=dict)
+    syncs: dict[str, Sync] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    _ids: Mapping[str, UUID] = PrivateAttr(default_factory=dict)
     _file: str | None = PrivateAttr(None)
     _sharing: int | None = PrivateAttr(None)
     _version: int = PrivateAttr(0)
@@ -92,6 +101,7 @@ class Config(StoreSettings):
                 self.sinks,
                 {**self.consumers, **self.nats_consumers},
             ),
+            *contradictions.of_syncs(self.providers, self.credentials, self.syncs),
             *contradictions.of_store(
                 has_url=self.store is not None, master=self.spark.master, outboxes=self.outboxes
             ),
@@ -184,6 +194,15 @@ class Config(StoreSettings):
         self._version = version
         return self
 
+    def identified(self, ids: Mapping[str, UUID]) -> Self:
+        """Record the ids of syncs, by name, as the store has them."""
+        self._ids = ids
+        return self
+
+    def sync_id(self, name: str) -> UUID:
+        """Return the id of a sync; raises `KeyError` where the configuration is not the store's."""
+        return self._ids[name]
+
     @property
     def version(self) -> int:
         """The version of the desired state that this configuration is, 0 where it is of none."""
@@ -222,6 +241,7 @@ class Config(StoreSettings):
                 "sources": {source: self.sources[source]},
                 "sinks": sinks,
                 "outboxes": {},
+                "syncs": {},
                 "consumers": {n: c for n, c in self.consumers.items() if c.stream in sinks},
                 "nats_consumers": {
                     n: c for n, c in self.nats_consumers.items() if c.stream in sinks

@@ -443,6 +443,15 @@ BEGIN
     RETURN new_version;
 END $penstock$
 
+-- name: migration_12
+-- Syncs, their credentials and the providers that users describe are entities too.
+ALTER TABLE penstock.ids DROP CONSTRAINT ids_kind_check,
+    ADD CONSTRAINT ids_kind_check CHECK
+        (kind IN ('source', 'sink', 'consumer', 'target', 'provider', 'credential', 'sync'));
+ALTER TABLE penstock.entities DROP CONSTRAINT entities_kind_check,
+    ADD CONSTRAINT entities_kind_check CHECK
+        (kind IN ('source', 'sink', 'consumer', 'target', 'provider', 'credential', 'sync'));
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

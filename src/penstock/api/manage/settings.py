@@ -13,7 +13,7 @@ from penstock.api.manage.context import Context
 from penstock.api.problems import Problem
 from penstock.config.bastion import Bastion
 from penstock.config.document import Key, Spec
-from penstock.config.file import Parts
+from penstock.config.reader import Parts
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.config.targets import HttpTarget, Target, bastion_of
