@@ -451,6 +451,31 @@ ALTER TABLE penstock.ids DROP CONSTRAINT ids_kind_check,
 ALTER TABLE penstock.entities DROP CONSTRAINT entities_kind_check,
     ADD CONSTRAINT entities_kind_check CHECK
         (kind IN ('source', 'sink', 'consumer', 'target', 'provider', 'credential', 'sync'));
+-- Syncs that are paused, beside what the desired state says of them.
+CREATE TABLE penstock.paused_syncs (
+    sync_id uuid PRIMARY KEY,
+    paused_by text NOT NULL,
+    paused_at timestamptz NOT NULL DEFAULT now()
+);
+-- What is asked of the run that has the syncs, oldest first, until it has taken it. Without a collection
+-- it is asked of all of a sync.
+CREATE TABLE penstock.sync_commands (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sync_id uuid NOT NULL,
+    collection_id text,
+    command text NOT NULL CHECK (command IN ('run', 'backfill', 'resume')),
+    asked_by text NOT NULL,
+    asked_at timestamptz NOT NULL DEFAULT now()
+);
+-- How far each collection of a sync is: `progress` is for the scheduler, `shown` for all others.
+CREATE TABLE penstock.sync_collections (
+    sync_id uuid NOT NULL,
+    collection_id text NOT NULL,
+    progress jsonb NOT NULL,
+    shown jsonb NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (sync_id, collection_id)
+);
 
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
