@@ -99,10 +99,10 @@ def api(
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
     from penstock.api.serve import serve
     from penstock.cli.api_tools import ApiTools
-    from penstock.cli.store import opened
+    from penstock.cli.store import opened_both
 
-    with errors(), opened(config, store_url) as url:
-        raise typer.Exit(serve(url, listen, ApiTools()))
+    with errors(), opened_both(config, store_url) as (url, records_url):
+        raise typer.Exit(serve(url, listen, ApiTools(), records_url))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.desired.entities import Change
 from penstock.desired.facts import Facts, facts_of, messages
 from penstock.desired.plan import Plan, PlannedChange
+from penstock.desired.sync_consequences import of_syncs
 from penstock.streams.store import Store
 
 _AT_NEXT_ROUND: Final[tuple[str, ...]] = (
@@ -84,9 +85,10 @@ class _Words:
             "source": (self.new_source, self.changed_source, self.no_source),
             "sink": (self.new_sink, self.changed_sink, self.no_sink),
             "consumer": (self.new_consumer, self.changed_consumer, self.no_consumer),
-            "target": (self.unused_target, self.changed_target, self.unused_target),
+            "target": (self.nothing, self.changed_target, self.nothing),
         }
         if self.change.kind not in by_kind:
+            yield from of_syncs(self.change)
             return
         new, changed, gone = by_kind[self.change.kind]
         before, after = self.change.before, self.change.after
@@ -97,10 +99,10 @@ class _Words:
         elif before is not None and after is not None and self.keys:
             yield from changed(before, after)
 
-    # Targets
-
-    def unused_target(self, _: Spec) -> Iterator[str]:
+    def nothing(self, _: Spec) -> Iterator[str]:
         yield from ()
+
+    # Targets
 
     def changed_target(self, _: Spec, __: Spec) -> Iterator[str]:
         yield f"the sinks and consumers of target {self.name} connect anew, with what it has then"
