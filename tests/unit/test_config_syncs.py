@@ -166,8 +166,9 @@ def test_the_store_of_records_is_read_with_the_store(tmp_path: Path) -> None:
         (
             "type: json_link",
             "type: jsonlink",
-            "8: providers.crm.paginator: the type is 'jsonlink': expected one of single_page, json_link, "
-            "header_link, header_cursor, cursor, offset, page_number, keyset; did you mean json_link?",
+            "8: providers.crm.paginator: the type is 'jsonlink': expected one of single_page, "
+            "json_link, header_link, header_cursor, cursor, offset, page_number, "
+            "keyset; did you mean json_link?",
         ),
         (
             "type: flag, path: archived",
