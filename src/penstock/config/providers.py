@@ -144,10 +144,12 @@ class Keyset(StrictModel):
     """Each page begins behind the last object of the one before, by `{cursor}` and `{key}`.
 
     `limit`: how many objects a full page has; a shorter one is the last.
+    `initial_key`: what `{key}` is before the first.
     """
 
     type: Literal["keyset"]
     limit: Whole = Field(gt=0)
+    initial_key: str = ""
 
 
 Paginator = Annotated[
@@ -174,6 +176,9 @@ class Incremental(StrictModel):
     initial_value: str | None = None
     order: Literal["ascending", "descending", "none"] = "none"
     overlap: Duration = timedelta(seconds=60)
+    restart: Flag | None = None
+    """Whether each page is asked for by the cursor of the one before, as soon as that has moved.
+    It is, where the API sorts by the cursor and counts pages: those shift when an object changes."""
 
 
 class Endpoint(StrictModel):
@@ -312,11 +317,32 @@ def _function(value: str) -> str:
     return value
 
 
+class PythonCollection(StrictModel):
+    """A collection whose objects a function yields."""
+
+    primary_key: str | list[str] = "id"
+    created_path: str | None = None
+    incremental: Incremental | None = None
+    deletes: Annotated[
+        Tombstones | FlagDeletes | SweepDeletes | NoDeletes, Field(discriminator="type")
+    ] = NoDeletes(type="none")
+    delete_notes: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The fields that identify an object."""
+        return (self.primary_key,) if isinstance(self.primary_key, str) else tuple(self.primary_key)
+
+
 class PythonProvider(StrictModel):
     """A function or class of the user's own."""
 
     type: Literal["python"]
     function: Annotated[str, AfterValidator(_function)]
+    collections: dict[str, PythonCollection] = Field(min_length=1)
+    base_url: str | None = None
+    """The URL to which alone `auth` logs in."""
+    auth: Auth | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     rate_limit: RateDefaults = RateDefaults()
     allow_private: Flag = False
@@ -336,9 +362,7 @@ class AirbyteProvider(StrictModel):
     @field_validator("manifest", mode="before")
     @classmethod
     def _read_manifest(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_and_file(value, info, "Airbyte's YAML, or {file: path} where a file holds it")[
-            0
-        ]
+        return text_and_file(value, info, "Airbyte's YAML, or {file: path} where a file holds it")[0]
 
 
 PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider | AirbyteProvider]]] = {
