@@ -54,7 +54,10 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "max_deliver": "how often a message is delivered before it is a dead letter; -1 for ever",
     "max_ack_pending": "how many messages may be out at once",
     "max_waiting": "how many receives may wait at once",
-    "deliver_policy": "where a new consumer starts: `all` at the beginning, `new` at the end",
+    "deliver_policy": "where a new consumer starts: `all` at the beginning, `new` at the end, `last`"
+    " with the last message, `1h` so long ago",
+    "NatsConsumer.deliver_policy": "where a new consumer starts: `all` at the beginning, `new` at the"
+    " end",
     "filters": "which messages it gets, [below](#filters)",
     "consumer.url": "where messages are sent",
     "headers": "headers of each request; their values are secret",
@@ -87,8 +90,10 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "when": "a condition; a rule without one matches everything, and is the last",
     "to": "the template of the route",
     "table": "`schema.table`, `schema.*`, a table's name, or `*`",
-    "collection_id": "the same as `table`",
-    "resource_id": "the schema of a database, or the connection of an API",
+    "collection_id": "the same as `table`: the id of a sync's collection",
+    "resource_id": "the schema of a database, or the id of a sync",
+    "Filters.sync_id": "the same as `resource_id`",
+    "Filters.provider": "the provider of a sync",
     "action": "`insert`, `update`, `delete`, `read`, or `*`",
 }
 """What keys mean where the models don't say it, or not for users: by `Model.key`, `kind.key`, `key`."""

@@ -119,7 +119,8 @@ def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
 def rows(batch: pa.RecordBatch, kind: str) -> Iterator[memoryview]:
     """Yield the rows of `batch` for `COPY … (COLUMNS) FROM STDIN (FORMAT binary)`.
 
-    `batch` is what `placed` returned, `kind` the form of its messages (`core.record_forms`). Header and trailer are the caller's.
+    `batch` is what `placed` returned, `kind` the form of its messages (`core.record_forms`). Header and
+    trailer are the caller's.
     """
     first = 0
     while first < batch.num_rows:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final, LiteralString
 
+import psycopg
+
+from penstock.core import connect as postgres
 from penstock.core import queries
 from penstock.core.connect import Connection
 from penstock.core.errors import StoreError
+from penstock.streams.errors import store_error
 
 OLDEST_VERSION: Final = 14
 SQL: Final = queries.load("penstock.syncs.records", "records.sql")
@@ -55,6 +59,15 @@ def migrate(connection: Connection) -> None:
         for number in range(_version(connection) + 1, VERSION + 1):
             connection.execute(SQL[f"{_PREFIX}{number}"])
             connection.execute(SQL["add_migration"], [number])
+
+
+def prepare(url: str) -> None:
+    """Do the same in the records store at `url`; raises `StoreError`."""
+    try:
+        with postgres.connect(url, application_name="penstock syncs") as connection:
+            migrate(connection)
+    except psycopg.Error as error:
+        raise store_error(error, url) from None
 
 
 def _version(connection: Connection) -> int:

@@ -24,7 +24,11 @@ from penstock.syncs.records.schema import SQL
 
 _ROWS: Final = 10_000
 _BYTES: Final = 16 * 1024 * 1024
-_TOO_COMPLEX: Final = (psycopg.errors.DataError, psycopg.errors.ProgramLimitExceeded)
+_UNFIT: Final = (
+    psycopg.errors.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.StatementTooComplex,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class RecordWriter:
         """Write rows; what Postgres does not take is found by halves, and refused."""
         try:
             return self._write(rows, values)
-        except _TOO_COMPLEX as error:
+        except _UNFIT as error:
             if len(rows) == 1:
                 reason = f"Postgres refuses it: {str(error.diag.message_primary)[:200]}"
                 return Written(refused=(forms.refused_of(rows[0].record, reason),))
