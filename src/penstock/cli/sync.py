@@ -10,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from penstock.cli import sync_try
 from penstock.cli.common import (
     CONFIG,
     AsJson,
@@ -27,11 +28,13 @@ from penstock.cli.store import store_of
 if TYPE_CHECKING:
     from penstock.desired.entities import Entity
     from penstock.streams.store import Store
-    from penstock.syncs.controls import SyncStatus
+    from penstock.syncs.controls import SyncControls, SyncStatus
 
 syncs = typer.Typer(
     help="Look at syncs; run, pause and resume them; try a connector.", no_args_is_help=True
 )
+
+syncs.command("try")(sync_try.try_connector)
 
 SyncName = Annotated[str, typer.Argument(help="The sync's name or id.")]
 CollectionName = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from penstock.config.providers import ANY, ProviderSettings, RestProvider
+from penstock.config.providers import ANY, AirbyteProvider, ProviderSettings
 
 _READY: Final[dict[str, tuple[str, ...]]] = {
     "stripe": ("charges", "customers", "invoices", "prices", "products", "subscriptions"),
@@ -21,6 +21,5 @@ def collections_of(name: str, provider: ProviderSettings | None) -> Collection[s
     """
     if provider is None:
         return _READY.get(name)
-    if isinstance(provider, RestProvider) and ANY not in provider.collections:
-        return list(provider.collections)
-    return None
+    named = None if isinstance(provider, AirbyteProvider) else provider.collections
+    return None if named is None or ANY in named else list(named)

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from penstock.config import contradictions, yaml_lines
+from penstock.config import contradictions, reserved, yaml_lines
 from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.models import CONSUMERS, SECTIONS, SINKS, TARGETS
@@ -28,6 +28,7 @@ from penstock.config.syncs import Credential, Sync
 from penstock.config.targets import Target
 from penstock.config.texts import FOLDER
 from penstock.core.errors import ConfigError
+from penstock.core.record_forms import SYNCS
 from penstock.core.text import Path as KeyPath
 from penstock.core.text import dotted, nearest
 
@@ -158,8 +159,15 @@ class Reader:
         root = self.document.value
         given = names_of(root, "sinks")
         streams = {n: _kind(sink) for n, sink in given.items() if _type(sink) == "stream"}
+        sources = {name: str(given[name].get("source")) for name in streams}
+        syncs, names = names_of(root, "syncs"), list(names_of(root, "sources"))
+        if syncs:
+            streams |= reserved.KINDS
+            names.append(SYNCS)
         for path, message in (
-            *contradictions.of_sinks(parts.sources, parts.sinks, names_of(root, "sources")),
+            *reserved.of_names(names_of(root, "sources"), given, syncs),
+            *reserved.of_variables(parts.sinks, parts.nats_consumers, sources),
+            *contradictions.of_sinks(parts.sources, parts.sinks, names),
             *contradictions.of_consumers(parts.consumers, given, streams),
             *contradictions.of_nats_consumers(parts.nats_consumers, given, streams),
             *contradictions.of_targets(

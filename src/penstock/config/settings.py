@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 from uuid import UUID
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 
-from penstock.config import contradictions
+from penstock.config import contradictions, reserved
 from penstock.config.bastion import Bastion
 from penstock.config.consumers import Consumer, WebhookConsumer
 from penstock.config.nats_consumers import NatsConsumer, sinks_of
@@ -27,6 +27,7 @@ from penstock.config.targets import (
     joined_sink,
     joined_webhook,
 )
+from penstock.core.record_forms import SYNCS
 from penstock.core.text import dotted
 
 CONFIG_FILE: Final = "penstock.yaml"
@@ -84,17 +85,23 @@ class Config(StoreSettings):
     _file: str | None = PrivateAttr(None)
     _sharing: int | None = PrivateAttr(None)
     _version: int = PrivateAttr(0)
+    _at: SecretStr | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
+        streams: dict[str, str] = {n: sink.kind for n, sink in self.streams.items()}
+        names = list(self.sources)
+        if self.syncs:
+            streams |= reserved.KINDS
+            names.append(SYNCS)
         found = [
-            *contradictions.of_sinks(self.sources, self.sinks, self.sources),
-            *contradictions.of_consumers(
-                self.consumers, self.sinks, {n: sink.kind for n, sink in self.streams.items()}
+            *reserved.of_names(self.sources, self.sinks, self.syncs),
+            *reserved.of_variables(
+                self.sinks, self.nats_consumers, {n: s.source for n, s in self.streams.items()}
             ),
-            *contradictions.of_nats_consumers(
-                self.nats_consumers, self.sinks, {n: s.kind for n, s in self.streams.items()}
-            ),
+            *contradictions.of_sinks(self.sources, self.sinks, names),
+            *contradictions.of_consumers(self.consumers, self.sinks, streams),
+            *contradictions.of_nats_consumers(self.nats_consumers, self.sinks, streams),
             *contradictions.of_targets(
                 self.targets,
                 {**self.sources, **self.outboxes},
@@ -112,7 +119,16 @@ class Config(StoreSettings):
         return self
 
     def join(self) -> None:
-        """Give sinks, webhooks and sources what their targets and bastions have."""
+        """Give sinks, webhooks and sources what their targets and bastions have, and syncs theirs."""
+        if self.syncs:
+            self.sources[SYNCS] = reserved.source(self.records.store or self.store or self._at)
+            self.sinks.update(reserved.streams(self.records))
+        for name, sink in self.sinks.items():
+            self.sinks[name] = reserved.with_subjects(sink, self.records)
+        for name, nats in self.nats_consumers.items():
+            stream = self.sinks.get(nats.stream)
+            named = reserved.consumer_with_subjects(nats, stream, self.records)
+            self.nats_consumers[name] = named
         for name, source in self.sources.items():
             if source.bastion is not None:
                 self.sources[name] = source.behind(source.bastion.of(name))
@@ -183,6 +199,12 @@ class Config(StoreSettings):
     def checkpoint_folder(self, source: str) -> pathlib.Path:
         """Return the local folder of a source's checkpoints; it is there once the source has run."""
         return pathlib.Path(self.spark.checkpoint).absolute() / source
+
+    def stored_at(self, url: str) -> Self:
+        """Return the configuration whose store is there: the embedded one's URL, while it runs."""
+        found = self.model_copy()
+        found._at = SecretStr(url)
+        return found
 
     def read_from(self, file: str) -> Self:
         """Record which file has this configuration, for the commands that errors print."""

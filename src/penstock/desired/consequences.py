@@ -237,8 +237,7 @@ class _Words:
             yield f"consumer {self.name} {_publishes(spec)}"
             return
         if stream in self.facts.streams:
-            where = "end" if spec.get("deliver_policy") == "new" else "beginning"
-            yield f"consumer {self.name} starts at the {where} of the stream {stream}"
+            yield f"consumer {self.name} starts {_where(spec)} of the stream {stream}"
 
     def changed_nats_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
         if type_of("consumer", before) != "nats":
@@ -273,9 +272,8 @@ class _Words:
             yield from self.new_consumer(after)
             return
         if "stream" in self.keys:
-            where = "end" if after.get("deliver_policy") == "new" else "beginning"
             yield (
-                f"consumer {self.name} is made anew and starts at the {where} of the stream "
+                f"consumer {self.name} is made anew and starts {_where(after)} of the stream "
                 f"{after.get('stream')}; what it has not acked of {before.get('stream')} goes"
             )
             yield from self.letters()
@@ -295,6 +293,13 @@ class _Words:
         count = self.facts.consumers.get(self.name, ("", 0))[1]
         if count:
             yield f"its {count:,} dead letter{'' if count == 1 else 's'} go with it"
+
+
+def _where(spec: Spec) -> str:
+    """Return where a new consumer starts."""
+    policy = str(spec.get("deliver_policy", "all"))
+    named = {"all": "at the beginning", "new": "at the end", "last": "with the last message"}
+    return named.get(policy, f"with the last {policy}")
 
 
 def _publishes(spec: Spec) -> str:
