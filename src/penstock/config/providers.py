@@ -362,9 +362,8 @@ class AirbyteProvider(StrictModel):
     @field_validator("manifest", mode="before")
     @classmethod
     def _read_manifest(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_and_file(value, info, "Airbyte's YAML, or {file: path} where a file holds it")[
-            0
-        ]
+        expected = "Airbyte's YAML, or {file: path} where a file holds it"
+        return text_and_file(value, info, expected)[0]
 
 
 PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider | AirbyteProvider]]] = {

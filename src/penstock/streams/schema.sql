@@ -476,6 +476,15 @@ CREATE TABLE penstock.sync_collections (
     updated_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sync_id, collection_id)
 );
+-- Tokens that OAuth servers have handed out for a credential, encrypted; `origin` is a hash of what the
+-- user gave for them.
+CREATE TABLE penstock.credential_tokens (
+    credential text PRIMARY KEY,
+    origin text NOT NULL,
+    key_id text NOT NULL,
+    sealed bytea NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now()
+);
 
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
