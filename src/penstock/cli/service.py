@@ -174,7 +174,13 @@ class Service:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
         app = None
         if self._store_url is not None:
-            app = Api(self._store_url, beside=self._beside, tools=ApiTools())
+            records = self._config.records.store
+            app = Api(
+                self._store_url,
+                beside=self._beside,
+                tools=ApiTools(),
+                records_url=None if records is None else records.get_secret_value(),
+            )
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:

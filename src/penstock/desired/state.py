@@ -12,7 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from penstock.config.document import Key, Spec
-from penstock.config.models import REFERENCES
+from penstock.config.models import BUILT_IN, REFERENCES
 from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
@@ -185,7 +185,8 @@ def _check_references(state: Snapshot, changes: Sequence[Change]) -> None:
     for entity in state.entities.values():
         for key, kind in REFERENCES.get(entity.kind, {}).items():
             named = (kind, str(entity.spec.get(key)))
-            if key not in entity.spec or named in state.entities or "${" in named[1]:
+            there = named in state.entities or named in BUILT_IN
+            if key not in entity.spec or there or "${" in named[1]:
                 continue
             if entity.key in changed or named in changed:
                 raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")

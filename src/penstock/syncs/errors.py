@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from penstock.core.errors import PenstockError
 
@@ -14,9 +14,9 @@ class SyncError(PenstockError):
     """An API can't be read now, or as it is configured.
 
     The code is `unauthorized`, `forbidden`, `not_found`, `rate_limited`, `unavailable`, `timed_out`,
-    `bad_response`, `refused` (the API does not take a request) or `connector` (the connector itself
-    fails). `retry_after` is in how many seconds the API wants to be asked again, None where it says
-    nothing.
+    `bad_response`, `refused` (the API does not take a request), `private_address`, `credential` (a
+    property is missing, or its tokens can't be kept) or `connector` (the connector itself fails).
+    `retry_after` is in how many seconds the API wants to be asked again, None where it does not say.
     """
 
     def __init__(
@@ -30,3 +30,6 @@ class SyncError(PenstockError):
     ) -> None:
         super().__init__(code, message, remedy=remedy, transient=transient)
         self.retry_after = retry_after
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"retry_after": self.retry_after}

@@ -14,7 +14,9 @@ from penstock.api.manage import (
     http_consumers,
     nats_consumers,
     plans,
+    records,
     streams,
+    syncs,
     targets,
     tokens,
 )
@@ -38,6 +40,8 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
         nats_consumers.add(api, context)
         databases.add(api, context)
         targets.add(api, context)
+        syncs.add(api, context)
+        records.add(api, context)
         backfills.add(api, context)
         dead_letters.add(api, context)
         tokens.add(api, context)

@@ -5,7 +5,7 @@
 SELECT name FROM penstock.ids WHERE kind = %s AND id = %s
 
 -- name: spec
-SELECT spec FROM penstock.entities WHERE kind = %s AND name = %s
+SELECT spec, id FROM penstock.entities WHERE kind = %s AND name = %s
 
 -- name: entity_page
 -- The first entities of a kind behind a name, as they may be shown, and why a process can't run them.

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import requests
 
+from penstock.config.providers import Auth
+
 Json = dict[str, Any]
 """A small JSON object: a cursor, a slice or a resume token."""
 
@@ -100,8 +102,9 @@ class Page:
         records: The objects; in a sweep only their ids count.
         unreadable: What could not be read.
         resume: From where the slice goes on behind this page; None: from its beginning.
-        cursor: The collection's cursor once all pages of the slice up to this one are written; None
-            where this page does not move it.
+        cursor: What the collection's cursor becomes once all pages of the slice up to this one are
+            written; None where this page does not move it. Its members replace those of the same
+            names, and the others stay: polls and feeds of deletes have members of their own.
         is_last: Whether the slice ends with it.
     """
 
@@ -131,6 +134,19 @@ class Defaults:
     allowed_requests: int = 10
     interval: timedelta = timedelta(seconds=1)
     max_concurrent_requests: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a session reaches a provider; its settings have the credential's properties already.
+
+    `origin` is the URL that alone gets the login; None: no login.
+    """
+
+    origin: str | None = None
+    auth: Auth | None = None
+    allow_private: bool = False
+    secrets: tuple[str, ...] = ()
 
 
 class Session(Protocol):
@@ -166,8 +182,15 @@ class Connector(Protocol):
     def defaults(self) -> Defaults:
         """The budget that the provider's documentation allows."""
 
+    @property
+    def access(self) -> Access:
+        """How its API is reached: `make.session_of` makes a session of it."""
+
     def collections(self, session: Session | None = None) -> Mapping[str, Collection]:
         """Return the collections by name; those that the API must be asked for only with a session."""
+
+    def collection(self, name: str) -> Collection:
+        """Return a collection by its name, also one that the API must be asked for."""
 
     def plan(
         self, collection: Collection, cursor: Json | None, kind: Kind, session: Session
