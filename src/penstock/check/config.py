@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.check import expressions, postgres, streams
+from penstock.check import expressions, postgres, streams, syncs
 from penstock.check import outbox as outboxes
 from penstock.check.nats import inspect_nats
 from penstock.check.targets import inspect_target
@@ -98,6 +98,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             yield from expressions.inspect(source, sinks)
     for name, target in config.targets.items():
         yield from inspect_target(name, target, config, bastions.get(name))
+    yield from syncs.inspect(config)
     for name, outbox in config.outboxes.items():
         yield from outboxes.inspect(name, outbox, config, environ)
     if config.sources or config.store is not None:
