@@ -1,9 +1,9 @@
 """A replication stream whose relations are looked up in the catalog together.
 
-The server describes each table before its first change on a connection, and the capture asks the catalog
-about each. Where many tables change, as behind the start of a stream, one question for each takes seconds.
-So the messages that have arrived already are read ahead, and the relations among them are asked about in
-one query. It reads the catalog as it is when all of them have arrived, as a query for each would.
+The server describes each table before its first change on a connection, and the capture asks the
+catalog about each. Where many tables change, as behind the start of a stream, a query for each takes
+seconds. So the messages that have arrived already are read ahead, and one query asks about the relations
+among them. It reads the catalog as it is when all of them have arrived, as a query for each would.
 """
 
 from __future__ import annotations

@@ -34,6 +34,13 @@ class Route:
     starts: bool = False
     uuid: str | None = None
 
+    def takes(self, schema: str, table: str, action: str) -> bool:
+        """Return whether the messages of a table go to the sink, of one action."""
+        patterns = self.settings.patterns
+        return action in self._actions and (
+            patterns is None or matches_any(patterns, schema, table)
+        )
+
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
         if 0 < batch.num_rows <= _FEW and self._has_all(batch):
