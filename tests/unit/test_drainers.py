@@ -175,8 +175,8 @@ def test_one_that_falls_behind_works_until_it_has_joined(bed: Bed) -> None:
 def test_all_that_are_behind_are_drained_over_a_few_connections(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent, most = [0], [0]
-    lock = threading.Lock()
+    lent, most, first_ones = [0], [0], iter(range(20))
+    lock, too_many = threading.Lock(), threading.Event()
     lend = Lent.lend
 
     @contextlib.contextmanager
@@ -185,7 +185,11 @@ def test_all_that_are_behind_are_drained_over_a_few_connections(
             with lock:
                 lent[0] += not self.busy
                 most[0] = max(most[0], lent[0])
+                if lent[0] > drainers_module.CONNECTIONS:
+                    too_many.set()
                 first, self.busy = not self.busy, True
+            if next(first_ones, None) is not None:
+                too_many.wait(0.2)  # so that many ask at once
             try:
                 yield connection
             finally:
