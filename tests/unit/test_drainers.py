@@ -28,6 +28,8 @@ from penstock.streams.pool import StorePool
 
 SOURCE = 7
 DONE = Position(100, 0)
+_SOON = 1.5
+"""Before the store is asked again without a wake."""
 AWAY = SinkError("connection_refused", "Nothing listens there.")
 
 
@@ -166,7 +168,7 @@ def test_one_that_falls_behind_works_until_it_has_joined(bed: Bed) -> None:
     bed.store.waiting["s7"] = 5
     bed.drainers.wake("s7")
     assert not bed.drainers.is_attached("s7")
-    await_true(lambda: bed.drainers.is_attached("s7"))
+    await_true(lambda: bed.drainers.is_attached("s7"), _SOON)
     assert "s7" not in bed.store.waiting
     assert sum(target.written for target in bed.made) == 5
     await_true(lambda: bed.at_work == [])

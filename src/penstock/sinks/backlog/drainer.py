@@ -102,16 +102,14 @@ class Drainer:
         self._wait = 0.0
         self._store_failed = False
         self._thread: threading.Thread | None = None
+        self.is_busy = False
+        """Whether its thread is at work."""
 
     # -- for `Drainers`
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether its thread is at work."""
-        return self._thread is not None and self._thread.is_alive()
-
     def begin(self) -> None:
         """Begin to drain: the sink is behind, or a consumer is asked for something."""
+        self.is_busy = True
         self._thread = threading.Thread(target=self._run, name=f"drain {self.sink}", daemon=True)
         self._thread.start()
 
@@ -150,6 +148,7 @@ class Drainer:
             self._drain()
         finally:
             self._target.close()
+            self.is_busy = False
             self._on_idle()
 
     def _drain(self) -> None:
