@@ -10,9 +10,11 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 from xdist.remote import Producer
@@ -47,6 +49,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
+
+
+_configure = structlog.configure
+
+
+def _configure_uncached(**settings: Any) -> None:
+    """A logger that is cached, as a command's are, shows `capture_logs` nothing from then on."""
+    _configure(**{**settings, "cache_logger_on_first_use": False})
+
+
+pytest.MonkeyPatch().setattr(structlog, "configure", _configure_uncached)
 
 
 def pytest_configure(config: pytest.Config) -> None:

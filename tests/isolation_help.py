@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import orjson
 import pyarrow as pa
+from tests.drainer_help import SingleDrainer
 from tests.streams_help import Change, read, wire
 
 from penstock.config.nats_consumers import NatsConsumer
@@ -30,7 +31,6 @@ from penstock.core.monitor import Monitor, Report
 from penstock.embedded.handles import JetStream
 from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
 from penstock.runtime.state import RunState
-from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.part_writer import Outcome
@@ -131,7 +131,7 @@ class Source:
         self._fan_out = fan_out
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
-        self.drainers: dict[str, Drainer] = {}
+        self.drainers: dict[str, SingleDrainer] = {}
         for name, sink in self._sinks.items():
             if isinstance(sink, NatsSinkSettings):
                 self._drain(name, sink)
@@ -148,9 +148,12 @@ class Source:
         return known
 
     def _drain(self, name: str, sink: NatsSinkSettings, of: SinkBacklog | None = None) -> None:
-        nats = NatsSink(sink, name=name, source="shop")
-        drainer = self.drainers[name] = Drainer(
-            self.store.url, self.source.id, name, nats, sink.detach_after, self._handle, of
+        drainer = self.drainers[name] = SingleDrainer(
+            self.store.url,
+            of or SinkBacklog(self.source.id, name),
+            lambda: NatsSink(sink, name=name, source="shop"),
+            sink.detach_after,
+            self._handle,
         )
         drainer.start()
         self._stack.callback(drainer.stop)

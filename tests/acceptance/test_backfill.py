@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.backfill.request import Backfills
+from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -324,8 +325,12 @@ def test_through_filter_and_transform(shop: Shop) -> None:
 
 def test_metrics(shop: Shop) -> None:
     make_many(shop)
-    (number,) = shop.start("--sink", "events", "--table", "many")
-    shop.backfills.command(number, "pause")
+    number = 0
+    while not number:
+        (started,) = shop.start("--sink", "events", "--table", "many")
+        with suppress(StoreError):  # it was done before it could be paused
+            shop.backfills.command(started, "pause")
+            number = started
 
     def shown() -> bool:
         _, text = shop.pipeline.get("/metrics")

@@ -79,9 +79,12 @@ def test_others_miss_nothing_and_get_nothing_twice(
         assert new == sorted(set(new))
         assert new[-10:] == written[-10:]
         sinks = run.status()["sinks"]
-        assert (sinks["plain"]["delivered"], sinks["plain"]["duplicates"]) == (2 * len(written), 0)
-        assert (sinks["kept"]["delivered"], sinks["kept"]["duplicates"]) == (2 * len(written), 0)
         handed_over = [e for e in run.events() if e["event"] == "the slot is handed over"]
+        for name in ("plain", "kept"):
+            assert sinks[name]["delivered"] == 2 * len(written)
+            # A round that has not ended in 15 s comes again, and is dropped by its id.
+            if all(e["in_order"] for e in handed_over):
+                assert sinks[name]["duplicates"] == 0
         print(
             f"{len(handed_over)} times the slot changed hands: {[e['ms'] for e in handed_over]} ms"
         )

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from tests.drainer_help import SingleDrainer
 from tests.integration.nats_servers import await_true, freeze
 from tests.isolation_help import messages, position
 
@@ -22,7 +23,7 @@ from penstock.core.delivery import DeadLetter, Unfinished, Written
 from penstock.core.errors import SinkError
 from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.records import SourceRecord
 from penstock.streams.store import Store
@@ -77,8 +78,12 @@ class Draining:
         self.source: SourceRecord = store.register_source("shop", "tag")
         self.target = target
         self.reports: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        self.drainer = Drainer(
-            store.url, self.source.id, SINK, target, timedelta(seconds=30), self.reports.put
+        self.drainer = SingleDrainer(
+            store.url,
+            SinkBacklog(self.source.id, SINK),
+            lambda: target,
+            timedelta(seconds=30),
+            self.reports.put,
         )
         with store.connection() as connection:
             backlog.fall_behind(connection, self.source.id, SINK, ERROR)
@@ -191,7 +196,7 @@ def test_it_ends_where_the_store_hangs(store: Store, database: Database) -> None
             started = time.monotonic()
             it.drainer.stop()
             assert time.monotonic() - started < 10
-            assert not it.drainer._thread.is_alive()
+            assert not any(t.name.startswith("drain") for t in threading.enumerate())
         finally:
             os.kill(pid, signal.SIGCONT)
 

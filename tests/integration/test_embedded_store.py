@@ -412,11 +412,15 @@ def test_programs_that_can_be_neither_reached_nor_copied(folder: Path) -> None:
     assert programs_for(closed / "bin", account) == closed / "bin"
 
 
-def test_what_a_killed_server_left_is_not_taken_for_one(folder: Path) -> None:
+@pytest.mark.parametrize("other", ["this process", "another Postgres"])
+def test_what_a_killed_server_left_is_not_taken_for_one(
+    folder: Path, other: str, postgres: EmbeddedPostgres
+) -> None:
     with open_store(EMBEDDED, folder):
         pass
-    # This process has the number that the server had: so it goes in a container that restarts.
-    lines = [str(os.getpid()), str(folder / "store"), "1", "5432", "", "127.0.0.1", "1 1", "ready"]
+    # Another process has the number that the server had: so it goes in a container that restarts.
+    pid = os.getpid() if other == "this process" else postgres.pid
+    lines = [str(pid), str(folder / "store"), "1", "5432", "", "127.0.0.1", "1 1", "ready"]
     left = folder / "store" / "postmaster.pid"
     left.write_text("\n".join(lines))
     os.chown(left, (folder / "store").stat().st_uid, -1)

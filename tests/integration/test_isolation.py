@@ -31,7 +31,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.drainers import Drainers
 from penstock.spark.sink_writer import Delivery, SinkWriter
 
 WINDOW = 600
@@ -217,7 +217,7 @@ def test_counters_equal_what_is_committed_whatever_is_done_again(
 def test_what_a_sink_missed_counts_however_late_its_drainer_notices(
     servers: Servers, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Drainer, "wake", lambda _: None)  # it looks every two seconds
+    monkeypatch.setattr(Drainers, "wake", lambda *_: None)  # it looks every two seconds
     with Source(database.url, servers.sinks) as source:
         source.batch(200)
         await_true(lambda: set(source.delivered().values()) == {200})

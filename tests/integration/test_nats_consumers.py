@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.drainer_help import SingleDrainer
 from tests.integration.nats_servers import await_true
 from tests.integration.test_drainer import ERROR, Target
 from tests.streams_help import (
@@ -32,7 +33,6 @@ from penstock.core.errors import StoreError
 from penstock.core.message import Position, RoundPart
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
-from penstock.sinks.backlog.drainer import Drainer
 from penstock.sinks.selected import selected
 from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
@@ -80,8 +80,8 @@ class Consuming:
         function = sql_filter.function_of(stream.name, self.filters.sql)
         of = ConsumerStream(stream.id, stream.kind, self.filters, after, function)
         waiting = ConsumerBacklog(stream.source_id, NAME, of)
-        self.drainer = Drainer(
-            store.url, stream.source_id, NAME, self.target, after, self.reports.put, waiting
+        self.drainer = SingleDrainer(
+            store.url, waiting, lambda: self.target, after, self.reports.put
         )
 
     def done(self, position: Position) -> None:

@@ -13,12 +13,14 @@ from tests.integration.nats_servers import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import StoreError
+from penstock.core.health import Level
 from penstock.desired.configured import config_of
 from penstock.desired.entities import Change
 from penstock.desired.feed import Feed
 from penstock.desired.removals import pending
 from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database
+from penstock.postgres.replication import ReplicationStream
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.runners import Runners
 from penstock.runtime.source_runner import SourceRunner
@@ -51,6 +53,7 @@ class Runner:
     name: str
     running: Config | None
     alive: bool = True
+    ready: bool = True
     holds_lease: bool = True
     refuses: bool = False
     renewed: list[str] = field(default_factory=list)
@@ -204,6 +207,117 @@ def test_two_sources_whose_sinks_change_places_end_both(bed: Bed) -> None:
     assert bed.remover.before_run("b", after.only("b")) is None
     assert bed.remover.before_run("a", after.only("a")) is None
     assert bed.left() == []
+
+
+class Slots:
+    """The slots of a database's server whose names begin with `former`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def make(self, name: str) -> None:
+        self._database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+    def names(self) -> list[str]:
+        query = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'former%'"
+        return sorted(row[0] for row in self._database.execute(query))
+
+
+@pytest.fixture
+def slots(database: Database) -> Iterator[Slots]:
+    slots = Slots(database)
+    yield slots
+    for name in slots.names():
+        database.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+
+def test_the_former_slot_of_a_source_goes_once_it_streams_from_the_new_one(
+    bed: Bed, database: Database, slots: Slots
+) -> None:
+    slots.make("former_a")
+    slots.make("former_b")
+    before = bed.write(("source", "a", source(database.url, slot="former_a")))
+    after = bed.write(("source", "a", source(database.url, slot="former_b")))
+    assert bed.remover.before_run("a", after.only("a")) is None
+    assert not bed.remover.is_left("a", after.only("a"))
+    runner = Runner("a", before.only("a"))
+    bed.runners = [runner]
+    bed.remover.sweep()
+    assert slots.names() == ["former_a", "former_b"]  # it is read until the hand-over
+    runner.running, runner.ready = after.only("a"), False
+    bed.remover.sweep()
+    assert slots.names() == ["former_a", "former_b"]
+    runner.ready = True
+    bed.remover.sweep()
+    assert (slots.names(), bed.left(), bed.remover.parts()) == (["former_b"], [], [])
+    assert bed.config().sources["a"].slot == "former_b"
+
+
+def test_a_slot_that_is_read_again_or_by_another_source_stays(
+    bed: Bed, database: Database, slots: Slots
+) -> None:
+    for name in ("former_a", "former_b", "former_c"):
+        slots.make(name)
+    bed.write(("source", "a", source(database.url, slot="former_a")))
+    bed.write(("source", "a", source(database.url, slot="former_b")))
+    bed.write(
+        ("source", "a", source(database.url, slot="former_a")),
+        ("source", "c", source(database.url, slot="former_c")),
+    )
+    after = bed.write(  # the two change places
+        ("source", "a", source(database.url, slot="former_c")),
+        ("source", "c", source(database.url, slot="former_a")),
+    )
+    bed.runners = [Runner("a", after.only("a")), Runner("c", after.only("c"))]
+    bed.remover.sweep()
+    assert (slots.names(), bed.left()) == (["former_a", "former_c"], [])
+
+
+def test_a_former_slot_that_something_reads_stays_until_that_ends(
+    bed: Bed, database: Database, slots: Slots
+) -> None:
+    slots.make("former_a")
+    bed.write(("source", "a", source(database.url, slot="former_a")))
+    after = bed.write(("source", "a", source(database.url, slot="former_b")))
+    bed.runners = [Runner("a", after.only("a"))]
+
+    def named() -> bool:
+        bed.remover.sweep()
+        return bool(bed.remover.parts())
+
+    def gone() -> bool:
+        bed.remover.sweep()
+        return not bed.left()
+
+    database.execute("CREATE PUBLICATION former")
+    stream = ReplicationStream(database.url, "former_a", "former")
+    try:
+        await_true(named)
+        (part,) = bed.remover.parts()
+        assert (part.subject, part.level) == ("source a", Level.DEGRADED)
+        (problem,) = part.problems
+        assert "Its former slot former_a holds WAL of" in problem.cause
+        assert "pg_drop_replication_slot('former_a')" in problem.remedy
+        assert slots.names() == ["former_a"]
+    finally:
+        stream.close()
+    await_true(gone)
+    assert (slots.names(), bed.remover.parts()) == ([], [])
+
+
+def test_the_former_slot_of_a_server_that_is_away_is_named(bed: Bed, database: Database) -> None:
+    bed.write(("source", "a", source(GONE, slot="former_a")))
+    after = bed.write(("source", "a", source(database.url, slot="former_a")))
+    bed.runners = [Runner("a", after.only("a"))]
+
+    def named() -> bool:
+        bed.remover.sweep()
+        return bool(bed.remover.parts())
+
+    await_true(named)
+    (part,) = bed.remover.parts()
+    assert "former_a holds WAL of 127.0.0.1:1/x" in part.problems[0].cause
+    assert bed.left() == ["a"]
 
 
 def test_a_database_that_does_not_answer_holds_up_no_change(store: Store) -> None:

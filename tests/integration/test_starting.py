@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.drainer_help import SingleDrainer
 from tests.integration.nats_servers import await_true
 from tests.isolation_help import nats_settings, published, write_part
 from tests.streams_help import Change, wire
@@ -21,7 +22,7 @@ from penstock.core.monitor import Monitor
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.routes import Route
 from penstock.spark.store_writer import StoreTarget
@@ -42,10 +43,13 @@ class Starting:
         target = StoreTarget(store.url, self.source.id, self.source.base)
         route = Route(SINK, settings, starts=True)
         self.worker = Worker(FanOut("shop", [route], target, monitor.address))
-        self.drainer = Drainer(
-            store.url, self.source.id, SINK, NatsSink(settings, name=SINK, source="shop"),
-            timedelta(seconds=30), lambda _: None,
-        )  # fmt: skip
+        self.drainer = SingleDrainer(
+            store.url,
+            SinkBacklog(self.source.id, SINK),
+            lambda: NatsSink(settings, name=SINK, source="shop"),
+            timedelta(seconds=30),
+            lambda _: None,
+        )
         self._end = Position(1000, 0)
         with store.connection() as connection:
             backlog.fall_behind(connection, self.source.id, SINK, SinkError("timeout", "Late."))

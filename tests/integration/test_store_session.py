@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import psycopg
 import pytest
 from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
-from tests.streams_help import in_stream, inserted, make_stream, read, wire, write_part, writer_of
+from tests.streams_help import (
+    Change,
+    in_stream,
+    inserted,
+    make_stream,
+    read,
+    wire,
+    write_part,
+    writer_of,
+)
 
 from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError
@@ -21,6 +31,7 @@ from penstock.postgres.replication import identify
 from penstock.runtime import store_session
 from penstock.runtime.store_session import StoreSession
 from penstock.sinks.backlog import store as backlog
+from penstock.sinks.backlog.drainers import CONNECTIONS
 from penstock.streams import claim
 from penstock.streams.names import LOCK_RUN
 from penstock.streams.records import StreamRecord
@@ -181,3 +192,30 @@ def test_another_pipelines_backlog(
         run.look()
         await_true(run.is_drained)
     assert not [entry for entry in logs if entry["log_level"] != "info"]
+
+
+def test_a_hundred_sinks_that_are_behind_share_a_few_connections(
+    store: Store, database: Database
+) -> None:
+    """Postgres takes 100 by default, of all its clients."""
+    nats = {"type": "nats", "source": "shop", "url": "nats://127.0.0.1:1"}  # nothing listens there
+    sinks: dict[str, object] = {f"s{n}": {**nats, "subject": f"x.{n}"} for n in range(100)}
+    late, reports = SinkError("timeout", "Late."), SimpleQueue[Report]()
+    with StoreSession(config(database, **sinks), database.url, reports.put) as run:
+        run.register("shop", IDLE)
+        run.register_consumers()
+        source = run.source("shop")
+        with store.connection() as connection:
+            for name in sinks:
+                backlog.put_behind(connection, source.id, name, late)
+                backlog.spill(connection, source.id, name, wire([Change()]), source.base)
+        run.start()
+        run.handle({"capture": "shop", "done": [1 << 40, 0]})
+        tried = set[str]()
+        while len(tried) < len(sinks):
+            report = reports.get(timeout=60)
+            if report.get("code") == "connection_refused":
+                tried.add(report["sink"])
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        ((count,),) = database.execute(query)
+    assert count <= CONNECTIONS + 12

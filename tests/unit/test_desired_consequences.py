@@ -71,7 +71,12 @@ def test_deletes_name_what_goes_with_them() -> None:
     ("after", "expected"),
     [
         (changed(("source", "shop"), slot="s2"), "the slot s2, where it is new, begins at its"),
+        (changed(("source", "shop"), slot="s2"), "once that streams, the slot penstock_shop is dropped"),
         (changed(("source", "shop"), url="postgres://app:pw@db2/shop"), "reads db2:5432/shop: the"),
+        (
+            changed(("source", "shop"), url="postgres://app:pw@db2/shop"),
+            "the slot penstock_shop of db:5432/shop is dropped, with what was not sent of it",
+        ),
         (changed(("source", "shop"), url="postgres://app:new@db/shop"), "shop is started again"),
         (changed(("source", "shop"), tables=["public.a"]), "changes of public.* are no longer"),
         (changed(("source", "new"), **SHOP, slot="x"), "a new slot x begins at its present end"),

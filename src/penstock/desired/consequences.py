@@ -124,14 +124,12 @@ class _Words:
         if where[0] != where[1]:
             yield (
                 f"source {self.name} reads {where[1] or 'another database'}: the slot {new} there, "
-                f"where it is new, begins at its present end; the slot {old} of "
-                f"{where[0] or 'the former one'} stays, and holds WAL until you drop it"
+                f"where it is new, begins at its present end; {self.former_slot(old, where[0])}"
             )
         elif old != new:
             yield (
                 f"source {self.name}: the slot {new}, where it is new, begins at its present end: "
-                f"what was committed between the two is not sent; the slot {old} stays, and holds WAL "
-                "until you drop it"
+                f"what was committed between the two is not sent; {self.former_slot(old, '')}"
             )
         elif self.keys - {"tables"}:
             yield f"source {self.name} is started again, with all of its sinks"
@@ -144,6 +142,13 @@ class _Words:
                     f"changes of {', '.join(more)} are captured from now on; "
                     "rows that are there already come by a backfill"
                 )
+
+    def former_slot(self, slot: str, where: str) -> str:
+        of = f" of {where}" if where else ""
+        return (
+            f"once that streams, the slot {slot}{of} is dropped, with what was not sent of it; where it "
+            "can't be dropped it holds WAL, and status names it"
+        )
 
     def no_source(self, spec: Spec) -> Iterator[str]:
         then = self.facts.positions.get(self.name)

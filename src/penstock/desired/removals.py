@@ -1,7 +1,8 @@
 """What is left of deleted sources, sinks and NATS consumers, dropped once it is unused.
 
 Deleting an entity only notes it here. A run drops what is left when its source, or the sink, has left
-the query, and before it starts another entity of that name.
+the query, and before it starts another entity of that name. The slot of a source that reads another one
+now is left, too: it is dropped once the source streams from that.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ log = structlog.get_logger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A deleted source, sink or consumer of type nats, as it was, of which something is left."""
+    """A deleted source, sink or consumer of type nats, as it was, of which something is left.
+
+    Of kind `slot` it is a source as it was before it came to read another slot.
+    """
 
     id: int
     kind: str
@@ -69,16 +73,21 @@ def finish(
     Of a sink: its backlog, and the stream of its name, with the consumers; the sink may have been of
     another type at its end. Of a consumer of type nats: its place. Of a source: its slot, unless another
     source has it now, what the store knows of its position, and its checkpoints on this machine. A
-    publication stays. Raises `StoreError`, and `CaptureError` where the source can't be reached from
-    here: then it is to be tried again, unless another source has its name by now.
+    publication stays. Of kind `slot`: the slot, unless a source has it now. Raises `StoreError`, and
+    `CaptureError` where the source can't be reached from here: then it is to be tried again, unless
+    another source has its name by now.
     """
     if removal.kind == "source":
         _drop_slot(store, removal, environ)
         shutil.rmtree(base.checkpoint_folder(removal.name), ignore_errors=True)
+    elif removal.kind == "slot":
+        _drop_former_slot(store, removal, environ)
     with store.connection() as connection, connection.transaction():
         connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
         if not connection.execute(_SQL["remove_removal"], [removal.id]).rowcount:
             return  # another thread has done it, and what has the name now is new
+        if removal.kind == "slot":
+            return  # the source goes on
         if removal.kind == "source":
             connection.execute(_SQL["delete_position"], [removal.name])
         elif removal.kind == "consumer":
@@ -106,24 +115,54 @@ def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> No
             if catalog.slot() is not None:
                 catalog.drop_slot()
     except CaptureError as error:
-        if (removal.kind, removal.name) not in state.entities:
+        if ("source", removal.name) not in state.entities:
             raise
         # Another source has its name by now, which need not wait for the former one.
-        slot = str(removal.spec.get("slot", slot_name(f"penstock_{removal.name}")))
         log.warning("the slot of a deleted source is left behind; drop it there", source=removal.name,
                     database=_database(removal.spec, environ), error=error.message,
-                    statement=drop_slot(slot))  # fmt: skip
+                    statement=drop_slot(slot_of(removal)))  # fmt: skip
+
+
+def _drop_former_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> None:
+    """Drop the slot that a source has read before, which nothing may read any more."""
+    with store.connection() as connection:
+        state = read(connection)
+    source = _usable(removal, environ)
+    if _is_read(source, removal.name, state, environ):
+        return
+    with open_catalog(reachable(source, removal.name, store)) as catalog:
+        slot = catalog.slot()
+        if slot is None:
+            return
+        if slot.active:
+            raise CaptureError(
+                "slot_in_use",
+                f"A session of the server reads it (pid {slot.active_pid}).",
+                remedy="End what reads it, or leave it there.",
+                transient=True,
+            )
+        catalog.drop_slot()
+
+
+def slot_of(removal: Removal) -> str:
+    """Return the name of the slot of a source that was removed, or changed."""
+    return str(removal.spec.get("slot", slot_name(f"penstock_{removal.name}")))
+
+
+def database_of(removal: Removal, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address of its database, as far as it is known here."""
+    return _database(removal.spec, environ)
 
 
 def _usable(removal: Removal, environ: Mapping[str, str]) -> PostgresSource:
-    parts, problems = validated({(removal.kind, removal.name): removal.spec}, environ)
+    parts, problems = validated({("source", removal.name): removal.spec}, environ)
     source = parts.sources.get(removal.name)
     if not problems and source is not None:
         return source
     reasons = "; ".join(text_of(problem) for problem in problems)
     raise CaptureError(
         "not_removed",
-        f"The slot of the deleted source {removal.name} can't be dropped from here: {reasons}.",
+        f"The former slot of source {removal.name} can't be dropped from here: {reasons}.",
         remedy="Set what it names where `penstock run` runs, until the slot is dropped.",
     )
 
@@ -131,15 +170,15 @@ def _usable(removal: Removal, environ: Mapping[str, str]) -> PostgresSource:
 def _is_read(
     source: PostgresSource, name: str, state: Snapshot, environ: Mapping[str, str]
 ) -> bool:
-    """Whether another source reads the slot of the deleted source `name`, or may do so."""
+    """Whether a source reads the slot that `source`, once called `name`, had, or may do so."""
     others = validated(state.specs, environ)[0].sources
-    if any(_slot(other) == _slot(source) for other in others.values()):
+    if any(reads_of(other) == reads_of(source) for other in others.values()):
         return True
     for other, entity in state.of_kind("source").items():
         # One that can't be used here may be of this server.
         named = entity.spec.get("slot", slot_name(f"penstock_{other}"))
         if other not in others and (named == source.slot or "${" in str(named)):
-            log.warning("the slot of a deleted source is left behind: another source may read it",
+            log.warning("the former slot of a source is left behind: another source may read it",
                         source=name, other=other, slot=source.slot)  # fmt: skip
             return True
     return False
@@ -156,7 +195,7 @@ def _database(spec: Spec, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _slot(source: PostgresSource) -> tuple[str, str, str]:
+def reads_of(source: PostgresSource) -> tuple[str, str, str]:
     """Return which slot a source reads: its server and its name."""
     bastion = source.bastion
     behind = "" if bastion is None else f"{bastion.host}:{bastion.port}"

@@ -105,7 +105,10 @@ class DesiredState:
                 with connection.transaction():
                     # In the order in which others take them: what is registered, then the state.
                     connection.execute(_STORE_SQL["lock"], [LOCK_MIGRATE, 0])
+                    former = connection.execute(_SQL["former_slots"], [Jsonb(rows)]).fetchall()
                     version = _one(connection, _SQL["change"], [Jsonb(rows), by, door])
+                    for name, spec in former:
+                        connection.execute(_SQL["remove_slot"], [name, Jsonb(spec), version])
                     if at is not None and version != at + 1:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     consumers.follow(connection, changes, self._environ, lenient=lenient)

@@ -49,6 +49,18 @@ DELETE FROM penstock.refusals r WHERE r.process <> 0 AND NOT EXISTS (
 -- name: refusals
 SELECT kind, name, reason, at FROM penstock.current_refusals ORDER BY kind, name
 
+-- name: former_slots
+-- The sources that a change set has read another slot, or perhaps the same in other words.
+SELECT e.name, e.spec
+FROM jsonb_to_recordset(%s) AS c (kind text, name text, spec jsonb)
+JOIN penstock.entities e USING (kind, name)
+WHERE e.kind = 'source' AND c.spec IS NOT NULL
+  AND (e.spec -> 'url', e.spec -> 'slot', e.spec -> 'bastion')
+      IS DISTINCT FROM (c.spec -> 'url', c.spec -> 'slot', c.spec -> 'bastion')
+
+-- name: remove_slot
+INSERT INTO penstock.removals (kind, name, spec, version) VALUES ('slot', %s, %s, %s)
+
 -- name: removals
 SELECT id, kind, name, spec, version, at FROM penstock.removals ORDER BY id
 

@@ -268,7 +268,7 @@ def _running(data: Path) -> _Running | None:
         pid, port = int(lines[0]), int(lines[3])
     except (FileNotFoundError, IndexError, ValueError):
         return None
-    if not _is_alive(pid) or _command(pid) != "postgres":
+    if not _is_server(pid, data):
         return None
     return _Running(pid, port, lines[7].strip() if len(lines) > 7 else "")
 
@@ -276,13 +276,24 @@ def _running(data: Path) -> _Running | None:
 def _clear(data: Path) -> None:
     """Take away what a killed server left, where its process id is another program's now.
 
-    Process ids come again, soon in a container, and Postgres would not start for that.
+    Process ids come again, soon in a container, perhaps as another Postgres's: Postgres would not start
+    for that.
     """
     path = data / "postmaster.pid"
     with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
         pid = int(path.read_text().splitlines()[0])
-        if _is_alive(pid) and _command(pid) != "postgres":
+        if _is_alive(pid) and not _is_server(pid, data):
             path.unlink()
+
+
+def _is_server(pid: int, data: Path) -> bool:
+    """Return whether a process is a Postgres, and as far as it can be seen the one of a data folder."""
+    if not _is_alive(pid) or _command(pid) != "postgres":
+        return False
+    try:
+        return Path(f"/proc/{pid}/cwd").samefile(data)  # each of its processes works there
+    except OSError:  # there is no /proc, or another user's process does not show it
+        return True
 
 
 def _is_alive(pid: int) -> bool:

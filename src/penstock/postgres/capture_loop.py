@@ -23,6 +23,7 @@ from penstock.postgres.confirmations import Confirmations
 from penstock.postgres.decoder import Decoder, Grouping, Includes
 from penstock.postgres.fair_lock import FairLock
 from penstock.postgres.pgoutput import ProtocolError, Relation
+from penstock.postgres.read_ahead import ReadAhead
 from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 
 _ROUND: Final = 500  # messages decoded before the lock is given up
@@ -173,12 +174,13 @@ class CaptureLoop:
     def _stream(self, stream: ReplicationStream) -> None:
         confirmations = self._confirmations
         confirmations.connected(stream.timeout)
+        ahead = ReadAhead(stream, self._catalog, self._options.includes)
         read: Any = None
         while True:
             self._lock.give_way()
             with self._lock.held():
                 full = self._is_full()
-                idle = False if full else self._round(stream)
+                idle = False if full else self._round(stream, ahead)
                 closing, polls = self.closing, confirmations.polls
                 urgent = confirmations.take_urgent()
                 flush = self._progress.flush_lsn
@@ -188,7 +190,7 @@ class CaptureLoop:
                 self._on_read()
                 read = news
             if self._relation is not None:
-                self._learn(self._relation)
+                self._learn(self._relation, ahead)
                 continue
             if urgent or closing or time.monotonic() >= confirmations.due(flush):
                 stream.confirm(flush, request_reply=polls)
@@ -213,9 +215,9 @@ class CaptureLoop:
     def _is_full(self) -> bool:
         return self._queue.is_full(self._decoder.unsealed, self._decoder.read)
 
-    def _round(self, stream: ReplicationStream) -> bool:
+    def _round(self, stream: ReplicationStream, ahead: ReadAhead) -> bool:
         """Decode some messages; return whether the server has sent no more."""
-        read, handle = stream.read, self._decoder.handle
+        read, handle = ahead.reader(), self._decoder.handle
         size = 0
         for _ in range(_ROUND):
             data = read()
@@ -238,10 +240,10 @@ class CaptureLoop:
                         stream.acknowledge(data.wal_end)
         return False
 
-    def _learn(self, relation: Relation) -> None:
+    def _learn(self, relation: Relation, ahead: ReadAhead) -> None:
         """Look a relation up, without the lock: the catalog must not block Spark's thread."""
         self._relation = None
-        shape = self._catalog.shape(relation)
+        shape = ahead.shape(relation)
         for column in relation.columns:
             self._catalog.converter(column.type_oid)
         with self._lock.held():

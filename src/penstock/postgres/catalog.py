@@ -6,7 +6,7 @@ The catalog is the one of now, while the WAL may be older; what does not fit is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -42,24 +42,20 @@ class CaptureCatalog:
 
     def shape(self, relation: Relation) -> Shape:
         """Return a relation's primary key and the columns of its old tuples; loads its types anew."""
-        types = {oid for c in relation.columns for oid in _BUILT_IN.unknown(c.type_oid)}
+        (shape,) = self.shapes([relation])
+        return shape
+
+    def shapes(self, relations: Sequence[Relation]) -> list[Shape]:
+        """Return what `shape` does, of several relations at once."""
+        columns = [column for relation in relations for column in relation.columns]
+        types = {oid for column in columns for oid in _BUILT_IN.unknown(column.type_oid)}
         if types:
             self._types.renew(types)
+        oids = sorted({relation.oid for relation in relations})
         with self._asking() as connection:
-            row = connection.execute(_SQL["shape"], {"oid": relation.oid}).fetchone()
-        primary_key, identities, deferrable, generated = row or ([], None, False, [])
-        flagged = [c.name for c in relation.columns if c.is_key]
-        if relation.replica_identity == "d" and set(primary_key) != set(flagged):
-            primary_key = flagged  # the default identity is the primary key, as it was then
-        elif not set(primary_key) <= {c.name for c in relation.columns}:
-            primary_key = []
-        identity = None
-        if identities is not None and not _is_of_root(relation, identities):
-            # Only the primary key is the same in every partition.
-            identity = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
-        sent = {c.name for c in relation.columns}
-        absent = tuple(name for name in generated if name not in sent)
-        return Shape(tuple(primary_key), identity, deferrable, absent)
+            rows = connection.execute(_SQL["shapes"], {"oids": oids}).fetchall()
+        found = {oid: row for oid, *row in rows}
+        return [_shape(relation, found.get(relation.oid)) for relation in relations]
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""
@@ -109,6 +105,23 @@ class CaptureCatalog:
         except psycopg.Error as error:
             self.close()
             raise capture_error(error, "catalog look-up") from None
+
+
+def _shape(relation: Relation, row: Sequence[Any] | None) -> Shape:
+    """Return the shape of a relation, given its row of the catalog, None where it was dropped."""
+    primary_key, identities, deferrable, generated = row or ([], None, False, [])
+    flagged = [c.name for c in relation.columns if c.is_key]
+    if relation.replica_identity == "d" and set(primary_key) != set(flagged):
+        primary_key = flagged  # the default identity is the primary key, as it was then
+    elif not set(primary_key) <= {c.name for c in relation.columns}:
+        primary_key = []
+    identity = None
+    if identities is not None and not _is_of_root(relation, identities):
+        # Only the primary key is the same in every partition.
+        identity = tuple(primary_key) if set(identities) <= {"d", "f", "n"} else ()
+    sent = {c.name for c in relation.columns}
+    absent = tuple(name for name in generated if name not in sent)
+    return Shape(tuple(primary_key), identity, deferrable, absent)
 
 
 def _is_of_root(relation: Relation, identities: list[str]) -> bool:

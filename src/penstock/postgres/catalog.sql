@@ -1,10 +1,11 @@
 -- The look-ups of a capture. Parameters are psycopg's.
 
--- name: shape
--- What a table's WAL lacks. %(oid)s: the table; no row: it was dropped since. `primary_key`
+-- name: shapes
+-- What the WAL of tables lacks. %(oids)s: the tables; no row: it was dropped since. `primary_key`
 -- is in key order. `identities` are the replica identities of a partitioned table's partitions. Last:
 -- whether the primary key is deferrable, and the generated columns, which the WAL may lack.
 SELECT
+    c.oid,
     COALESCE((
         SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
         FROM pg_catalog.pg_index AS i
@@ -26,7 +27,7 @@ SELECT
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.attgenerated <> '' AND NOT a.attisdropped
         ORDER BY a.attnum)
 FROM pg_catalog.pg_class AS c
-WHERE c.oid = %(oid)s
+WHERE c.oid = ANY (%(oids)s::pg_catalog.oid[])
 
 -- name: position
 -- Where the WAL ends now: what is looked up next is at least as new as what stands before it.

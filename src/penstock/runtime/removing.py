@@ -18,7 +18,16 @@ import structlog
 from penstock.config.settings import Config
 from penstock.core.backoff import Backoff
 from penstock.core.errors import PenstockError, StoreError
-from penstock.desired.removals import Removal, finish, pending
+from penstock.core.health import Failure, Level, Part
+from penstock.desired.removals import (
+    Removal,
+    database_of,
+    finish,
+    pending,
+    reads_of,
+    slot_of,
+)
+from penstock.postgres.connect import drop_slot
 from penstock.runtime.source_runner import SourceRunner
 from penstock.streams.claim import Claim
 from penstock.streams.store import Store
@@ -95,10 +104,23 @@ class Remover:
                 runner = by_name.get(source)
                 if runner is None and source not in config.running_sources:
                     self._remove_alone(store, source, removal)
+                elif runner is not None and removal.kind == "slot":
+                    if _streams_anew(runner, config):
+                        self._finish(store, removal)
                 elif runner is not None and removal.kind != "source":
                     self._remove_beside(store, config, runner, removal)
+        ids = {removal.id for removal in found}
+        self._failures = {id_: of for id_, of in self._failures.items() if id_ in ids}
         if not found:
             self._done_at = config.version
+
+    def parts(self) -> list[Part]:
+        """Return the former slots of sources that can't be dropped: they hold WAL."""
+        return [
+            _slot_left(of.removal, of.error)
+            for of in list(self._failures.values())
+            if of.removal.kind == "slot" and of.error is not None
+        ]
 
     def before_run(self, source: str, config: Config) -> StoreError | None:
         """Remove what concerns a source whose lease this process has, and which has no run now.
@@ -156,8 +178,9 @@ class Remover:
         try:
             finish(store, removal, self._base)
         except PenstockError as error:
-            failures = self._failures.setdefault(removal.id, _Failures())
+            failures = self._failures.setdefault(removal.id, _Failures(removal))
             if failures.repeat(str(error)):  # the second time it is no passing state
+                failures.error = error
                 log.warning("what is left of a removed entity can't be dropped; trying again",
                             kind=removal.kind, name=removal.name, error=str(error))  # fmt: skip
         else:
@@ -168,7 +191,9 @@ class Remover:
 class _Failures:
     """How often a removal has failed, and when it is tried again."""
 
-    def __init__(self) -> None:
+    def __init__(self, removal: Removal) -> None:
+        self.removal = removal
+        self.error: PenstockError | None = None
         self._backoff = Backoff(_EVERY_SECONDS, _MOST_SECONDS, jitter=0.25)
         self._next = 0.0
         self._seen: dict[str, int] = {}
@@ -186,7 +211,25 @@ class _Failures:
 
 def source_of(removal: Removal) -> str:
     """Return the source that a removed entity is, or took from."""
-    return removal.name if removal.kind == "source" else str(removal.spec.get("source", ""))
+    own = removal.kind in ("source", "slot")
+    return removal.name if own else str(removal.spec.get("source", ""))
+
+
+def _streams_anew(runner: SourceRunner, config: Config) -> bool:
+    """Return whether a source streams here from the slot that it is to read."""
+    running = runner.running
+    if running is None or not runner.holds_lease or not runner.ready:
+        return False
+    has, wanted = running.sources[runner.name], config.sources[runner.name]
+    return reads_of(has) == reads_of(wanted)
+
+
+def _slot_left(removal: Removal, error: PenstockError) -> Part:
+    slot, where = slot_of(removal), database_of(removal) or "its former database"
+    cause = f"Its former slot {slot} holds WAL of {where}, and can't be dropped: {error.message}"
+    remedy = f"It is tried again. To drop it by hand, run there: {drop_slot(slot)}"
+    failure = Failure("slot_left", cause, remedy)
+    return Part.failing(f"source {removal.name}", Level.DEGRADED, failure)
 
 
 def _concerning(
@@ -195,6 +238,8 @@ def _concerning(
     """Return what a run of `config` must not find: what is its source's, and what is another one's."""
     own, others = list[Removal](), list[Removal]()
     for removal in found:
+        if removal.kind == "slot":
+            continue  # it goes once the run streams from another
         if removal.version > config.version:
             continue  # a change that was refused, say: the run goes on with what was removed
         if source_of(removal) == source:

@@ -63,7 +63,7 @@ class Successor:
             following.begin(spark, self.query, done)
         finally:
             retire.start()
-        log.info("the slot is handed over", sources=list(done), ms=_ms(began))
+        log.info("the slot is handed over", source=self.query.source, ms=_ms(began), in_order=left)
 
     def _retire(self, run: Run) -> None:
         """Take the earlier run down, and have the following one do the rest of its work."""

@@ -98,6 +98,8 @@ class Runners:
                 for (kind, name), reason in self._feed.unusable.items()
                 if kind != "consumer"
             ]
+        if self._remover is not None:
+            found += self._remover.parts()
         if self._is_over(runners):
             found += [run_part(r.failure) for r in runners if r.failure is not None]
         return found

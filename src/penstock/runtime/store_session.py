@@ -10,6 +10,7 @@ from typing import Final, Self
 
 import structlog
 
+from penstock.config.nats_login import NatsLogin
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
@@ -27,7 +28,7 @@ from penstock.runtime.nats_consumers import (
 )
 from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
-from penstock.sinks.backlog.drainer import Drainer
+from penstock.sinks.backlog.drainers import Drainers
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
 from penstock.spark.consumer_steps import ConsumerRoute
@@ -75,9 +76,7 @@ class StoreSession:
         self._streams: dict[str, int] = {}
         self._uuids: dict[str, str] = {}
         self._consumers = ConsumerDrainers(config, self._store)
-        self._drainers: dict[str, Drainer] = {}
-        self._drained: dict[str, str] = {}  # the source of each drainer's sink
-        self._done: dict[str, Position] = {}
+        self._drainers = Drainers(url, on_report)
         self._claims = Claims(self._on_taken)
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._claims.close)
@@ -171,6 +170,7 @@ class StoreSession:
         } & self._sources.keys()
         sources = {name: self._config.sources[name] for name in with_streams}
         self._stack.enter_context(CatalogWatch(self.url, sources))
+        self._stack.callback(self._drainers.stop)
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):
                 if (why := self._paused.get(name)) is not None:
@@ -183,19 +183,14 @@ class StoreSession:
         for source in self._sources:
             for name, sink in self._config.nats_consumers_of(source).items():
                 self._drain(name, sink, self._consumers.backlog(name))
+        self._drainers.start()
 
     def _drain(self, name: str, sink: NatsSinkSettings, of: SinkBacklog | None = None) -> None:
-        target = NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
-        drainer = Drainer(
-            self.url, self._sources[sink.source].id, name, target, sink.detach_after,
-            self._on_report, of,
-        )  # fmt: skip
-        self._drained[name] = sink.source
-        if (done := self._done.get(sink.source)) is not None:
-            drainer.done(done)
-        self._drainers[name] = drainer
-        drainer.start()
-        self._stack.callback(drainer.stop)
+        def make() -> NatsSink:
+            return NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
+
+        of = of or SinkBacklog(self._sources[sink.source].id, name)
+        self._drainers.add(of, make, sink.detach_after, _login_of(sink))
 
     def resume(self, name: str) -> None:
         """Deliver a paused sink's messages from now on."""
@@ -208,11 +203,7 @@ class StoreSession:
 
     def end_drainers(self) -> None:
         """End all drainers at once; what waits stays in the backlogs until the next run."""
-        drainers = list(self._drainers.values())
-        for drainer in drainers:
-            drainer.ask_to_end()
-        for drainer in drainers:
-            drainer.stop()
+        self._drainers.stop()
 
     def _check_backlogs(self) -> None:
         with self._store.connection() as connection:
@@ -266,23 +257,25 @@ class StoreSession:
                 self._store.letters.add(report["sink"], letters)
             except StoreError as error:
                 return {"error": str(error)}
-        if report.get("behind") and (drainer := self._drainers.get(report["sink"])) is not None:
-            drainer.wake()
+        if report.get("behind"):
+            self._drainers.wake(report["sink"])
         if (source := report.get("capture")) is not None and report.get("done") is not None:
-            done = self._done[source] = self._sources[source].position(Position(*report["done"]))
-            for name, drainer in list(self._drainers.items()):
-                if self._drained[name] == source:
-                    drainer.done(done)
+            record = self._sources[source]
+            self._drainers.done(record.id, record.position(Position(*report["done"])))
         return None
 
     def look(self) -> None:
-        """Have every drainer read whether its sink is behind; `is_drained` is true when all have."""
-        for drainer in self._drainers.values():
-            drainer.wake()
+        """Have it read whether sinks are behind; `is_drained` is true when it has."""
+        self._drainers.look()
 
     def is_drained(self) -> bool:
         """Whether no sink has a backlog, and no consumer but those that are paused."""
-        return all(d.is_attached() or d.is_paused for d in self._drainers.values())
+        return self._drainers.is_drained()
+
+
+def _login_of(sink: NatsSinkSettings) -> object:
+    """Return what is equal of the sinks that have the same servers, login and bastion."""
+    return [sink.reached, *(getattr(sink, name) for name in NatsLogin.model_fields)]
 
 
 def uuids_of(store: Store, config: Config, source: str) -> dict[str, str]:

@@ -24,11 +24,12 @@ def mask(filters: Filters, messages: pa.RecordBatch) -> pa.BooleanArray | None:
         return None
     columns = [messages.column(name) for name in ("table_schema", "table_name", "action")]
     kinds = pc.binary_join_element_wise(*columns, "\0").dictionary_encode()
-    takes = [_takes(filters, *kind.split("\0")) for kind in kinds.dictionary.to_pylist()]
+    takes = [names(filters, *kind.split("\0")) for kind in kinds.dictionary.to_pylist()]
     return None if all(takes) else pa.array(takes, pa.bool_()).take(kinds.indices)
 
 
-def _takes(filters: Filters, schema: str, table: str, action: str) -> bool:
+def names(filters: Filters, schema: str, table: str, action: str) -> bool:
+    """Return whether the filters name a table's messages, of one action."""
     return (
         _names(filters.table, schema, table)
         and _names(filters.collection_id, schema, table)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.blocks import Block
+from penstock.core.counting import is_counted
 from penstock.core.message import Position, RoundPart
 from penstock.core.record_forms import form_of
 from penstock.sinks.selected import mask
@@ -46,6 +47,9 @@ class ConsumerFeeds:
         self._feeds: dict[str, _Feed] = {}
         self._behind: dict[str, Backlog] = {}
         self._at: dict[str, int] = {}
+        self._direct: set[str] = set()
+        self.filtered: dict[str, int] = {}
+        """How many messages of blocks none of which is a consumer's; those count as filtered."""
 
     @property
     def deliveries(self) -> dict[str, Future[Delivery]]:
@@ -53,17 +57,16 @@ class ConsumerFeeds:
         return {name: feed.delivery for name, feed in self._feeds.items()}
 
     def begin(self, behind: Mapping[str, Backlog]) -> list[str]:
-        """Begin to publish, in an attempt to write the part; return those that are not published to."""
+        """Begin an attempt to write the part; return those that are not published to."""
         worker = self._worker
         self._behind = {name: of for name, of in behind.items() if name in worker.consumer_writers}
         self._at = {}
-        for name, writer in worker.consumer_writers.items():
-            if name in self._feeds or name in behind or not self._is_for(name):
-                continue
-            blocks: SimpleQueue[Block | None] = SimpleQueue()
-            floor = self._floors.get(name)
-            delivery = worker.pool.submit(writer.deliver, iter(blocks.get, None), floor)
-            self._feeds[name] = _Feed(blocks, delivery)
+        self.filtered = {}
+        self._direct = {
+            name
+            for name in worker.consumer_writers
+            if name in self._feeds or (name not in behind and self._is_for(name))
+        }
         return [name for name in self._behind if name not in self._feeds]
 
     def add(self, stream: str, block: Block, messages: pa.RecordBatch, stored: Stored) -> None:
@@ -71,8 +74,13 @@ class ConsumerFeeds:
         names = self._worker.consumers_of.get(stream, ())
         if names:
             messages = self._as_stored(names[0], messages)
+        audience = self._worker.consumer_audience(messages) if names else ()
         for name in names:
-            if (feed := self._feeds.get(name)) is not None:
+            if name not in audience:
+                if name in self._direct and not is_counted(block, self._floors.get(name)):
+                    self.filtered[name] = self.filtered.get(name, 0) + messages.num_rows
+            elif name in self._direct:
+                feed = self._feed(name)
                 at = self._at[name] = self._at.get(name, 0) + 1
                 if at > feed.fed:
                     feed.fed = at
@@ -92,6 +100,19 @@ class ConsumerFeeds:
         """End what was begun: nothing more comes."""
         for feed in self._feeds.values():
             feed.blocks.put(None)
+
+    def _feed(self, name: str) -> _Feed:
+        """Return the feed of a consumer; its thread begins with the first block for it."""
+        feed = self._feeds.get(name)
+        if feed is None:
+            blocks: SimpleQueue[Block | None] = SimpleQueue()
+            delivery = self._worker.pool.submit(
+                self._worker.consumer_writers[name].deliver,
+                iter(blocks.get, None),
+                self._floors.get(name),
+            )
+            feed = self._feeds[name] = _Feed(blocks, delivery)
+        return feed
 
     def _is_for(self, name: str) -> bool:
         return self._part.sink in (None, self._route(name).stream)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from penstock.config.consumers import Filters
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import Block
-from penstock.sinks.selected import selected
+from penstock.sinks.selected import names, selected
 from penstock.spark.steps import Prepared
 from penstock.streams import nats_consumers_filter as sql_filter
 
@@ -33,6 +33,10 @@ class ConsumerRoute:
     def function(self) -> str | None:
         """The function of its filter in SQL."""
         return sql_filter.function_of(self.stream, self.filters.sql)
+
+    def takes(self, schema: str, table: str, action: str) -> bool:
+        """Return whether the filters name a table's messages, of one action, whatever their `sql`."""
+        return names(self.filters, schema, table, action)
 
 
 class ConsumerSteps:

@@ -1,15 +1,16 @@
 """One part of a round to the sinks of its messages.
 
 Streams and backlogs are written in one transaction, which is tried again as a whole. The other sinks
-get each block once, in threads of their own if there is more than one to write to, and what they do not
-take in time goes to their backlogs.
+get each block that concerns them once, in threads of their own if there is more than one to write to,
+and what they do not take in time goes to their backlogs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,9 @@ class PartWriter:
         self._worker = worker
         self._part = part
         self._floors = {n: f for n, f in worker.floors.items() if f > part.start}
-        self._read: list[Block] = []
+        self._read: list[tuple[Block, Set[str]]] = []
         self._more = blocks
+        self._direct: set[str] = set()
         self._feeds: dict[str, SimpleQueue[Block | None]] = {}
         self._deliveries: dict[str, Future[Delivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
@@ -72,7 +74,8 @@ class PartWriter:
         worker, outcome = self._worker, self._outcome
         sink = self._alone()
         if sink is not None:
-            done = {sink.name: sink.deliver(self._blocks(), self._floors.get(sink.name))}
+            blocks = (block for block, _ in self._blocks())
+            done = {sink.name: sink.deliver(blocks, self._floors.get(sink.name))}
         else:
             done = self._in_threads()
         for name, dead in self._dead.items():
@@ -94,10 +97,18 @@ class PartWriter:
     def _alone(self) -> SinkWriter | None:
         """Return the sink that all of the part is for, where the store need not be asked for it."""
         worker = self._worker
-        if self._looks or len(worker.sink_writers) != 1:
+        if self._looks:
             return None
-        (sink,) = worker.sink_writers.values()
-        return sink if self._is_for(sink.name) else None
+        names: Set[str] = worker.sink_writers.keys()
+        if len(names) > 1:
+            first = next(self._more)
+            self._more = chain([first], self._more)
+            if first.last:
+                names = worker.audience(first.messages)
+        if len(names) != 1:
+            return None
+        (name,) = names
+        return worker.sink_writers[name] if self._is_for(name) else None
 
     @property
     def _looks(self) -> bool:
@@ -115,7 +126,11 @@ class PartWriter:
             # Whatever has happened, the next part finds the sinks idle.
             deliveries = self._deliveries | self._consumers.deliveries
             wait(deliveries.values())
-        return {name: future.result() for name, future in deliveries.items()}
+        done = {name: future.result() for name, future in deliveries.items()}
+        for name, filtered in self._consumers.filtered.items():
+            delivery = done.setdefault(name, Delivery())
+            delivery.counts = delivery.counts.plus(Counts(filtered=filtered))
+        return done
 
     def _attempt(self) -> int:
         """Write the part to streams and backlogs; where no sink was begun with, also to those."""
@@ -135,7 +150,7 @@ class PartWriter:
         self._outcome.counts = {name: Counts() for name in names}
         self._dead = {}
         total = 0
-        for block in self._blocks():
+        for block, audience in self._blocks():
             for index, steps, written in streams:
                 prepared = steps(block)
                 stored = store.streams.write(index, prepared.messages)
@@ -144,6 +159,8 @@ class PartWriter:
                 self._note(steps, block, prepared, stored.there, size(prepared.messages))
                 self._consumers.add(steps.route.name, block, prepared.messages, stored)
             for name, its_steps in spilled:
+                if name not in audience:
+                    continue
                 prepared = its_steps(block)
                 self._note(its_steps, block, prepared)
                 store.spill(name, prepared.messages, first=name in self._first)
@@ -178,9 +195,10 @@ class PartWriter:
         return self._part.sink in (None, sink)
 
     def _begin(self, behind: Mapping[str, Backlog]) -> list[str]:
-        """Begin to publish to the sinks that are not behind, and return the names of those that are."""
+        """Find out which sinks are published to; return the names of those that are behind."""
         worker = self._worker
         spilled = []
+        self._direct = {*self._feeds}
         for name, sink_writer in worker.sink_writers.items():
             if name in self._feeds or not self._is_for(name):
                 continue
@@ -194,23 +212,36 @@ class PartWriter:
                 if not starts or found.has_first:
                     spilled.append(name)
                     continue
-            feed = self._feeds[name] = SimpleQueue()
-            for block in self._read:
-                feed.put(block)
-            floor = self._floors.get(name)
-            self._deliveries[name] = worker.pool.submit(
-                sink_writer.deliver, iter(feed.get, None), floor
-            )
+            self._direct.add(name)
+            for block, audience in self._read:
+                if name in audience:
+                    self._feed(name).put(block)
         return spilled
 
-    def _blocks(self) -> Iterator[Block]:
-        """Yield the part's messages, those again that were read before, and hand new ones on."""
+    def _feed(self, name: str) -> SimpleQueue[Block | None]:
+        """Return what a sink's thread takes blocks from; it begins with the first one for it."""
+        feed = self._feeds.get(name)
+        if feed is None:
+            feed = self._feeds[name] = SimpleQueue()
+            self._deliveries[name] = self._worker.pool.submit(
+                self._worker.sink_writers[name].deliver,
+                iter(feed.get, None),
+                self._floors.get(name),
+            )
+        return feed
+
+    def _blocks(self) -> Iterator[tuple[Block, Set[str]]]:
+        """Yield the part's messages, and the sinks that each block concerns; hand new ones on.
+
+        Those that were read before come again.
+        """
         yield from self._read
         for whole in self._more:
             for block in split(whole, self._floors.values()):
-                self._read.append(block)
-                for feed in self._feeds.values():
-                    feed.put(block)
-                yield block
+                audience = self._worker.audience(block.messages)
+                self._read.append((block, audience))
+                for name in self._direct & audience:
+                    self._feed(name).put(block)
+                yield block, audience
         for feed in self._feeds.values():
             feed.put(None)

@@ -34,6 +34,13 @@ class Route:
     starts: bool = False
     uuid: str | None = None
 
+    def takes(self, schema: str, table: str, action: str) -> bool:
+        """Return whether the messages of a table go to the sink, of one action."""
+        patterns = self._patterns
+        return action in self._actions and (
+            patterns is None or matches_any(patterns, schema, table)
+        )
+
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
         if 0 < batch.num_rows <= _FEW and self._has_all(batch):
@@ -43,7 +50,7 @@ class Route:
         if actions != set(ACTIONS):
             values = pa.array(sorted(actions), pa.string())
             keep = pc.is_in(batch.column("action"), value_set=values)
-        if self.settings.patterns is not None:
+        if self._patterns is not None:
             tables = self._tables(batch)
             keep = tables if keep is None else pc.and_(keep, tables)
         return None if keep is None or pc.all(keep).as_py() else keep
@@ -52,11 +59,15 @@ class Route:
     def _actions(self) -> set[str]:
         return actions_of(self.settings)
 
+    @cached_property
+    def _patterns(self) -> tuple[TablePattern, ...] | None:
+        return self.settings.patterns  # which parses them each time
+
     def _has_all(self, batch: pa.RecordBatch) -> bool:
         """Return whether all of a few messages go to the sink: the calls of kernels would cost more."""
         if not self._actions.issuperset(batch.column("action").to_pylist()):
             return False
-        patterns = self.settings.patterns
+        patterns = self._patterns
         if patterns is None:
             return True
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
@@ -64,7 +75,7 @@ class Route:
         return all(matches_any(patterns, *name) for name in names)
 
     def _tables(self, batch: pa.RecordBatch) -> pa.Array:
-        patterns: tuple[TablePattern, ...] = self.settings.patterns or ()
+        patterns: tuple[TablePattern, ...] = self._patterns or ()
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
         chosen = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]

@@ -28,6 +28,7 @@ from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.core.record_forms import form_of
 from penstock.sinks.stream import StreamRoute
+from penstock.spark.audience import Audience
 from penstock.spark.consumer_steps import ConsumerRoute, ConsumerSteps
 from penstock.spark.lanes import Reports
 from penstock.spark.part_writer import Outcome, PartWriter
@@ -98,6 +99,12 @@ class Worker:
                 ConsumerSteps(consumer), consumer.settings, fan_out.source, self.reporter
             )
             self.consumers_of.setdefault(consumer.stream, []).append(consumer.name)
+        self.audience = Audience(
+            {name: writer.steps.route.takes for name, writer in self.sink_writers.items()}
+        )
+        self.consumer_audience = Audience(
+            {name: writer.steps.route.takes for name, writer in self.consumer_writers.items()}
+        )
         self.store = StoreWriter(fan_out.store, streams, self.reporter)
         self.pool = ThreadPoolExecutor(max(len(self.publishers), 1), "sink")
         self.query: str | None = None

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, Protocol
 
 import psycopg
 from psycopg import sql
@@ -17,6 +17,16 @@ from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 
 _CLOSE_SECONDS: Final = 1.0
+
+
+class Lends(Protocol):
+    """What lends connections to the store: one, or a pool of them."""
+
+    def lend(self) -> contextlib.AbstractContextManager[psycopg.Connection[Any]]:
+        """Lend a connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
+
+    def rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
+        """Run a query and return its rows."""
 
 
 class StoreConnection:

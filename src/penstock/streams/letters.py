@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
-from penstock.streams.connection import StoreConnection
+from penstock.streams.connection import Lends
 from penstock.streams.records import StoredLetter
 
 _SQL: Final = queries.load("penstock.streams", "store.sql")
@@ -16,7 +16,7 @@ _SQL: Final = queries.load("penstock.streams", "store.sql")
 class DeadLetters:
     """The dead letters of all sinks and consumers. All methods raise `StoreError`."""
 
-    def __init__(self, connection: StoreConnection) -> None:
+    def __init__(self, connection: Lends) -> None:
         self._connection = connection
 
     def add(self, sink: str, letters: Sequence[DeadLetter]) -> None:

@@ -1,9 +1,10 @@
 """The drainer of a sink: delivers its backlog in order, and lets it join the live flow again.
 
-It works in `penstock run`, in a thread for each NATS sink, and reads the store alone: a sink has a
-row in `penstock.backlogs` while it is behind. What it delivers lies within what the capture has
-reported as wholly done: a task that is under way, or comes again, may still add messages before
-others that are there. So one position holds all that was delivered, and outlives any crash.
+It works in `penstock run`, in a thread of its own while the sink is behind (`Drainers` has it begin),
+and reads the store alone: a sink has a row in `penstock.backlogs` while it is behind. What it delivers
+lies within what the capture has reported as wholly done: a task that is under way, or comes again, may
+still add messages before others that are there. So one position holds all that was delivered, and
+outlives any crash.
 
 To join it keeps the source's writers out, delivers the few messages that are left, and takes the row
 away: the next writer delivers directly. It does so only with a sink that has just taken messages, and
@@ -17,7 +18,6 @@ A consumer of type nats is drained like a sink: what it has not had lies in its 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -40,14 +40,14 @@ from penstock.sinks.backlog.reported_state import ReportedState
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind, Connection
 from penstock.streams.nats_consumers import ON_PURPOSE
+from penstock.streams.pool import StorePool
 from penstock.streams.segments import lock_writers
-from penstock.streams.store import Store
 
-_POLL_SECONDS: Final = 2.0
-"""How often it reads whether the sink is behind, or checks that a sink that is not answers."""
 _FAILED_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.2
-_PATIENCE: Final = 2.0
+_PAUSED_SECONDS: Final = 1.0
+PATIENCE: Final = 2.0
+"""How long a sink may take for an ack, or for an answer to a check."""
 _JOIN_SECONDS: Final = 1.0
 """How long a join may keep the writers out; it begins if half of that is likely to do."""
 _JOIN_MESSAGES: Final = (1_000, backlog.ROWS)
@@ -61,84 +61,80 @@ log = structlog.get_logger("penstock")
 
 
 class Drainer:
-    """Drains the backlog of one sink, in a thread, from `start` to `stop`.
+    """Drains the backlog of one sink, in a thread, from `begin` until the sink has none.
 
     Args:
-        url: The store's.
-        source_id: The source's in the store.
-        sink: The sink's name.
+        store: Connections to the store.
         target: The sink itself, for the drainer alone.
         detach_after: How long it may be behind before it is reported as detached.
         on_report: Called from the drainer's thread with reports for `/status` and `/metrics`.
-        of: What waits for it, for the drainer alone; by default its blocks.
+        of: What waits for it, for the drainer alone.
+        done: Returns up to where all parts of all rounds, of the stream, have ended; None: none has.
+        on_idle: Called at the end of the thread.
     """
 
     def __init__(
         self,
-        url: str,
-        source_id: int,
-        sink: str,
+        store: StorePool,
         target: Sink,
         detach_after: timedelta,
         on_report: Callable[[Report], object],
-        of: SinkBacklog | None = None,
+        of: SinkBacklog,
+        done: Callable[[], Position | None],
+        on_idle: Callable[[], object],
     ) -> None:
-        self._store = Store(url)
-        self._backlog = of = of or SinkBacklog(source_id, sink)
+        self._store = store
+        self._backlog = of
         self._rewinds = of.rewinds
-        self._source_id = source_id
-        self._sink = sink
+        self.source_id = of.source_id
+        self.sink = of.name
         self._target = target
         self._on_report = on_report
+        self._done = done
+        self._on_idle = on_idle
         self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._wakes = 1
-        self._wakes_read = 0  # when it last read whether the sink is behind
-        self._done: Position | None = None
-        self._state = ReportedState(self._store, of, detach_after, on_report)
+        self._poked = threading.Event()
+        self._state = ReportedState(store, of, detach_after, on_report)
         self._answers = False
         self._at_once, _ = _JOIN_MESSAGES
         self._delivered = Delivered()
         self._joined_at = float("-inf")
         self._wait = 0.0
         self._store_failed = False
-        self._checked_at = 0.0
-        self._check_failed = False
-        self._thread = threading.Thread(target=self._run, name=f"drain {sink}", daemon=True)
+        self._thread: threading.Thread | None = None
+        self.is_busy = False
+        """Whether its thread is at work."""
 
-    def start(self) -> None:
-        """Start the thread."""
+    # -- for `Drainers`
+
+    def begin(self) -> None:
+        """Begin to drain: the sink is behind, or a consumer is asked for something."""
+        self.is_busy = True
+        self._thread = threading.Thread(target=self._run, name=f"drain {self.sink}", daemon=True)
         self._thread.start()
 
     def ask_to_end(self) -> None:
-        """Have the thread end, without waiting for it."""
+        """Have the thread end, without waiting for it; what it is about to deliver stays."""
         self._stopping.set()
-        self._wake.set()
+        self._poked.set()
 
-    def stop(self) -> None:
-        """End the thread; what it is about to deliver stays in the backlog."""
-        self.ask_to_end()
-        with contextlib.suppress(RuntimeError):  # never started
-            self._thread.join(2 * _PATIENCE)
-            self._store.close()  # which ends what it waits for
-            self._thread.join(_PATIENCE)
-        self._store.close()
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def close(self) -> None:
+        """Close the sink."""
         self._target.close()
 
-    def wake(self) -> None:
-        """Have it read whether the sink is behind."""
-        self._wakes += 1
-        self._wake.set()
+    def poke(self) -> None:
+        """Have the thread read at once what there is to do."""
+        self._poked.set()
 
-    def done(self, position: Position) -> None:
-        """Note that all parts of all rounds up to `position`, of the stream, have ended."""
-        self._done = position
-        if not self._state.is_attached:
-            self._wake.set()
-
-    def is_attached(self) -> bool:
-        """Whether the sink has no backlog; False where it has not read that since `wake`."""
-        return self._wakes_read == self._wakes and self._state.is_attached
+    def note_attached(self, done: Position | None) -> None:
+        """Note that the sink was not behind when all up to `done` had ended; it is not busy."""
+        if done is not None:
+            self._delivered.note_counted(done)
 
     @property
     def is_paused(self) -> bool:
@@ -148,6 +144,14 @@ class Drainer:
     # -- the thread
 
     def _run(self) -> None:
+        try:
+            self._drain()
+        finally:
+            self._target.close()
+            self.is_busy = False
+            self._on_idle()
+
+    def _drain(self) -> None:
         backoff = Backoff(*_BACKOFF_SECONDS)
         while not self._stopping.is_set():
             try:
@@ -166,34 +170,34 @@ class Drainer:
             except _Changed:
                 continue
             except Exception:
-                log.exception("the backlog is not drained", sink=self._sink)
+                log.exception("the backlog is not drained", sink=self.sink)
                 self._stopping.wait(_FAILED_SECONDS)
                 continue
+            if self._state.is_attached:
+                return
             if not busy:
-                self._wake.wait(_POLL_SECONDS if self._state.is_attached else _TICK_SECONDS)
-                self._wake.clear()
+                self._poked.wait(_PAUSED_SECONDS if self._backlog.paused else _TICK_SECONDS)
+                self._poked.clear()
 
     def _step(self) -> bool:
         """Do the next thing; return whether there is more to do at once."""
-        wakes, done, taken = self._wakes, self._done, None
-        with self._store.connection() as connection:
+        done, taken = self._done(), None
+        with self._store.lend() as connection:
             behind = self._backlog.attend(connection, done)
             if behind is not None and done is not None and not self._backlog.paused:
                 taken = self._backlog.take(connection, behind, done)
         self._note_rewind()
         self._update_state(behind)
-        self._wakes_read = wakes
         if behind is None:
             if done is not None:
                 self._delivered.note_counted(done)
-            self._check()
             return False
         if taken is not None:
             self._deliver(self._delivered.missing(taken.messages))
             self._report_delivered(_NOTHING, _NOTHING, Written(dead=[*taken.dead]))
             self._delivered.note_counted(taken.end)
-            with self._store.connection() as connection:
-                backlog.drained(connection, self._source_id, self._sink, taken.end)
+            with self._store.lend() as connection:
+                backlog.drained(connection, self.source_id, self.sink, taken.end)
             self._delivered.forget(taken.end)
             behind = behind._replace(drained=taken.end)
             # A stream always has more, under a steady load.
@@ -208,29 +212,13 @@ class Drainer:
             return False
         return self._join(behind)
 
-    def _check(self) -> None:
-        """Check that the sink answers: one that gets no messages has no other check."""
-        now = time.monotonic()
-        if now < self._checked_at + _POLL_SECONDS:
-            return
-        self._checked_at = now
-        try:
-            self._target.check(_PATIENCE)
-        except Unfinished as unfinished:
-            self._check_failed = True
-            self._report_error(unfinished.error, _POLL_SECONDS)
-        else:
-            if self._check_failed:
-                self._check_failed = False
-                self._on_report(reports.outcome(self._sink, Written()))
-
     def _deliver(self, messages: pa.RecordBatch) -> None:
         """Deliver all of `messages`, however long it takes; raises `_Stopped`."""
         backoff = Backoff(*_BACKOFF_SECONDS)
         while messages.num_rows:
             try:
                 started = time.monotonic()
-                self._report_delivered(messages, _NOTHING, self._target.write(messages, _PATIENCE))
+                self._report_delivered(messages, _NOTHING, self._target.write(messages, PATIENCE))
                 self._answers = True
                 per_second = messages.num_rows / max(time.monotonic() - started, 1e-6)
                 least, most = _JOIN_MESSAGES
@@ -246,8 +234,8 @@ class Drainer:
                 self._report_error(unfinished.error, delay)
             if self._stopping.wait(delay):
                 raise _Stopped
-            with self._store.connection() as connection:
-                behind = self._backlog.attend(connection, self._done)
+            with self._store.lend() as connection:
+                behind = self._backlog.attend(connection, self._done())
             self._update_state(behind)
             if self._backlog.paused or self._backlog.rewinds != self._rewinds:
                 raise _Changed
@@ -257,23 +245,23 @@ class Drainer:
         if not self._answers:
             # It has delivered nothing, and has nothing left that it may deliver: does the sink live?
             try:
-                self._target.check(_PATIENCE)
+                self._target.check(PATIENCE)
             except Unfinished as unfinished:
                 self._report_error(unfinished.error, _TICK_SECONDS)
                 return False
-        with self._store.connection() as connection:
+        with self._store.lend() as connection:
             # A replay may have brought again what was delivered before.
-            backlog.drop(connection, self._source_id, self._sink, behind.drained)
+            backlog.drop(connection, self.source_id, self.sink, behind.drained)
             waiting, _ = self._backlog.size(connection)
             if waiting > self._at_once or (waiting and not self._answers):
                 return False
         try:
-            with self._store.connection() as connection, connection.transaction():
-                lock_writers(connection, self._source_id)
-                row = backlog.behind(connection, self._source_id, self._sink)
+            with self._store.lend() as connection, connection.transaction():
+                lock_writers(connection, self.source_id)
+                row = backlog.behind(connection, self.source_id, self.sink)
                 if not self._deliver_rest(connection, row):
                     return False  # reports sent in here stay as they are
-                backlog.join(connection, self._source_id, self._sink)
+                backlog.join(connection, self.source_id, self.sink)
         except StoreError as error:
             if error.code == "locked":
                 return False
@@ -337,12 +325,12 @@ class Drainer:
             return
         again = self._delivered.counted(messages) - self._delivered.counted(rest)
         if written.dead:
-            self._store.letters.add(self._sink, written.dead)
+            self._store.letters.add(self.sink, written.dead)
         written = replace(written, delivered=max(written.delivered - again, 0))
-        self._on_report(reports.outcome(self._sink, written, kept=True))
+        self._on_report(reports.outcome(self.sink, written, kept=True))
 
     def _report_error(self, error: SinkError, seconds: float) -> None:
-        self._on_report(reports.retry(self._sink, error, seconds))
+        self._on_report(reports.retry(self.sink, error, seconds))
 
 
 class _Stopped(Exception):  # noqa: N818 - no error

@@ -14,7 +14,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.backlog.store import Behind
 from penstock.streams.nats_consumers import FOLLOWING, PAUSED
-from penstock.streams.store import Store
+from penstock.streams.pool import StorePool
 
 _REPORT_SECONDS: Final = 1.0
 
@@ -33,7 +33,7 @@ class ReportedState:
 
     def __init__(
         self,
-        store: Store,
+        store: StorePool,
         of: SinkBacklog,
         detach_after: timedelta,
         send: Callable[[Report], object],
@@ -68,7 +68,7 @@ class ReportedState:
             return False
         messages = bytes_ = 0
         if behind is not None:
-            with self._store.connection() as connection:
+            with self._store.lend() as connection:
                 messages, bytes_ = self._of.size(connection)
         self._reported_at, self._state = now, state
         if state != before:

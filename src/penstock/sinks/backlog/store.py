@@ -136,6 +136,22 @@ def all_behind(connection: Connection) -> list[Behind]:
     return [_behind(row) for row in connection.execute(_SQL["all"])]
 
 
+class Attention(NamedTuple):
+    """What has something to do, each as a source's id and a name."""
+
+    behind: set[tuple[int, str]]
+    asked: set[tuple[int, str]]
+    """Consumers that are paused, or to be rewound."""
+
+
+def attention(connection: Connection) -> Attention:
+    """Return which sinks are behind, and of which consumers something is asked."""
+    found = Attention(set(), set())
+    for source_id, sink, is_behind_ in connection.execute(_SQL["attention"]):
+        (found.behind if is_behind_ else found.asked).add((source_id, sink))
+    return found
+
+
 def size(connection: Connection, source_id: int, sink: str) -> tuple[int, int]:
     """Return how many messages wait, and their bytes."""
     messages, size = connection.execute(_SQL["size"], [source_id, sink]).fetchone() or (0, 0)

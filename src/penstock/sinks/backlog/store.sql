@@ -32,6 +32,14 @@ SELECT b.source_id, b.sink, s.name, extract(epoch FROM now() - b.since)::float8,
 FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id
 WHERE b.source_id = %s AND b.sink = %s
 
+-- name: attention
+-- The sinks that are behind, and the consumers of which something is asked.
+SELECT source_id, sink, true FROM penstock.backlogs
+UNION ALL
+SELECT st.source_id, n.name, false
+FROM penstock.nats_consumers n JOIN penstock.streams st ON st.id = n.stream_id
+WHERE n.paused OR n.rewind_lsn IS NOT NULL
+
 -- name: size
 -- Messages and bytes that wait; what a replay has brought a second time counts twice.
 SELECT coalesce(sum(rows), 0)::bigint, coalesce(sum(octet_length(block)), 0)::bigint

@@ -1,0 +1,88 @@
+"""To which sinks a part is handed; the sinks themselves, and the store, are left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.streams_help import Change, wire
+
+from penstock.config.sinks import NatsSinkSettings
+from penstock.core.blocks import Block
+from penstock.core.message import Position, RoundPart
+from penstock.spark.routes import Route
+from penstock.spark.sink_writer import Delivery, SinkWriter
+from penstock.spark.store_writer import StoreTarget
+from penstock.spark.writer import FanOut, Worker
+
+PART = RoundPart(Position(0, -1), Position(9, 9), 0, 1, look=False)
+
+
+class Sinks:
+    """The sinks `s0` to `s99`, each of a table, and `all`; notes what each one gets, and where."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.got: dict[str, list[list[str]]] = {}
+        self.threads: set[str] = set()
+
+        def deliver(writer: SinkWriter, blocks: Iterator[Block], _: object) -> Delivery:
+            self.threads.add(threading.current_thread().name)
+            got = self.got.setdefault(writer.name, [])
+            done = Delivery()
+            for block in blocks:
+                got.append(block.messages.column("table_name").to_pylist())
+                done.delivered += block.messages.num_rows
+            return done
+
+        monkeypatch.setattr(SinkWriter, "deliver", deliver)
+
+    def worker(self, *, has_all: bool) -> Worker:
+        tables: dict[str, Any] = {f"s{n}": [f"public.t{n}"] for n in range(100)}
+        if has_all:
+            tables["all"] = None
+        settings = {"type": "nats", "source": "shop", "subject": "x"}
+        routes = [
+            Route(name, NatsSinkSettings.model_validate({**settings, "tables": of}))
+            for name, of in tables.items()
+        ]
+        return Worker(FanOut("shop", routes, StoreTarget("", 1, 0), None))
+
+
+@pytest.fixture
+def sinks(monkeypatch: pytest.MonkeyPatch) -> Sinks:
+    return Sinks(monkeypatch)
+
+
+def block(*tables: str, last: bool = True) -> Block:
+    return Block(PART, wire([Change(table=table) for table in tables]), last=last)
+
+
+def test_a_part_goes_to_the_sinks_that_get_something_of_it(sinks: Sinks) -> None:
+    worker = sinks.worker(has_all=True)
+    more = iter([block("t2", "t3", last=False), block("t1")])
+    outcome = worker.write(block("t1", "other", last=False), more)
+    assert sinks.got == {
+        "s1": [["t1", "other"], ["t1"]],  # its steps leave the other one out
+        "s2": [["t2", "t3"]],
+        "s3": [["t2", "t3"]],
+        "all": [["t1", "other"], ["t2", "t3"], ["t1"]],
+    }
+    assert set(outcome.written) == {"s1", "s2", "s3", "all"}
+    worker.close()
+
+
+def test_one_that_concerns_a_single_sink_takes_no_other_thread(sinks: Sinks) -> None:
+    worker = sinks.worker(has_all=False)
+    worker.write(block("t7", "t7"), iter(()))
+    assert sinks.got == {"s7": [["t7", "t7"]]}
+    assert sinks.threads == {threading.current_thread().name}
+    worker.close()
+
+
+def test_one_that_concerns_no_sink_is_done_at_once(sinks: Sinks) -> None:
+    worker = sinks.worker(has_all=False)
+    outcome = worker.write(block("other"), iter(()))
+    assert (sinks.got, outcome.total, outcome.counts) == ({}, 0, {})
+    worker.close()
