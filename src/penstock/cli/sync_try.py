@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,12 +22,15 @@ from penstock.cli.common import (
     note_failure,
     unknown,
 )
+from penstock.cli.store import store_of
 from penstock.config import STORE_VARIABLE
 
 if TYPE_CHECKING:
     from penstock.config.providers import ProviderSettings
+    from penstock.config.syncs import Credential
     from penstock.desired.with_file import Configured
     from penstock.syncs.connectors.contract import Page, Record
+    from penstock.syncs.credentials import StoredTokens
 
 _WIDTH: Final = 160
 """How many characters of an object are shown."""
@@ -73,9 +77,19 @@ def try_connector(
         found = _configured(config, store_url)
         note_failure(found)
         name, settings = _provider(connector, collections or (), found)
-        values = _given(properties) if properties else _of_credential(found, name, credential)
+        chosen = None if properties else _credential(found, name, credential)
+        values = _given(properties or ()) if chosen is None else probe.properties_of(chosen[1])
         bad = 0
-        with probe.opened(name, settings, values) as (made, session):
+
+        def keeper() -> StoredTokens:
+            """Keep tokens where the run does: a refresh token may serve once."""
+            assert chosen is not None  # noqa: S101 - else it is not called
+            return probe.keeper_of(stack.enter_context(store_of(config, store_url)), *chosen)
+
+        with contextlib.ExitStack() as stack:
+            made, session = stack.enter_context(
+                probe.opened(name, settings, values, None if chosen is None else keeper)
+            )
             for each in collections or list(made.collections(session)):
                 of = probe.collection_of(made, session, each)
                 for number, page in enumerate(probe.pages(made, session, of), 1):
@@ -142,7 +156,10 @@ def _given(texts: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _of_credential(found: Configured, provider: str, name: str | None) -> Mapping[str, str]:
+def _credential(
+    found: Configured, provider: str, name: str | None
+) -> tuple[str, Credential] | None:
+    """Return the credential that is named, or the provider's only one."""
     known = {n: c for n, c in found.config.credentials.items() if c.provider == provider}
     if name is None:
         if len(known) > 1:
@@ -151,14 +168,10 @@ def _of_credential(found: Configured, provider: str, name: str | None) -> Mappin
                 f" {', '.join(known)}",
                 2,
             )
-        chosen = next(iter(known.values()), None)
-    elif name not in known:
+        return next(iter(known.items()), None)
+    if name not in known:
         raise fail(missing(found, "credential", name, known), 2)
-    else:
-        chosen = known[name]
-    if chosen is None:
-        return {}
-    return {key: text.get_secret_value() for key, text in chosen.properties.items()}
+    return name, known[name]
 
 
 def _shown(collection: str, number: int, page: Page, objects: int) -> Iterator[str]:

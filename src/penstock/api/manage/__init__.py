@@ -14,6 +14,7 @@ from penstock.api.manage import (
     http_consumers,
     nats_consumers,
     plans,
+    providers,
     records,
     streams,
     syncs,
@@ -40,6 +41,7 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
         nats_consumers.add(api, context)
         databases.add(api, context)
         targets.add(api, context)
+        providers.add(api, context)
         syncs.add(api, context)
         records.add(api, context)
         backfills.add(api, context)
