@@ -10,7 +10,7 @@ from email.utils import format_datetime
 import pytest
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
-from penstock.config.providers import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
+from penstock.config.api_logins import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
 from penstock.syncs.auth import LocalTokens, Tokens, signer_of
 from penstock.syncs.errors import SyncError
 from penstock.syncs.rate_headers import RateLimit, rate_limit, retry_after
