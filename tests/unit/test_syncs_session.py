@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -10,7 +11,7 @@ from email.utils import format_datetime
 import pytest
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
-from penstock.config.providers import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
+from penstock.config.api_logins import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
 from penstock.syncs.auth import LocalTokens, Tokens, signer_of
 from penstock.syncs.errors import SyncError
 from penstock.syncs.rate_headers import RateLimit, rate_limit, retry_after
@@ -127,7 +128,7 @@ def test_errors_by_status(status: int, code: str, transient: bool) -> None:
     assert "4711" not in str(caught.value)
 
 
-def test_a_refused_connection_and_a_slow_answer() -> None:
+def test_a_refused_connection() -> None:
     with LoopbackApi(answering(OK)) as api:
         url = api.url
     waits: list[float] = []
@@ -135,6 +136,22 @@ def test_a_refused_connection_and_a_slow_answer() -> None:
         session(Counted(), waits).request("GET", url)
     assert caught.value.transient
     assert len(waits) == 4
+
+
+def test_an_answer_that_does_not_come() -> None:
+    done = threading.Event()
+
+    def answer(_: Asked) -> Answer:
+        done.wait(30)
+        return OK
+
+    budget = Counted()
+    with LoopbackApi(answer) as api:
+        with pytest.raises(SyncError, match="does not answer in time") as caught:
+            session(budget, [], timeouts=(5.0, 0.1), attempts=2).request("GET", api.url)
+        done.set()
+    assert (caught.value.code, caught.value.transient) == ("timed_out", True)
+    assert (budget.open, budget.seen) == (0, [0, 0])
 
 
 @pytest.mark.parametrize(

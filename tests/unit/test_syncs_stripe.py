@@ -139,7 +139,9 @@ def test_stripe_events() -> None:
         copy.cursor = {"value": now - 3 * 86_400}
         one, two = stripe.customers[7], stripe.customers[8]
         stripe.event("customer.updated", now - 200_000, {**one, "n": 1})
+        # Of one second, in whichever order: what is deleted stays so.
         stripe.event("customer.deleted", now - 150_000, two)
+        stripe.event("customer.updated", now - 150_000, two)
         stripe.event(
             "customer.subscription.deleted",
             now - 100_000,

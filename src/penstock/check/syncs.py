@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from penstock.config.providers import RefreshToken
+from penstock.config.api_logins import RefreshToken
 from penstock.config.settings import Config
 from penstock.config.syncs import Credential, Sync
 from penstock.core.errors import PenstockError, StoreError

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 import requests
 
-from penstock.config.providers import (
+from penstock.config.api_logins import (
     ApiKey,
     Auth,
     Bearer,

@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from penstock.config.providers import ClientCredentials, ProviderSettings, RefreshToken
+from penstock.config.api_logins import ClientCredentials, RefreshToken
+from penstock.config.providers import ProviderSettings
 from penstock.config.syncs import Credential
 from penstock.core.text import nearest
 from penstock.streams.errors import embedded_log

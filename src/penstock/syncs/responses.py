@@ -1,7 +1,8 @@
-"""What an answer of an API that is no success means."""
+"""What it means when an API answers with no success, or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -88,3 +89,46 @@ def error_of(
             "may not see the collection either.",
         )
     return SyncError("refused", said, remedy="Compare the request with the API's documentation.")
+
+
+def broken(error: Exception, where: str, text: str) -> SyncError:
+    """Return the error of a request that has no answer; both texts are without secrets."""
+    reasons = requests.exceptions
+    if isinstance(error, reasons.SSLError):
+        return SyncError(
+            "unavailable",
+            f"{where} has a TLS certificate that can't be verified.",
+            remedy="Repair it, or add its CA to the file that REQUESTS_CA_BUNDLE names.",
+        )
+    if isinstance(error, reasons.Timeout):
+        return SyncError("timed_out", f"{where} does not answer in time.", transient=True)
+    if isinstance(error, reasons.ProxyError):
+        return SyncError("unavailable", f"The proxy to {where} fails.", transient=True)
+    transient = (
+        reasons.ConnectionError,
+        reasons.ChunkedEncodingError,
+        reasons.ContentDecodingError,
+    )
+    if isinstance(error, transient):
+        return SyncError("unavailable", f"{where} {_reason(error)}.", transient=True)
+    return SyncError("refused", f"{where} can't be asked: {text[:200]}.")
+
+
+def _reason(error: Exception) -> str:
+    names = {type(each).__name__ for each in _causes(error)}
+    if names & {"NameResolutionError", "gaierror"}:
+        return "has a name that does not resolve"
+    if "ConnectionRefusedError" in names or "NewConnectionError" in names:
+        return "takes no connection"
+    return "breaks the connection off"
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    stack: list[Any] = [error]
+    seen: set[int] = set()
+    while stack:
+        each = stack.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            stack += [each.__cause__, each.__context__, getattr(each, "reason", None), *each.args]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import quote, quote_plus
 
 import msgspec
 import requests
@@ -19,8 +19,8 @@ from penstock.core.backoff import wait_after
 from penstock.core.redact import MASK, redact_url
 from penstock.syncs.errors import SyncError
 from penstock.syncs.rate_headers import http_date, rate_limit, retry_after
-from penstock.syncs.responses import error_of, is_throttled, status_of
-from penstock.syncs.transport import PublicAdapter
+from penstock.syncs.responses import broken, error_of, is_throttled, status_of
+from penstock.syncs.transport import PublicAdapter, origin_of
 
 ATTEMPTS: Final = 5
 TIMEOUTS: Final = (10.0, 60.0)
@@ -148,7 +148,7 @@ class ApiSession:
     ) -> None:
         self._budget: Final = budget
         self._signer: Final = signer
-        self._origin: Final = None if origin is None else _origin(origin)
+        self._origin: Final = None if origin is None else origin_of(origin)
         self._secrets: Final = tuple(secrets)
         self._sleep: Final = sleep
         self._attempts: Final = attempts
@@ -211,7 +211,7 @@ class ApiSession:
         self, request: requests.PreparedRequest, response: requests.Response, target: str
     ) -> requests.PreparedRequest:
         url = requests.compat.urljoin(request.url or "", target)
-        if _origin(url) != _origin(request.url or "") or request.method not in ("GET", "HEAD"):
+        if origin_of(url) != origin_of(request.url or "") or request.method not in ("GET", "HEAD"):
             raise SyncError(
                 "refused",
                 f"{self._where(request)} answers {response.status_code} and redirects to "
@@ -257,13 +257,14 @@ class ApiSession:
         )
 
     def _signs(self, request: requests.PreparedRequest) -> bool:
-        return self._origin is None or _origin(request.url or "") == self._origin
+        return self._origin is None or origin_of(request.url or "") == self._origin
 
     def _once(
         self, request: requests.PreparedRequest, kwargs: dict[str, Any], *, signed: bool = True
     ) -> tuple[SyncError | None, requests.Response | None]:
         request = request.copy()
-        request.hooks = requests.hooks.default_hooks()  # a library's would raise before we see why
+        # A library's hook would raise before a status is looked at.
+        request.hooks = requests.hooks.default_hooks()
         if signed and self._signer is not None and self._signs(request):
             self._signer.sign(request, self._send_unsigned)
         self._budget.acquire()
@@ -334,46 +335,7 @@ class ApiSession:
         return f"{request.method} {self.shown(_bare(request.url or ''))}"
 
     def _broken(self, error: Exception, url: str) -> SyncError:
-        where = self.shown(_bare(url))
-        reasons = requests.exceptions
-        if isinstance(error, reasons.SSLError):
-            return SyncError(
-                "unavailable",
-                f"{where} has a TLS certificate that can't be verified.",
-                remedy="Repair it, or add its CA to the file that REQUESTS_CA_BUNDLE names.",
-            )
-        if isinstance(error, reasons.Timeout):
-            return SyncError("timed_out", f"{where} does not answer in time.", transient=True)
-        if isinstance(error, reasons.ProxyError):
-            return SyncError("unavailable", f"The proxy to {where} fails.", transient=True)
-        transient = (
-            reasons.ConnectionError,
-            reasons.ChunkedEncodingError,
-            reasons.ContentDecodingError,
-        )
-        if isinstance(error, transient):
-            return SyncError("unavailable", f"{where} {_reason(error)}.", transient=True)
-        return SyncError("refused", f"{where} can't be asked: {self.shown(str(error))[:200]}.")
-
-
-def _reason(error: Exception) -> str:
-    names = {type(each).__name__ for each in _causes(error)}
-    if names & {"NameResolutionError", "gaierror"}:
-        return "has a name that does not resolve"
-    if "ConnectionRefusedError" in names or "NewConnectionError" in names:
-        return "takes no connection"
-    return "breaks the connection off"
-
-
-def _causes(error: BaseException) -> Iterable[BaseException]:
-    stack: list[Any] = [error]
-    seen: set[int] = set()
-    while stack:
-        each = stack.pop()
-        if isinstance(each, BaseException) and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            stack += [each.__cause__, each.__context__, getattr(each, "reason", None), *each.args]
+        return broken(error, self.shown(_bare(url)), self.shown(str(error)))
 
 
 def _unsigned(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -383,9 +345,3 @@ def _unsigned(request: requests.PreparedRequest) -> requests.PreparedRequest:
 def _bare(url: str) -> str:
     """Return a URL without its query, in which keys may stand."""
     return url.partition("?")[0].partition("#")[0]
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, (parts.hostname or "").lower(), port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -76,3 +77,10 @@ class PublicAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
         manager: PoolManager = self.poolmanager
         manager.pool_classes_by_scheme = {"http": _PublicPool, "https": _PublicTlsPool}
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, (parts.hostname or "").lower(), port

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import requests
 
-from penstock.config.providers import Auth
+from penstock.config.api_logins import Auth
 
 Json = dict[str, Any]
 """A small JSON object: a cursor, a slice or a resume token."""

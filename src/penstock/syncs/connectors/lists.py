@@ -24,6 +24,11 @@ from penstock.syncs.errors import SyncError
 _CURSORS: Final = ("cursor", "cursor_unix", "cursor_unix_ms", "cursor_iso")
 _STABLE: Final = frozenset({"single_page", "cursor", "header_cursor"})
 """Paginators whose pages do not shift."""
+_MOST_SHIFTS: Final = 20
+
+
+class _ShiftedError(Exception):
+    """The objects of a list have moved while it was read: it is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +90,29 @@ class ListReader:
         at = resume["at"] if resume else since
         request = resume.get("request") if resume else None
         seen: set[bytes] = set()
+        shifts = 0
         while True:
             moved: str | None = None
-            for answer in self._resumed(session, at, request):
-                _refuse_repetition(seen, answer)
-                moved = self._moved(at, answer) if answer.resume else None
-                if moved is not None:
-                    yield Answer(answer.objects, {"at": moved})
-                    break
-                yield answer
+            try:
+                for answer in self._resumed(session, at, request):
+                    _refuse_repetition(seen, answer)
+                    moved = self._moved(at, answer) if answer.resume else None
+                    if moved is not None:
+                        yield Answer(answer.objects, {"at": moved})
+                        break
+                    yield answer
+            except _ShiftedError:
+                shifts += 1
+                if shifts > _MOST_SHIFTS:
+                    raise SyncError(
+                        "bad_response",
+                        "Objects change faster than their pages can be read: these shift each time.",
+                        remedy="Page by a token or by keyset, where the API allows it.",
+                        transient=True,
+                    ) from None
+                seen.clear()
+                request = None
+                continue
             if moved is None:
                 return
             at, request = moved, None
@@ -172,13 +191,18 @@ class ListReader:
             paginator=pager,
             data_selector=self._endpoint.data_selector,
         )
+        anchor: str | None = resume.get("anchor") if resume else None
         try:
             for page in pages:
+                objects = list(page)
+                if anchor is not None and (not objects or self._id(objects[0]) != anchor):
+                    raise _ShiftedError
                 following = None
                 if pager.has_next_page:
+                    anchor = self._id(objects[-1]) if pager.steps_back else None
                     state = pager.state(page.request, self._hidden)
-                    following = {"at": at, "request": state}
-                yield Answer(list(page), following)
+                    following = {"at": at, "request": {**state, "anchor": anchor}}
+                yield Answer(objects, following)
         except ValueError as error:
             # Its text may hold the whole answer.
             raise SyncError(
@@ -191,6 +215,12 @@ class ListReader:
             raise SyncError(
                 "refused", f"The next page can't be asked for: {type(error).__name__}."
             ) from None
+
+    def _id(self, raw: msgspec.Raw) -> str | None:
+        try:
+            return key_of(self._fields.read(raw)[: len(self._key)], self._key)
+        except ValueError:
+            return None
 
     def _request(self, at: str | None, key: str | None) -> Json:
         values: dict[str, Any] = dict(self._values)

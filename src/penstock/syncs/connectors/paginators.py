@@ -40,12 +40,17 @@ class _Client(RESTClient):
 
 
 class ResumablePaginator(dlt.BasePaginator):
-    """A paginator of dlt's whose state can be kept, and set."""
+    """A paginator of dlt's whose state can be kept, and set.
+
+    Pages that are counted by an offset begin with the last object of the page before: where another one
+    stands there, they have shifted. `steps_back`: the next page is one of those.
+    """
 
     def __init__(self, inner: dlt.BasePaginator, resume: Json | None) -> None:
         super().__init__()
         self._inner: Final = inner
         self._resume: Final = resume
+        self.steps_back = resume is not None and resume.get("anchor") is not None
 
     @property
     def has_next_page(self) -> bool:
@@ -66,7 +71,22 @@ class ResumablePaginator(dlt.BasePaginator):
 
     def update_state(self, response: requests.Response, data: list[Any] | None = None) -> None:
         """Note an answer."""
-        self._inner.update_state(response, data)
+        inner = self._inner
+        if not isinstance(inner, dlt.OffsetPaginator):
+            inner.update_state(response, data)
+            return
+        before = inner.current_value
+        inner.update_state(response, data)
+        only_known = self.steps_back and len(data or ()) == 1
+        self.steps_back = False
+        if not data or inner.limit == 1 or not inner.has_next_page:
+            return
+        if only_known:
+            inner._has_next_page = False
+            return
+        # A short page does not move the offset by more than it has: something may have come behind it.
+        self.steps_back = len(data) > 1
+        inner.current_value = before + len(data) - self.steps_back
 
     def update_request(self, request: requests.Request) -> None:
         """Make the request that of the next page."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from penstock.config.api_logins import ApiKey
 from penstock.config.providers import (
     ANY,
-    ApiKey,
     EventDeletes,
     FlagDeletes,
     Incremental,

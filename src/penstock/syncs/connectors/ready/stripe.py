@@ -31,6 +31,7 @@ _WINDOW: Final = timedelta(hours=6)
 _KEPT: Final = timedelta(days=29)
 """Stripe keeps events for 30 days."""
 _LIMIT: Final = 100
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _TYPES: Final = {
     "customers": ("customer.*", "customer"),
     "subscriptions": ("customer.subscription.*", "subscription"),
@@ -137,7 +138,6 @@ class StripeConnector(RestConnector):
                 until = _epoch(session.now) - 1
             event: str | None = None
             for each in answer.data:
-                # Newest first: what comes later is older.
                 raw_id, raw_type, raw_created, raw_object = _EVENT.read(each)
                 event = scalar(raw_id)
                 found = _record(
@@ -146,12 +146,12 @@ class StripeConnector(RestConnector):
                 if isinstance(found, Unreadable):
                     unreadable.append(found)
                 elif scalar(_OBJECT.read(raw_object)[1]) == object_name:
-                    newest.setdefault(found.upstream_id, found)
+                    _note(newest, found)
             if not answer.has_more or event is None:
                 break
             params["starting_after"] = event
         end = max(min(of.get("to", until), until), of["from"])
-        records = sorted(newest.values(), key=lambda each: each.updated_at or datetime.min)
+        records = sorted(newest.values(), key=lambda each: each.updated_at or _NEVER)
         return Page(records, unreadable, cursor={CURSOR: end}, is_last=True)
 
     def _get(self, session: Session, path: str, params: Json) -> _Answer:
@@ -162,6 +162,19 @@ class StripeConnector(RestConnector):
             raise SyncError(
                 "bad_response", f"Stripe's answer to {path} is no list: {error}."
             ) from None
+
+
+def _note(newest: dict[str, Record], found: Record) -> None:
+    """Keep the newest of an object's events; a deleted one never comes back."""
+    known = newest.get(found.upstream_id)
+    if known is not None:
+        if known.deleted:
+            return
+        is_newer = (found.updated_at or _NEVER) > (known.updated_at or _NEVER)
+        # Of one second the first counts: Stripe lists the newest first.
+        if not (found.deleted or is_newer):
+            return
+    newest[found.upstream_id] = found
 
 
 def _record(
