@@ -39,7 +39,9 @@ def publish(shop: Shop, name: str, *rows: dict[str, Any], lsn: int = 7) -> Strea
         shop.store, name, source=SYNCS, kind=kind,
         retention=None if kind == "rows" else timedelta(days=7),
     )  # fmt: skip
-    whole = batch(*[row | {"commit_lsn": lsn, "group_hash": lsn * 100 + n} for n, row in enumerate(rows)])
+    whole = batch(
+        *[row | {"commit_lsn": lsn, "group_hash": lsn * 100 + n} for n, row in enumerate(rows)]
+    )
     messages: pa.RecordBatch = formed(whole.filter(passing_rows(whole, kind)), kind)
     source = source_of(shop.store, stream)
     route = StreamRoute(stream.name, stream.id, form_of(SYNCS, kind))
@@ -132,4 +134,6 @@ def test_where_a_consumer_begins(shop: Shop, policy: str, taken: list[int]) -> N
     assert answer.status_code == 201, answer.text
     found = received(shop, "workers")["data"]
     assert [int(each["record"]["upstream_id"][1:]) for each in found] == taken
-    problem(shop.client.post(PATH, json={"name": "x", "deliver_policy": "soon"}), 422, "deliver_policy")
+    problem(
+        shop.client.post(PATH, json={"name": "x", "deliver_policy": "soon"}), 422, "deliver_policy"
+    )

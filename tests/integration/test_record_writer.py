@@ -92,6 +92,21 @@ def test_new_changed_and_unchanged_are_told_apart(writer: RecordWriter, url: str
     assert not rows["c"]["deleted"]
 
 
+def test_a_text_that_changes_without_its_value_changes_nothing(
+    writer: RecordWriter, url: str
+) -> None:
+    sync = uuid4()
+
+    def write(data: bytes) -> Written:
+        return writer.write(sync, "stripe", COLLECTION, [Record("a", data)])
+
+    assert write(b'{"n":100.0,"b":[1,2]}') == Written(inserted=1)
+    for data in (b'{ "b": [1, 2], "n": 100.0 }', b'{"n":100.00,"b":[1,2]}', b'{"n":1e2,"b":[1,2]}'):
+        assert write(data) == Written(unchanged=1)
+    for data in (b'{"n":100.0,"b":[2,1]}', b'{"n":"100.0","b":[2,1]}', b'{"n":null}', b"{}"):
+        assert write(data) == Written(updated=1)
+
+
 def test_an_older_version_that_comes_late_changes_nothing(writer: RecordWriter, url: str) -> None:
     sync = uuid4()
     writer.write(sync, "stripe", COLLECTION, [record("a", 2, 20)])
