@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,7 +18,6 @@ EXCERPT: Final = 500
 """How many bytes of a refused object are kept."""
 _NAMESPACE: Final = UUID("5d0f0a52-6a0e-5a4f-9d6e-0f4f2c1b7c11").bytes
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _NULL: Final = b"\xff\xff\xff\xff"
 _SIXTEEN, _EIGHT, _FOUR, _ONE = ((n).to_bytes(4, "big") for n in (16, 8, 4, 1))
 _SEEN: Final = (5).to_bytes(2, "big") + _FOUR
@@ -132,7 +131,10 @@ def time(value: datetime | None) -> bytes:
     """Return a time as a field."""
     if value is None:
         return _NULL
-    return _EIGHT + ((value - _EPOCH) // _MICROSECOND).to_bytes(8, "big", signed=True)
+    since = value - _EPOCH
+    # A division of one timedelta by another takes longer than all of this.
+    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return _EIGHT + microseconds.to_bytes(8, "big", signed=True)
 
 
 def seen(rows: Sequence[Row]) -> bytes:
