@@ -76,9 +76,9 @@ class LoopbackApi:
                 if found.cut is not None:
                     self.close_connection = True
 
-            do_GET = do_POST = do_PUT = do_DELETE = do
+            do_GET = do_POST = do_DELETE = do  # noqa: N815
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
             def date_time_string(self, timestamp: float | None = None) -> str:

@@ -8,15 +8,17 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from tests.loopback_api import Answer, Asked, LoopbackApi
 
 from penstock.config.providers import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
 from penstock.syncs.auth import LocalTokens, Tokens, signer_of
 from penstock.syncs.errors import SyncError
 from penstock.syncs.rate_headers import RateLimit, rate_limit, retry_after
 from penstock.syncs.session import ApiSession, LocalBudget
-from tests.loopback_api import Answer, Asked, LoopbackApi
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+IN_30_S = str(int(NOW.timestamp()) + 30)
+X, H = "X-RateLimit-", "X-HubSpot-RateLimit-"
 
 
 class Counted:
@@ -95,9 +97,9 @@ def test_retry_after_as_a_date_goes_by_the_clock_of_the_api() -> None:
 
 def test_a_long_retry_after_is_the_schedulers() -> None:
     budget, waits = Counted(), list[float]()
-    with LoopbackApi(answering(Answer(status=429, headers={"Retry-After": "600"}))) as api:
-        with pytest.raises(SyncError) as caught:
-            session(budget, waits).request("GET", api.url)
+    later = Answer(status=429, headers={"Retry-After": "600"})
+    with LoopbackApi(answering(later)) as api, pytest.raises(SyncError) as caught:
+        session(budget, waits).request("GET", api.url)
     assert waits == []
     assert (caught.value.code, caught.value.retry_after) == ("rate_limited", 600.0)
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -236,11 +238,12 @@ def test_client_credentials_that_are_wrong() -> None:
     ("headers", "expected"),
     [
         ({}, RateLimit()),
-        ({"X-RateLimit-Remaining": "5", "X-RateLimit-Limit": "60", "X-RateLimit-Reset": str(int(NOW.timestamp()) + 30)}, RateLimit(5, 60, 30.0)),
-        ({"RateLimit-Remaining": "5", "RateLimit-Limit": "60, 60;w=60", "RateLimit-Reset": "30"}, RateLimit(5, 60, 30.0)),
+        ({X + "Remaining": "5", X + "Limit": "60", X + "Reset": IN_30_S}, RateLimit(5, 60, 30.0)),
+        ({"RateLimit-Remaining": "5", "RateLimit-Reset": "30"}, RateLimit(5, None, 30.0)),
+        ({"RateLimit-Remaining": "5", "RateLimit-Limit": "60, 60;w=60"}, RateLimit(5, 60)),
         ({"RateLimit": '"default";r=5;t=30'}, RateLimit(5, None, 30.0)),
         ({"RateLimit": "limit=60, remaining=5, reset=30"}, RateLimit(5, 60, 30.0)),
-        ({"X-HubSpot-RateLimit-Remaining": "5", "X-HubSpot-RateLimit-Max": "100", "X-HubSpot-RateLimit-Interval-Milliseconds": "10000"}, RateLimit(5, 100, 10.0)),
+        ({H + "Remaining": "5", H + "Interval-Milliseconds": "500"}, RateLimit(5, None, 0.5)),
         ({"Sforce-Limit-Info": "api-usage=18/5000"}, RateLimit(4982, 5000)),
         ({"X-RateLimit-Remaining": "many"}, RateLimit()),
     ],

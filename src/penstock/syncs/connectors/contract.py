@@ -189,6 +189,9 @@ class Connector(Protocol):
     def collections(self, session: Session | None = None) -> Mapping[str, Collection]:
         """Return the collections by name; those that the API must be asked for only with a session."""
 
+    def collection(self, name: str) -> Collection:
+        """Return a collection by its name, also one that the API must be asked for."""
+
     def plan(
         self, collection: Collection, cursor: Json | None, kind: Kind, session: Session
     ) -> Sequence[Slice]:

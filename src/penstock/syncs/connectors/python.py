@@ -109,6 +109,11 @@ class PythonConnector:
             for name, each in self._settings.collections.items()
         }
 
+    def collection(self, name: str) -> Collection:
+        """Return a collection that the settings name."""
+        self._of(name)
+        return self.collections()[name]
+
     def plan(
         self,
         collection: Collection,

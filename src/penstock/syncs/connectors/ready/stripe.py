@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -81,9 +81,9 @@ class StripeConnector(RestConnector):
         else:
             yield from self._listed(collection.name, slice_, session)
 
-    def collection(self, name: str) -> Collection:
-        """Return a collection."""
-        return self.collections()[name]
+    def event_filter(self, name: str) -> Json:
+        """Return the parameters by which Stripe gives the events of a collection."""
+        return {"type": _TYPES[name][0]}
 
     def _listed(self, name: str, slice_: Slice, session: Session) -> Iterator[Page]:
         params = dict(self._of(name).params)
@@ -124,8 +124,8 @@ class StripeConnector(RestConnector):
             yield Page(records, unreadable, resume)
 
     def _changed(self, name: str, of: Json, session: Session) -> Page:
-        kind, object_name = _TYPES[name]
-        params: dict[str, Any] = {"limit": _LIMIT, "type": kind, "created[gte]": of["from"]}
+        object_name = _TYPES[name][1]
+        params: Json = {"limit": _LIMIT, **self.event_filter(name), "created[gte]": of["from"]}
         if "to" in of:
             params["created[lt]"] = of["to"]
         newest: dict[str, Record] = {}
