@@ -62,12 +62,12 @@ def test_the_source_is_on_the_records_store() -> None:
     [
         ({"sinks": {"events": {"type": "stream", "source": "syncs"}}}, "sinks.events: .*reserved"),
         (
-            {"sources": {"syncs": PostgresSource(type="postgres", url=STORE)}},  # type: ignore[arg-type]
+            {"sources": {"syncs": PostgresSource(type="postgres", url=STORE)}},
             "sources.syncs: .*reserved",
         ),
         (
             {
-                "sources": {"shop": PostgresSource(type="postgres", url=STORE)},  # type: ignore[arg-type]
+                "sources": {"shop": PostgresSource(type="postgres", url=STORE)},
                 "sinks": {
                     "out": {
                         "type": "nats", "source": "shop", "url": "nats://h", "subject": "x.{sync_id}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from pydantic import SecretStr
 
@@ -19,7 +19,7 @@ from penstock.core.text import Path
 
 TABLE: Final = "penstock.records"
 SLOT: Final = "penstock_syncs"
-KINDS: Final[Mapping[str, str]] = {RECORDS: "rows", EVENTS: "changes"}
+KINDS: Final[Mapping[str, Literal["changes", "rows"]]] = {RECORDS: "rows", EVENTS: "changes"}
 """The reserved streams, and their kinds."""
 _NOT_KNOWN: Final = SecretStr("postgresql:///postgres")
 """The URL of the embedded store, before that runs."""
