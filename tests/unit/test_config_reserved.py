@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock.check import records
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
@@ -142,3 +143,12 @@ def test_a_consumer_of_a_table_names_no_variable_of_syncs() -> None:
             sinks=sinks,
             nats_consumers={"out": NatsConsumer.model_validate(nats)},
         )
+
+
+def test_the_embedded_store_is_not_asked_before_it_runs() -> None:
+    found = records.inspect(config(store=None).sources["syncs"])
+    assert found is not None
+    assert (found.level, found.message) == ("ok", "the records are in the embedded store")
+    away = config(store="postgresql://u@127.0.0.1:1/x").sources["syncs"]
+    assert (found := records.inspect(away)) is not None
+    assert found.level == "error"

@@ -28,6 +28,11 @@ Contradiction = tuple[Path, str]
 T = TypeVar("T", NatsSinkSettings, NatsConsumer)
 
 
+def is_known(of: PostgresSource) -> bool:
+    """Return whether it is known where the records store is."""
+    return of.url != _NOT_KNOWN
+
+
 def source(url: SecretStr | None) -> PostgresSource:
     """Return the source `syncs`; `url` is the records store's, None before the embedded one runs."""
     return PostgresSource(
