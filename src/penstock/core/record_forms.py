@@ -5,8 +5,9 @@ A record is the row's JSON without `payload_hash` and with `resource_id`. An eve
 made, by the places that the table's columns have: `syncs/records/records.sql` keeps the short ones
 before `data`. No I/O.
 
-Budget, in batches of 4,096 rows of 400 bytes: a record takes 2 µs, an inserted or deleted event 3, an
-updated one, whose data is compared member by member, 12.
+Budget, in batches of 4,096 rows of 600 bytes on two busy cores: a record takes 2 µs, an inserted or
+deleted event 5, an updated one, whose data of ten members are compared one by one, 18. The default
+subjects take 7 and 8.
 """
 
 from __future__ import annotations
@@ -208,11 +209,12 @@ def prior(changes: bytes, record: bytes) -> bytes:
 
 
 def _members(old: dict[str, msgspec.Raw], new: dict[str, msgspec.Raw]) -> bytes:
-    was = {name: bytes(value) for name, value in old.items()}
-    now = {name: bytes(value) for name, value in new.items()}
-    changed = {name: value for name, value in was.items() if now.get(name) != value}
-    changed |= {name: b"null" for name in now if name not in was}
-    return _object(changed)
+    changed: dict[str, bytes] = {}
+    for name, raw in old.items():
+        was, now = bytes(raw), new.pop(name, None)
+        if now is None or bytes(now) != was:
+            changed[name] = was
+    return _object(changed | dict.fromkeys(new, b"null"))
 
 
 def _object(values: dict[str, bytes]) -> bytes:
