@@ -85,12 +85,12 @@ def test_names_and_variables_of_syncs_are_their_own(more: dict[str, Any], error:
         config(**more)
 
 
-def test_without_syncs_the_names_are_free() -> None:
+def test_without_syncs_the_names_of_the_streams_are_free() -> None:
     source = {"type": "postgres", "url": STORE}
-    made = config(
-        syncs={}, sources={"syncs": source}, sinks={"events": {"type": "stream", "source": "syncs"}}
-    )
-    assert list(made.sinks) == ["events"]
+    sinks = {"events": {"type": "stream", "source": "shop"}}
+    assert list(config(syncs={}, sources={"shop": source}, sinks=sinks).sinks) == ["events"]
+    with pytest.raises(ValidationError, match="sources.syncs: .*reserved"):
+        config(syncs={}, sources={"syncs": source})
 
 
 def test_sinks_and_consumers_of_the_syncs_have_the_recommended_subjects_and_streams() -> None:

@@ -124,6 +124,13 @@ def test_a_row_of_another_table_is_an_error() -> None:
         formed(batch(row), "rows")
 
 
+@pytest.mark.parametrize("kind", ["rows", "changes"])
+def test_a_replayed_message_is_not_made_again(kind: str) -> None:
+    messages = made(kind, captured())
+    assert passing_rows(messages, kind).to_pylist() == [True]
+    assert formed(messages, kind) == messages
+
+
 @pytest.mark.parametrize("copies", [1, FEW + 1])
 @pytest.mark.parametrize(
     ("kind", "template", "subject", "member"),

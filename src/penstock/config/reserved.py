@@ -54,11 +54,12 @@ def of_names(
     sources: Iterable[str], sinks: Iterable[str], syncs: Iterable[str]
 ) -> Iterator[Contradiction]:
     """Yield which of a user's own entities have the names that syncs need."""
+    reason = "that name is reserved: choose another one"
+    if SYNCS in list(sources):
+        # Whether there are syncs or not: the messages of a source of this name have forms of their own.
+        yield ("sources", SYNCS), f"the syncs are a source of this name themselves: {reason}"
     if not list(syncs):
         return
-    reason = "that name is reserved where there are syncs: choose another one"
-    if SYNCS in list(sources):
-        yield ("sources", SYNCS), f"the syncs are a source of this name themselves: {reason}"
     for name in sinks:
         if name in KINDS:
             yield ("sinks", name), f"the syncs have a stream of this name themselves: {reason}"

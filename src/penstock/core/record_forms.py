@@ -83,6 +83,8 @@ def passing_rows(batch: pa.RecordBatch, kind: str) -> pa.BooleanArray:
     A purge is no event, nor is what is known of an object only since it was deleted.
     """
     action = batch.column("action")
+    if _are_formed(batch):
+        return pc.is_valid(action)
     if kind == "rows":
         return pc.not_equal(action, _TRUNCATE)
     return pc.is_valid(_types(batch, _deleted(batch)))
@@ -94,7 +96,7 @@ def formed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     Their schema is the sync's id, and their table the collection's. Raises `ValueError` for a row that
     is none of this table.
     """
-    if not batch.num_rows:
+    if not batch.num_rows or _are_formed(batch):
         return batch
     record = batch.column("record")
     head = pc.extract_regex(record, _HEAD)
@@ -132,6 +134,16 @@ def formed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         # fmt: on
     return _replaced(
         batch, record=text, changes=changes, table_schema=sync, table_name=_names(collection)
+    )
+
+
+def _are_formed(batch: pa.RecordBatch) -> bool:
+    """Return whether messages are records or events already: those of replayed dead letters are."""
+    first = batch.column("record")[0].as_py() if batch.num_rows else None
+    if first is None:
+        return False
+    return bool(
+        first.startswith('{"event_id":"') or first.startswith(',"resource_id":"', _SYNC_END + 1)
     )
 
 
