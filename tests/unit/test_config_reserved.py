@@ -89,7 +89,7 @@ def test_without_syncs_the_names_of_the_streams_are_free() -> None:
     source = {"type": "postgres", "url": STORE}
     sinks = {"events": {"type": "stream", "source": "shop"}}
     assert list(config(syncs={}, sources={"shop": source}, sinks=sinks).sinks) == ["events"]
-    with pytest.raises(ValidationError, match="sources.syncs: .*reserved"):
+    with pytest.raises(ValidationError, match=r"sources.syncs: .*reserved"):
         config(syncs={}, sources={"syncs": source})
 
 
