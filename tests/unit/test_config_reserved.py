@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock.check import records
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
@@ -62,12 +63,12 @@ def test_the_source_is_on_the_records_store() -> None:
     [
         ({"sinks": {"events": {"type": "stream", "source": "syncs"}}}, "sinks.events: .*reserved"),
         (
-            {"sources": {"syncs": PostgresSource(type="postgres", url=STORE)}},  # type: ignore[arg-type]
+            {"sources": {"syncs": PostgresSource(type="postgres", url=STORE)}},
             "sources.syncs: .*reserved",
         ),
         (
             {
-                "sources": {"shop": PostgresSource(type="postgres", url=STORE)},  # type: ignore[arg-type]
+                "sources": {"shop": PostgresSource(type="postgres", url=STORE)},
                 "sinks": {
                     "out": {
                         "type": "nats", "source": "shop", "url": "nats://h", "subject": "x.{sync_id}",
@@ -84,12 +85,12 @@ def test_names_and_variables_of_syncs_are_their_own(more: dict[str, Any], error:
         config(**more)
 
 
-def test_without_syncs_the_names_are_free() -> None:
+def test_without_syncs_the_names_of_the_streams_are_free() -> None:
     source = {"type": "postgres", "url": STORE}
-    made = config(
-        syncs={}, sources={"syncs": source}, sinks={"events": {"type": "stream", "source": "syncs"}}
-    )
-    assert list(made.sinks) == ["events"]
+    sinks = {"events": {"type": "stream", "source": "shop"}}
+    assert list(config(syncs={}, sources={"shop": source}, sinks=sinks).sinks) == ["events"]
+    with pytest.raises(ValidationError, match=r"sources.syncs: .*reserved"):
+        config(syncs={}, sources={"syncs": source})
 
 
 def test_sinks_and_consumers_of_the_syncs_have_the_recommended_subjects_and_streams() -> None:
@@ -142,3 +143,12 @@ def test_a_consumer_of_a_table_names_no_variable_of_syncs() -> None:
             sinks=sinks,
             nats_consumers={"out": NatsConsumer.model_validate(nats)},
         )
+
+
+def test_the_embedded_store_is_not_asked_before_it_runs() -> None:
+    found = records.inspect(config(store=None).sources["syncs"])
+    assert found is not None
+    assert (found.level, found.message) == ("ok", "the records are in the embedded store")
+    away = config(store="postgresql://u@127.0.0.1:1/x").sources["syncs"]
+    assert (found := records.inspect(away)) is not None
+    assert found.level == "error"

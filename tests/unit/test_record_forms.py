@@ -11,12 +11,16 @@ from tests.record_rows import HASH, ID, SYNC, batch, captured
 
 from penstock.config.consumers import Filters
 from penstock.config.nats import NatsSinkConfig
+from penstock.config.sinks import StreamSinkSettings
 from penstock.config.syncs import DEFAULT_EVENTS_SUBJECT, DEFAULT_RECORDS_SUBJECT
+from penstock.core.blocks import Block
 from penstock.core.record_forms import SYNCS, form_of, formed, passing_rows
 from penstock.core.subject import SubjectTemplate
 from penstock.sinks.nats.few_frames import FEW
 from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.selected import selected
+from penstock.spark.routes import Route
+from penstock.spark.steps import Steps
 from penstock.streams import copy
 from penstock.streams.read import _batch
 
@@ -120,6 +124,13 @@ def test_a_row_of_another_table_is_an_error() -> None:
         formed(batch(row), "rows")
 
 
+@pytest.mark.parametrize("kind", ["rows", "changes"])
+def test_a_replayed_message_is_not_made_again(kind: str) -> None:
+    messages = made(kind, captured())
+    assert passing_rows(messages, kind).to_pylist() == [True]
+    assert formed(messages, kind) == messages
+
+
 @pytest.mark.parametrize("copies", [1, FEW + 1])
 @pytest.mark.parametrize(
     ("kind", "template", "subject", "member"),
@@ -141,7 +152,7 @@ def test_a_row_of_another_table_is_an_error() -> None:
 def test_nats_messages_byte_for_byte(
     kind: str, template: str, subject: str, member: str, copies: int
 ) -> None:
-    config = NatsSinkConfig(kind=kind, subject=template)  # type: ignore[arg-type]
+    config = NatsSinkConfig(kind=kind, subject=template)
     encoder = Encoder(config, "out", SYNCS, b"_INBOX.")
     messages = made(kind, *[captured()] * copies)
     block = encoder.block(messages, 0, 0)
@@ -195,3 +206,14 @@ def test_a_stream_keeps_what_nats_gets_and_gives_it_back(kind: str, member: str)
 def test_filters_of_consumers(filters: dict[str, Any], taken: bool) -> None:
     messages = made("rows", captured())
     assert selected(Filters.model_validate(filters), messages).num_rows == taken
+
+
+@pytest.mark.parametrize(("kind", "count"), [("rows", 2), ("changes", 1)])
+def test_the_steps_of_a_sink_make_them(kind: str, count: int) -> None:
+    given = {"type": "stream", "source": SYNCS, "kind": kind}
+    route = Route("out", StreamSinkSettings.model_validate(given), 1)
+    block = Block(None, batch(captured(), captured(idx=1, deleted=True)))
+    messages = Steps(route, None, SYNCS)(block).messages
+    assert messages.num_rows == count
+    assert messages.column("table_schema").to_pylist() == [SYNC] * count
+    assert Steps(route, None, "shop")(block).messages == block.messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from pydantic import SecretStr
 
@@ -19,13 +19,18 @@ from penstock.core.text import Path
 
 TABLE: Final = "penstock.records"
 SLOT: Final = "penstock_syncs"
-KINDS: Final[Mapping[str, str]] = {RECORDS: "rows", EVENTS: "changes"}
+KINDS: Final[Mapping[str, Literal["changes", "rows"]]] = {RECORDS: "rows", EVENTS: "changes"}
 """The reserved streams, and their kinds."""
 _NOT_KNOWN: Final = SecretStr("postgresql:///postgres")
 """The URL of the embedded store, before that runs."""
 
 Contradiction = tuple[Path, str]
 T = TypeVar("T", NatsSinkSettings, NatsConsumer)
+
+
+def is_known(of: PostgresSource) -> bool:
+    """Return whether it is known where the records store is."""
+    return of.url != _NOT_KNOWN
 
 
 def source(url: SecretStr | None) -> PostgresSource:
@@ -49,11 +54,12 @@ def of_names(
     sources: Iterable[str], sinks: Iterable[str], syncs: Iterable[str]
 ) -> Iterator[Contradiction]:
     """Yield which of a user's own entities have the names that syncs need."""
+    reason = "that name is reserved: choose another one"
+    if SYNCS in list(sources):
+        # Whether there are syncs or not: the messages of a source of this name have forms of their own.
+        yield ("sources", SYNCS), f"the syncs are a source of this name themselves: {reason}"
     if not list(syncs):
         return
-    reason = "that name is reserved where there are syncs: choose another one"
-    if SYNCS in list(sources):
-        yield ("sources", SYNCS), f"the syncs are a source of this name themselves: {reason}"
     for name in sinks:
         if name in KINDS:
             yield ("sinks", name), f"the syncs have a stream of this name themselves: {reason}"

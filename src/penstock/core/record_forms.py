@@ -5,8 +5,9 @@ A record is the row's JSON without `payload_hash` and with `resource_id`. An eve
 made, by the places that the table's columns have: `syncs/records/records.sql` keeps the short ones
 before `data`. No I/O.
 
-Budget, in batches of 4,096 rows of 400 bytes: a record takes 2 µs, an inserted or deleted event 3, an
-updated one, whose data is compared member by member, 12.
+Budget, in batches of 4,096 rows of 600 bytes on two busy cores: a record takes 2 µs, an inserted or
+deleted event 5, an updated one, whose data of ten members are compared one by one, 18. The default
+subjects take 7 and 8.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def passing_rows(batch: pa.RecordBatch, kind: str) -> pa.BooleanArray:
     A purge is no event, nor is what is known of an object only since it was deleted.
     """
     action = batch.column("action")
+    if _are_formed(batch):
+        return pc.is_valid(action)
     if kind == "rows":
         return pc.not_equal(action, _TRUNCATE)
     return pc.is_valid(_types(batch, _deleted(batch)))
@@ -93,7 +96,7 @@ def formed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     Their schema is the sync's id, and their table the collection's. Raises `ValueError` for a row that
     is none of this table.
     """
-    if not batch.num_rows:
+    if not batch.num_rows or _are_formed(batch):
         return batch
     record = batch.column("record")
     head = pc.extract_regex(record, _HEAD)
@@ -131,6 +134,16 @@ def formed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         # fmt: on
     return _replaced(
         batch, record=text, changes=changes, table_schema=sync, table_name=_names(collection)
+    )
+
+
+def _are_formed(batch: pa.RecordBatch) -> bool:
+    """Return whether messages are records or events already: those of replayed dead letters are."""
+    first = batch.column("record")[0].as_py() if batch.num_rows else None
+    if first is None:
+        return False
+    return bool(
+        first.startswith('{"event_id":"') or first.startswith(',"resource_id":"', _SYNC_END + 1)
     )
 
 
@@ -208,11 +221,12 @@ def prior(changes: bytes, record: bytes) -> bytes:
 
 
 def _members(old: dict[str, msgspec.Raw], new: dict[str, msgspec.Raw]) -> bytes:
-    was = {name: bytes(value) for name, value in old.items()}
-    now = {name: bytes(value) for name, value in new.items()}
-    changed = {name: value for name, value in was.items() if now.get(name) != value}
-    changed |= {name: b"null" for name in now if name not in was}
-    return _object(changed)
+    changed: dict[str, bytes] = {}
+    for name, raw in old.items():
+        was, now = bytes(raw), new.pop(name, None)
+        if now is None or bytes(now) != was:
+            changed[name] = was
+    return _object(changed | dict.fromkeys(new, b"null"))
 
 
 def _object(values: dict[str, bytes]) -> bytes:

@@ -4,7 +4,9 @@
 SELECT pg_advisory_xact_lock(hashtext('penstock.records'));
 
 -- name: has_table
-SELECT to_regclass('penstock.records_migrations') IS NOT NULL;
+-- Not by to_regclass, which may remember that there was none before the lock was had.
+SELECT EXISTS (
+    SELECT FROM pg_tables WHERE schemaname = 'penstock' AND tablename = 'records_migrations');
 
 -- name: version
 SELECT coalesce(max(version), 0) FROM penstock.records_migrations;

@@ -23,28 +23,7 @@ def migrate(connection: Connection) -> None:
 
     Raises `StoreError` where the server does not fit, and what psycopg raises.
     """
-    row = connection.execute(SQL["server"]).fetchone()
-    number, encoding, standby, wal_level = row or (0, "", False, "")
-    if number // 10000 < OLDEST_VERSION:
-        raise StoreError(
-            "server_too_old",
-            f"The records store's Postgres is of version {number // 10000}.",
-            remedy=f"Use {OLDEST_VERSION} or newer.",
-        )
-    if encoding != "UTF8":
-        raise StoreError(
-            "encoding",
-            f"The records store's database has the encoding {encoding}, and records are UTF-8.",
-            remedy="Create it with ENCODING 'UTF8'.",
-        )
-    if wal_level != "logical":
-        raise StoreError(
-            "wal_level",
-            f"The records store's wal_level is {wal_level}, and must be logical: changes of records "
-            "are read from the WAL.",
-            remedy="ALTER SYSTEM SET wal_level = 'logical'; then restart that Postgres. Or name another "
-            "one in `records.store`.",
-        )
+    standby = _check(connection)
     if _version(connection) == VERSION:
         return
     if standby:
@@ -68,6 +47,43 @@ def prepare(url: str) -> None:
             migrate(connection)
     except psycopg.Error as error:
         raise store_error(error, url) from None
+
+
+def is_made(url: str) -> bool:
+    """Return whether the records table is there, as this Penstock has it; raises `StoreError`."""
+    try:
+        with postgres.connect(url, application_name="penstock syncs") as connection:
+            _check(connection)
+            return _version(connection) == VERSION
+    except psycopg.Error as error:
+        raise store_error(error, url) from None
+
+
+def _check(connection: Connection) -> bool:
+    """Return whether the server is a standby; raises `StoreError` where it does not fit."""
+    row = connection.execute(SQL["server"]).fetchone()
+    number, encoding, standby, wal_level = row or (0, "", False, "")
+    if number // 10000 < OLDEST_VERSION:
+        raise StoreError(
+            "server_too_old",
+            f"The records store's Postgres is of version {number // 10000}.",
+            remedy=f"Use {OLDEST_VERSION} or newer.",
+        )
+    if encoding != "UTF8":
+        raise StoreError(
+            "encoding",
+            f"The records store's database has the encoding {encoding}, and records are UTF-8.",
+            remedy="Create it with ENCODING 'UTF8'.",
+        )
+    if wal_level != "logical":
+        raise StoreError(
+            "wal_level",
+            f"The records store's wal_level is {wal_level}, and must be logical: changes of records "
+            "are read from the WAL.",
+            remedy="ALTER SYSTEM SET wal_level = 'logical'; then restart that Postgres. Or name another "
+            "one in `records.store`.",
+        )
+    return bool(standby)
 
 
 def _version(connection: Connection) -> int:
