@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
@@ -93,24 +93,33 @@ def show_sync(
         typer.echo("No run has read it so far.")
         return
     print_table(
-        ("collection", "state", "last success", "next run", "read", "changed", "deletes", "why"),
+        ("collection", "phase", "last success", "next run", "read", "inserted", "changed",
+         "deleted", "deletes by"),
         [
             (
                 id_,
-                shown.get("state"),
-                local_time(shown.get("last_success_at")),
-                local_time(shown.get("next_run_at")),
-                shown.get("records_read"),
-                shown.get("records_changed"),
+                _phase(shown),
+                local_time(shown.get("last_success")),
+                local_time(shown.get("next_run")),
+                *(shown.get(key) for key in ("records_read", "inserted", "changed", "deleted")),
                 shown.get("deletes"),
-                _why(shown.get("health")),
             )
             for id_, shown in status.collections.items()
         ],
-    )
+    )  # fmt: skip
     for id_, shown in status.collections.items():
         if health := shown.get("health"):
             typer.echo(f"{id_}: {health.get('cause')} {health.get('remedy', '')}".rstrip())
+        if shown.get("deletes") == "none" or shown.get("delete_notes"):
+            notes = shown.get("delete_notes") or "The API does not show them."
+            typer.echo(f"{id_}: deletes: {shown.get('deletes')}. {notes}")
+
+
+def _phase(shown: Mapping[str, Any]) -> str:
+    phase = str(shown.get("phase", ""))
+    backfill = shown.get("backfill") or {}
+    share = backfill.get("share")
+    return phase if share is None else f"{phase} {share:.0%}"
 
 
 @syncs.command("run")
