@@ -174,7 +174,7 @@ def test_a_sync_shows_what_its_run_has_written(shop: Shop, database: Database) -
     assert (body["health"], body["initial_backfill_completed_at"]) == (health, None)
     database.execute(
         "UPDATE penstock.sync_collections SET shown = %s WHERE collection_id = 'stripe:invoices'",
-        [Jsonb({"phase": "polling", "initial_backfill_completed_at": "2026-01-31T13:00:00Z"})],
+        [Jsonb({"phase": "polling", done: "2026-01-31T13:00:00Z"})],
     )
     body = shop.client.get("/v1/syncs/billing").json()
     assert body["initial_backfill_completed_at"] == "2026-01-31T13:00:00Z"
