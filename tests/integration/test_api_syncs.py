@@ -154,15 +154,10 @@ def test_a_sync_shows_what_its_run_has_written(shop: Shop, database: Database) -
         "code": "unauthorized", "cause": "The API refuses the key.", "remedy": "Give another.",
         "since": "2026-01-31T12:00:00Z",
     }  # fmt: skip
+    done = "initial_backfill_completed_at"
     for collection, shown in (
-        (
-            "stripe:customers",
-            {"phase": "polling", "initial_backfill_completed_at": "2026-01-31T12:00:00Z"},
-        ),
-        (
-            "stripe:invoices",
-            {"phase": "stopped", "initial_backfill_completed_at": None, "health": health},
-        ),
+        ("stripe:customers", {"phase": "polling", done: "2026-01-31T12:00:00Z"}),
+        ("stripe:invoices", {"phase": "stopped", done: None, "health": health}),
     ):
         database.execute(
             "INSERT INTO penstock.sync_collections (sync_id, collection_id, progress, shown)"
