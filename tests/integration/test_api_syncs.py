@@ -46,7 +46,11 @@ def test_syncs_are_entities(shop: Shop) -> None:
     shown = shop.client.get(f"/v1/syncs/{id_}")
     assert shown.json() == shop.client.get("/v1/syncs/billing").json()
     body = shown.json()
-    assert (body["status"], body["health"], body["collections"]) == ("active", None, [])
+    assert (body["status"], body["health"]) == ("active", None)
+    assert [(each["id"], each["phase"]) for each in body["collections"]] == [
+        ("stripe:customers", "waiting"),
+        ("stripe:invoices", "waiting"),
+    ]
     assert body["spec"] == SYNC
     assert shown.headers["etag"] == f'"{body["version"]}"'
     assert [each["name"] for each in shop.client.get("/v1/syncs").json()["data"]] == ["billing"]

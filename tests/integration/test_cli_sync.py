@@ -42,7 +42,7 @@ def test_syncs_are_listed_shown_and_asked(
         assert code == 0, text
         (listed,) = json.loads(text)
         assert (listed["name"], listed["id"], listed["status"]) == ("billing", str(id_), "active")
-        assert "No run has read it so far." in sync("show", "billing")[1]
+        assert sync("show", "billing")[1].count("waiting") == 2
         shown = {
             "phase": "backfill", "backfill": {"share": 0.25}, "deletes": "none",
             "health": {"code": "forbidden", "cause": "It may not.", "remedy": "Let it."},

@@ -15,6 +15,7 @@ from penstock.core import queries
 from penstock.streams.store import Store
 
 CHANNEL: Final = "penstock_syncs"
+_WAITING: Final[Mapping[str, Any]] = {"phase": "waiting", "initial_backfill_completed_at": None}
 _SQL: Final = queries.load("penstock.syncs", "controls.sql")
 
 Command = Literal["run", "backfill", "resume"]
@@ -35,6 +36,11 @@ class SyncStatus:
 
     paused: bool = False
     collections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, collections: Iterable[str]) -> SyncStatus:
+        """Return the same of these collections alone; one that no run has taken yet waits."""
+        shown = {id_: self.collections.get(id_, _WAITING) for id_ in collections}
+        return SyncStatus(self.paused, shown)
 
     @property
     def health(self) -> Mapping[str, Any] | None:

@@ -15,6 +15,7 @@ from penstock.api.manage.pages import Paged
 from penstock.api.schemas import ConsumerStatus
 from penstock.config.collections import collections_of
 from penstock.config.providers import READY
+from penstock.config.syncs import collection_ids
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 from penstock.syncs.controls import SyncControls
@@ -89,7 +90,9 @@ class _SyncCollection(BaseModel):
     """How far a collection of a sync is, as the run that has it reports."""
 
     id: str
-    phase: str = Field(description="`backfill`, `polling`, `asks`, `stopped` or `disabled`.")
+    phase: str = Field(
+        description="`waiting` for a run, `backfill`, `polling`, `asks`, `stopped` or `disabled`."
+    )
     initial_backfill_completed_at: datetime | None = None
     health: Health | None = None
     last_run: datetime | None = None
@@ -164,7 +167,8 @@ async def _syncs(context: Context, entities: Entities, _: Paged | None) -> Entit
     found = await context.run(SyncControls(context.store).status, ids)
     shown = []
     for entity in entities:
-        status, setting = found[entity["id"]], entity["spec"].get("status", "active")
+        status = found[entity["id"]].of(collection_ids(entity["spec"]))
+        setting = entity["spec"].get("status", "active")
         is_paused = status.paused and setting == "active"
         shown.append(
             {
