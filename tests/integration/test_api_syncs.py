@@ -177,11 +177,20 @@ def test_a_sync_shows_what_its_run_has_written(shop: Shop, database: Database) -
     )
     body = shop.client.get("/v1/syncs/billing").json()
     assert body["initial_backfill_completed_at"] == "2026-01-31T13:00:00Z"
-    SyncControls(shop.store).forget()
-    assert len(SyncControls(shop.store).status([id_])[id_].collections) == 2
+    database.execute(
+        "INSERT INTO penstock.credential_tokens (credential, origin, key_id, sealed)"
+        " VALUES ('live', '', '', '')"
+    )
+    put(shop, "/v1/credentials/other", LIVE)
+    assert shop.client.delete("/v1/credentials/other").status_code == 200
+    controls = SyncControls(shop.store)
+    controls.pause(id_, "me")
+    assert len(controls.status([id_])[id_].collections) == 2
     assert shop.client.delete("/v1/syncs/billing").status_code == 200
-    SyncControls(shop.store).forget()
-    assert SyncControls(shop.store).status([id_])[id_].collections == {}
+    assert (controls.status([id_])[id_].collections, controls.paused()) == ({}, set())
+    assert database.execute("SELECT count(*) FROM penstock.credential_tokens") == [(1,)]
+    assert shop.client.delete("/v1/credentials/live").status_code == 200
+    assert database.execute("SELECT count(*) FROM penstock.credential_tokens") == [(0,)]
 
 
 def test_records_are_listed_and_purged(shop: Shop, database: Database) -> None:

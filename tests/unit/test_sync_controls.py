@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.config.syncs import collection_ids
 from penstock.syncs.controls import SyncStatus
 
@@ -23,7 +25,10 @@ def test_a_backfill_is_complete_when_that_of_each_collection_is() -> None:
 
 
 def test_a_collection_that_was_removed_counts_no_more() -> None:
-    stored = {"stripe:customers": DONE, "stripe:prices": {**DONE, "health": HEALTH}}
+    stored: dict[str, dict[str, Any]] = {
+        "stripe:customers": DONE,
+        "stripe:prices": {**DONE, "health": HEALTH},
+    }
     assert SyncStatus(True, stored).health == HEALTH
     of = SyncStatus(True, stored).of(["stripe:customers"])
     assert (of.paused, of.health, list(of.collections)) == (True, None, ["stripe:customers"])

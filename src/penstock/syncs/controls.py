@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
+import psycopg
+
 from penstock.core import queries
 from penstock.streams.store import Store
 
@@ -100,12 +102,12 @@ class SyncControls:
             found[sync] = SyncStatus(paused, of_sync)
         return found
 
-    def forget(self) -> None:
-        """Remove what is left of syncs that are no more; their records stay."""
-        with self._store.connection() as connection:
-            connection.execute(_SQL["forget"])
-
     def _change(self, query: str, values: list[Any]) -> None:
         with self._store.connection() as connection, connection.transaction():
             connection.execute(_SQL[query], values)
             connection.execute(_SQL["notify"])
+
+
+def forget(connection: psycopg.Connection[Any]) -> None:
+    """Remove what is left of syncs and credentials that are no more; records stay."""
+    connection.execute(_SQL["forget"])
