@@ -23,6 +23,7 @@ from benchmarks import (
     transforms,
     usage,
 )
+from benchmarks.configuration import benchmark as configuration
 from benchmarks.outbox import benchmark as outbox
 from benchmarks.outbox import relay
 from benchmarks.streams import benchmark as streams
@@ -35,6 +36,10 @@ RATES = (100, 1000, 10_000)
 LATENCY_S, CONSUME_S = 15.0, 5.0
 BESIDE_PEERS = ("drain", "latency", "resources")
 RIGGED = (*BESIDE_PEERS, "transforms", "backfill", "outbox")
+UNRIGGED = ("consume", "configuration")
+PARTS = {
+    "consume": streams.PARTS, "outbox": outbox.PARTS, "configuration": configuration.PARTS,
+}  # fmt: skip
 VARIANTS = {variant.name: variant for variant in transforms.VARIANTS}
 SINKS = {contender.name: contender for contender in backfill.SINKS}
 RELAYS = {variant.name: variant for variant in relay.VARIANTS}
@@ -65,7 +70,7 @@ def _joined(values: Iterable[int]) -> str:
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, "consume", "all"])
+    parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, *UNRIGGED, "all"])
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--rows", type=int, default=300_000, help="of drain, transforms and outbox")
     parser.add_argument("--backfill-rows", type=int, default=1_000_000, help="default %(default)s")
@@ -80,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", default=_joined(RATES), help="rows a second, of latency")
     parser.add_argument(
         "--parts",
-        help=f"of consume: {', '.join(streams.PARTS)}; of outbox: {', '.join(outbox.PARTS)}",
+        help="; ".join(f"of {what}: {', '.join(parts)}" for what, parts in PARTS.items()),
     )
     parser.add_argument("--batches", default=_joined(matrix.BATCHES), help="of consume's matrix")
     parser.add_argument("--workers", default=_joined(matrix.WORKERS), help="of consume's matrix")
@@ -140,10 +145,11 @@ def main() -> int:
         "transforms": [*VARIANTS],
         "backfill": [*SINKS],
         "outbox": [*RELAYS],
+        "configuration": [],
         "all": [*known, *crew.SIDES],
     }.get(options.what, [*known])
     wanted = named("--only", options.only, choices)
-    alone = options.what in RIGGED and options.what not in BESIDE_PEERS
+    alone = options.what not in (*BESIDE_PEERS, "consume", "all")
     contestants = [known[name] for name in wanted if name in known] or list(known.values())
     if alone:
         contestants = [known[report.OURS]]
@@ -153,10 +159,14 @@ def main() -> int:
             f"no interpreter {options.peers_python!r}; `make bench` makes one with the peers,"
             f" or set {PYTHON_VARIABLE}"
         )
-    known_parts = outbox.PARTS if options.what == "outbox" else streams.PARTS
+    known_parts = PARTS.get(options.what, streams.PARTS)
     parts_wanted = named("--parts", options.parts or ",".join(known_parts), known_parts)
+
+    def parts_of(what: str) -> tuple[str, ...]:
+        return tuple(parts_wanted) if known_parts == PARTS[what] else PARTS[what]
+
     plan = streams.Plan(
-        [*streams.PARTS] if options.what == "outbox" else parts_wanted,
+        parts_of("consume"),
         numbers("--batches", options.batches),
         numbers("--workers", options.workers),
         options.held_seconds,
@@ -180,7 +190,7 @@ def main() -> int:
         variants=tuple(VARIANTS[n] for n in wanted if n in VARIANTS) or transforms.VARIANTS,
         sinks=tuple(SINKS[n] for n in wanted if n in SINKS) or backfill.SINKS,
         relays=tuple(RELAYS[n] for n in wanted if n in RELAYS) or relay.VARIANTS,
-        outbox_parts=tuple(parts_wanted) if options.what == "outbox" else outbox.PARTS,
+        outbox_parts=parts_of("outbox"),
     )
     if options.quick:
         scale = dataclasses.replace(
@@ -201,6 +211,8 @@ def main() -> int:
         parts.append(report.missing(contestants))
     if options.what in ("consume", "all"):
         parts += streams.measure(run, plan)
+    if options.what in ("configuration", "all"):
+        parts += configuration.measure(run, parts_of("configuration"), scale.seconds, scale.idle_s)
     parts.append(report.strangers(strangers.percent()))
     parts.append(report.failures(failures))
     text = "# Benchmarks\n\n" + "\n".join(part for part in parts if part)

@@ -105,7 +105,7 @@ class Changes:
     # -- what changes
 
     def _begin(self) -> None:
-        """Make a stream, and a NATS consumer of it that stays: changes take effect with its settings."""
+        """Make a stream, and a NATS consumer of it that stays."""
         at = self._confirmed()
         sink = {"type": "stream", "source": SOURCE}
         self._ask("PUT", f"sinks/{_EVENTS}", sink)
@@ -182,19 +182,21 @@ class Changes:
     def _effect(self, at: int, mark: Callable[[int], None]) -> None:
         """Wait until what was changed behind `at` counts; call `mark` with from where it surely does.
 
-        A run registers a NATS consumer's settings when the one before it has ended.
+        A consumer that gets nothing comes with it, in the place of the one before: the run shows it once
+        the earlier run has left the slot.
         """
         self._changes += 1
-        seconds = f"{30 + self._changes}s"
-        self._ask("PATCH", f"consumers/{_COPY}", {"detach_after": seconds})
-        self._await(lambda: self._registered(seconds), f"change {self._changes} in effect")
+        marker = f"t{self._changes}"
+        if self._changes > 1:
+            self._ask("DELETE", f"consumers/t{self._changes - 1}")
+        self._ask("PUT", f"consumers/{marker}", self._consumer(marker, filters={"table": "none"}))
+        self._await(
+            lambda: marker in self._run.status().get("nats_consumers", {}),
+            f"change {self._changes} in effect",
+        )
         since = self._lsn()
         assert since >= at
         mark(since)
-
-    def _registered(self, seconds: str) -> bool:
-        found = self._shown(_COPY)
-        return found is not None and found["settings"]["detach_after"] == seconds
 
     # -- what is known of the run
 

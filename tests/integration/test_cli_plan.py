@@ -191,6 +191,22 @@ def test_deletes_are_shown_and_done_with_prune_alone(
     assert penstock("export") == "store: ${STORE}\n\n# Variables to set:\n#   STORE  store\n"
 
 
+def test_an_export_of_what_the_api_made_changes_nothing(
+    penstock: Penstock, file: Path, store: Store
+) -> None:
+    penstock("apply", "-y")
+    state = DesiredState(store)
+    state.write([Change("consumer", "mine", None, {"stream": "orders"})], by="ann", door="api")
+    penstock("export", "-o", "penstock.yaml")
+    shown = penstock("plan")
+    assert "= consumer mine  which the api manages: the file takes it over" in shown
+    assert "Plan: 1 to take over. Nothing else: the file and the desired state agree." in shown
+    assert state.read().entities["consumer", "mine"].managed_by == "api"
+    penstock("apply", "-y")
+    assert state.read().entities["consumer", "mine"].managed_by == "file"
+    assert "Nothing to do" in penstock("plan")
+
+
 def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
     file.write_text(TEXT.replace("filter:", "filtre:"))
     expected = "penstock.yaml:14: sinks.out.filtre: unknown key; did you mean filter?"

@@ -61,15 +61,21 @@ def test_what_is_read_at_once_is_what_each_reports(store: Store, kind: str) -> N
                 for name in names:
                     await step(chance.choice([here, there]), name, chance)
                 for registry in (here, third):
-                    found = {i.name: alike(f) for i, f in await registry.facts()}
-                    # Each by itself: a registry that has served nothing and knows nothing.
-                    async with serving(store) as fresh:
-                        each = {
-                            n: alike(await (await fresh.get(n)).facts()) for n in [*names, "events"]
-                        }
+                    # A look at one by itself may bury what has failed too often, after its answer.
+                    for _ in range(20):
+                        each = await by_itself(store, [*names, "events"])
+                        found = {i.name: alike(f) for i, f in await registry.facts()}
+                        if found == each:
+                            break
                     assert found == each, f"seed {seed}"
 
     run(work)
+
+
+async def by_itself(store: Store, names: list[str]) -> dict[str, ConsumerFacts | None]:
+    """Return what each consumer reports in a process that has served nothing and knows nothing."""
+    async with serving(store) as fresh:
+        return {name: alike(await (await fresh.get(name)).facts()) for name in names}
 
 
 async def step(registry: Consumers, name: str, chance: random.Random) -> None:

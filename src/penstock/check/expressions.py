@@ -15,7 +15,7 @@ from penstock.core.tables import matches_any
 from penstock.core.text import nearest
 from penstock.expressions import Columns, Reference
 from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
-from penstock.spark.plan import Checked, Plan, PlanError, is_planned, plan
+from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
@@ -32,7 +32,7 @@ def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
 
 def findings(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
     """Check the same; raises `CaptureError` where the source can't be reached."""
-    planned = {name: sink for name, sink in sinks.items() if is_planned(sink)}
+    planned = {name: sink for name, sink in sinks.items() if sink.has_expressions}
     if not planned:
         return []
     with open_catalog(source) as catalog:

@@ -15,7 +15,7 @@ import typer.core
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.text import Text
 
     from penstock.desired.plan import Plan, PlannedChange
     from penstock.streams.store import Store
@@ -78,8 +78,8 @@ def make_plan(store: Store, file: Path, *, prune: bool, checked: bool = True) ->
     from penstock.desired.consequences import with_consequences
 
     made = with_consequences(store, made, os.environ)
-    if not any(p.change.kind == "sink" and p.change.after is not None for p in made.changes):
-        return made
+    if not any(_has_expressions(planned) for planned in made.changes):
+        return made  # what plans them comes with Spark, whose import takes a second
     from penstock.check.changes import inspect_plan
 
     found = inspect_plan(made, snapshot, os.environ, store)
@@ -96,6 +96,11 @@ def saved_plan(file: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and "penstock_plan" in value else None
 
 
+def _has_expressions(planned: PlannedChange) -> bool:
+    after = planned.change.after if planned.change.kind == "sink" else None
+    return any((after or {}).get(key) is not None for key in ("filter", "transform", "route"))
+
+
 def show(plan: Plan, *, as_json: bool) -> None:
     """Print a plan for people or for machines, its secrets masked."""
     if as_json:
@@ -104,19 +109,20 @@ def show(plan: Plan, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(soft_wrap=True, highlight=False)
+    lines: list[Text] = []
     for planned in plan.changes:
-        _print_change(console, planned)
+        lines += _lines_of(planned)
     if plan.kept:
-        console.print(Text("No longer in the file; deleted with --prune alone:", style="bold"))
+        lines.append(Text("No longer in the file; deleted with --prune alone:", style="bold"))
         for planned in plan.kept:
-            _print_change(console, planned)
-    for warning in plan.warnings:
-        console.print(Text.assemble(("! ", "yellow"), warning))
-    console.print(Text(_summary(plan), style="bold"))
+            lines += _lines_of(planned)
+    lines += [Text.assemble(("! ", "yellow"), warning) for warning in plan.warnings]
+    lines.append(Text(_summary(plan), style="bold"))
+    # At once: rich takes 1 ms for each call.
+    Console(soft_wrap=True, highlight=False).print(Text("\n").join(lines))
 
 
-def _print_change(console: Console, planned: PlannedChange) -> None:
+def _lines_of(planned: PlannedChange) -> list[Text]:
     from rich.text import Text
 
     mark, style = _MARKS[planned.action]
@@ -124,19 +130,20 @@ def _print_change(console: Console, planned: PlannedChange) -> None:
     line = Text.assemble((f"{mark} {what}", style))
     if planned.taken_from is not None:
         line.append(f"  which the {planned.taken_from} manages: the file takes it over", "cyan")
-    console.print(line)
+    lines = [line]
     shown = planned.shown()
     if planned.action == "create":
         for key, value in shown["spec"].items():
-            console.print(Text(f"    {key}: {_value(value)}", style="dim"))
+            lines.append(Text(f"    {key}: {_value(value)}", style="dim"))
     for field in planned.fields:
         if field.secret and field.before == field.after:
             text = f"{_value(field.after)} (another secret)"
         else:
             text = f"{_value(field.before)} → {_value(field.after)}"
-        console.print(Text(f"    {field.path}: {text}"))
+        lines.append(Text(f"    {field.path}: {text}"))
     for consequence in planned.consequences:
-        console.print(Text.assemble(("    ! ", "yellow"), consequence))
+        lines.append(Text.assemble(("    ! ", "yellow"), consequence))
+    return lines
 
 
 def _value(value: Any) -> str:
@@ -157,9 +164,10 @@ def _summary(plan: Plan) -> str:
     }  # fmt: skip
     text = ", ".join(f"{counts[action]} {word}" for action, word in words.items() if counts[action])
     kept = f"{len(plan.kept)} kept that --prune would delete" if plan.kept else ""
-    return f"Plan: {', '.join(filter(None, (text, kept)))}."
+    agrees = " Nothing else: the file and the desired state agree." if plan.changes_nothing else ""
+    return f"Plan: {', '.join(filter(None, (text, kept)))}.{agrees}"
 
 
 def exit_code(plan: Plan) -> int:
-    """Return the exit code of a plan: 0 where there is nothing to do, 2 where there is."""
-    return NOTHING if plan.is_empty else CHANGES
+    """Return the exit code of a plan: 0 where no entity is to be changed, 2 where one is."""
+    return NOTHING if plan.changes_nothing else CHANGES

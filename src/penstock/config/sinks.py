@@ -61,6 +61,11 @@ class SinkSettings(StrictModel):
         """The tables, parsed; None means all of the source."""
         return None if self.tables is None else tuple(map(TablePattern.parse, self.tables))
 
+    @property
+    def has_expressions(self) -> bool:
+        """Whether it has a filter, a transform or a route."""
+        return any(key is not None for key in (self.filter, self.transform, self.route))
+
     @field_validator("kind")
     @classmethod
     def _check_kind(cls, kind: str, info: ValidationInfo) -> str:

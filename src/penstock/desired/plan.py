@@ -96,6 +96,11 @@ class Plan:
         return not self.changes and not self.kept
 
     @property
+    def changes_nothing(self) -> bool:
+        """Whether the entities stay as they are: at the most the file takes over some of them."""
+        return not self.kept and all(of.action == "take over" for of in self.changes)
+
+    @property
     def expected(self) -> dict[Key, int]:
         """The versions that the changed entities must have."""
         return {planned.change.key: planned.version for planned in self.changes}

@@ -139,11 +139,6 @@ class Plan:
         return frame.select("block", F.transform("fields", of).alias("results"))
 
 
-def is_planned(sink: Sink) -> bool:
-    """Return whether a sink has a filter, a transform or a route."""
-    return any(key is not None for key in (sink.filter, sink.transform, sink.route))
-
-
 def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None) -> Plan | None:
     """Return the plan of a source's `sinks`, None where none of them has an expression or transform.
 
@@ -153,7 +148,7 @@ def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None
     parts: dict[str, _Part] = {}
     refused: dict[str, PlanError] = {}
     for number, (name, sink) in enumerate(sinks.items()):
-        if not is_planned(sink):
+        if not sink.has_expressions:
             continue
         of_sink = _SinkPlanner(name, sink, number, columns)
         try:

@@ -148,8 +148,8 @@ class NatsConsumers:
                 )
             sql_filter.install(connection, of, name, filters_of(settings).sql)
             if found:
+                # The function of the filter before may be in use yet, see `remove_others`.
                 connection.execute(SQL["change"], [Jsonb(dict(settings)), name])
-                _drop_functions(connection)
                 return
             if (connection.execute(SQL["taken"], [name]).fetchone() or (False,))[0]:
                 raise StoreError(
@@ -164,7 +164,10 @@ class NatsConsumers:
             leave_in_stream(connection, (stream.source_id, name, stream.id), at, FOLLOWING)
 
     def remove_others(self, streams: Collection[int], wanted: Mapping[str, int]) -> list[str]:
-        """Remove the consumers of these streams but those `wanted`, by name and stream; return them."""
+        """Remove the consumers of these streams but those `wanted`, by name and stream; return them.
+
+        With them go the functions of filters that none has any more: no run may use these.
+        """
         with self._store.connection() as connection, connection.transaction():
             gone = [
                 of for of in _records(connection, None)
@@ -172,6 +175,7 @@ class NatsConsumers:
             ]  # fmt: skip
             for of in gone:
                 remove(connection, of.source_id, of.name)
+            _drop_functions(connection)
         return [of.name for of in gone]
 
     def pause(self, name: str, *, paused: bool) -> None:
@@ -232,10 +236,9 @@ def skip(connection: Connection, source_id: int, name: str, end: Position) -> No
 
 
 def remove(connection: Connection, source_id: int, name: str) -> None:
-    """Remove a consumer, with what waits for it and the function of its filter."""
+    """Remove a consumer, with what waits for it."""
     forget_backlog(connection, source_id, name)
     connection.execute(SQL["delete"], [name])
-    _drop_functions(connection)
 
 
 def _drop_functions(connection: Connection) -> None:

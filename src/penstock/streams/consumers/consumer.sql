@@ -23,13 +23,15 @@ SELECT name, reason, extract(epoch FROM at)::float8 FROM penstock.current_refusa
 WHERE kind = 'consumer' ORDER BY name
 
 -- name: consumer_page
--- The first consumers behind a name, as `consumers` has them.
+-- The first consumers behind a name, as `consumers` has them. The page is taken before the rest is looked
+-- up: so it costs the same however many there are.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
        c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
-FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
+FROM (SELECT * FROM penstock.consumers WHERE name > %s ORDER BY name LIMIT %s) c
+JOIN penstock.streams s ON s.id = c.stream_id
 JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
-WHERE c.name > %s ORDER BY c.name LIMIT %s
+ORDER BY c.name
 
 -- name: entity_version
 SELECT version FROM penstock.entities WHERE kind = 'consumer' AND name = %s

@@ -1,0 +1,1 @@
+"""Benchmarks of configurations: plan and apply, lists, changes under load, idle ones, takeovers."""
