@@ -263,7 +263,8 @@ class ApiSession:
         self, request: requests.PreparedRequest, kwargs: dict[str, Any], *, signed: bool = True
     ) -> tuple[SyncError | None, requests.Response | None]:
         request = request.copy()
-        request.hooks = requests.hooks.default_hooks()  # a library's would raise before we see why
+        # A library's hook would raise before a status is looked at.
+        request.hooks = requests.hooks.default_hooks()
         if signed and self._signer is not None and self._signs(request):
             self._signer.sign(request, self._send_unsigned)
         self._budget.acquire()

@@ -67,6 +67,9 @@ class ResumablePaginator(dlt.BasePaginator):
     def update_state(self, response: requests.Response, data: list[Any] | None = None) -> None:
         """Note an answer."""
         self._inner.update_state(response, data)
+        if isinstance(self._inner, dlt.OffsetPaginator) and data:
+            # What has come meanwhile may stand where a short page ended.
+            self._inner.current_value -= max(self._inner.limit - len(data), 0)
 
     def update_request(self, request: requests.Request) -> None:
         """Make the request that of the next page."""
