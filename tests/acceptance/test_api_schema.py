@@ -11,6 +11,7 @@ from schemathesis import Case, HookContext, engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from tests.api_help import Shop
+from tests.loopback_api import Answer, LoopbackApi
 
 from penstock.cli.api_tools import ApiTools
 from penstock.config.models import SECTIONS
@@ -26,12 +27,10 @@ _IDS: set[str] = set()
 """The ids of these."""
 PROVIDER = {
     "type": "rest",
-    "base_url": "http://127.0.0.1:1",
     "allow_private": True,
     "paginator": {"type": "single_page"},
     "collections": {"things": {"path": "things"}},
 }
-"""One whose API does not answer."""
 _SETTINGS = {
     "positive_data_acceptance": {
         "expected-statuses": ["2xx", "404", "409", "412", "422", "428", "502", "503"]
@@ -98,13 +97,16 @@ def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None
 
 
 def test_every_operation(database: Database) -> None:
-    with Shop(database.url, ApiTools(), "orders") as shop:
+    with (
+        LoopbackApi(lambda _: Answer(body=b"[]")) as api,
+        Shop(database.url, ApiTools(), "orders") as shop,
+    ):
         shop.consumer("workers", max_deliver=3, ack_wait_ms=100)
         shop.publish(*range(50))
         for path, spec in (
             ("sources/shop", {"type": "postgres", "url": database.url}),
             ("sinks/orders", {"type": "stream", "source": "shop"}),
-            ("providers/mine", PROVIDER),
+            ("providers/mine", {**PROVIDER, "base_url": api.url}),
             ("credentials/key", {"provider": "mine", "properties": {"api_key": "k"}}),
             ("syncs/copy", {"provider": "mine", "collections": ["things"], "credential": "key"}),
         ):
