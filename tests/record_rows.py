@@ -40,7 +40,7 @@ def captured(
     metadata = {
         "table_schema": "penstock", "table_name": "records", "database": "store",
         "commit_timestamp": "2026-01-31T12:00:02.000000Z", "commit_lsn": 7, "transaction_id": 1,
-        "idempotency_key": key, "commit_idx": idx, "record_pks": [ID], "unavailable": [],
+        "idempotency_key": key, "commit_idx": idx, "record_pks": [record["id"]], "unavailable": [],
     }  # fmt: skip
     return {
         "record": _json(record), "changes": None if changes is None else _json(changes),

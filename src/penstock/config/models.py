@@ -10,10 +10,12 @@ from pydantic import BaseModel
 from penstock.config.consumers import PullConsumer, WebhookConsumer
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.providers import PROVIDERS, READY
+from penstock.config.reserved import KINDS
 from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.config.sources import PostgresSource
 from penstock.config.syncs import Credential, Sync
 from penstock.config.targets import HttpTarget, NatsTarget
+from penstock.core.record_forms import SYNCS
 
 SINKS: Final[dict[str, type[NatsSinkSettings | StreamSinkSettings]]] = {
     "nats": NatsSinkSettings,
@@ -50,7 +52,13 @@ REFERENCES: Final[dict[str, Mapping[str, str]]] = {
     "sync": {"provider": "provider", "credential": "credential"},
 }
 """The keys by which each kind of entity refers to others, with the kind of these."""
-BUILT_IN: Final = frozenset(("provider", name) for name in READY)
+BUILT_IN: Final = frozenset(
+    {
+        ("source", SYNCS),
+        *(("sink", name) for name in KINDS),
+        *(("provider", name) for name in READY),
+    }
+)
 """What others refer to and is there without being configured, by kind and name."""
 DEFAULT_TYPES: Final = {"consumer": "pull"}
 

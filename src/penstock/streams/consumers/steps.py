@@ -146,7 +146,7 @@ class Steps:
         await view.refresh()
         if policy == "last":
             return await self.reader.before_last()
-        since = datetime.fromtimestamp(self.sessions.clock.now(), UTC) - parse(policy)
+        since = datetime.fromtimestamp(self.sessions.clock.now() / 1_000_000, UTC) - parse(policy)
         return await self.cursor_of(since)
 
     async def take(self, requests: Sequence[Request], limit: int) -> Taken:

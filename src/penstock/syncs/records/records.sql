@@ -95,7 +95,8 @@ ORDER BY s.n;
 
 -- name: upsert
 -- How many rows are inserted, updated and deleted. What is new, or back, has both times alike. Rows are
--- locked in the order of their ids, whoever writes: so no two writers wait for each other.
+-- locked in the order of their ids, whoever writes: so no two writers wait for each other. A text that
+-- has changed without its value (the order of members, 1.0 for 1.00) changes nothing.
 WITH done AS (
     INSERT INTO penstock.records AS r (
         id, sync_id, provider, collection_id, upstream_id, upstream_created_at,
@@ -114,7 +115,8 @@ WITH done AS (
         payload_hash = coalesce(excluded.payload_hash, r.payload_hash)
     WHERE (excluded.upstream_updated_at < r.upstream_updated_at) IS NOT TRUE
       AND (excluded.deleted <> r.deleted
-           OR (NOT excluded.deleted AND excluded.payload_hash IS DISTINCT FROM r.payload_hash))
+           OR (NOT excluded.deleted AND excluded.payload_hash IS DISTINCT FROM r.payload_hash
+               AND excluded.data IS DISTINCT FROM r.data))
     RETURNING r.deleted, r.inserted_at = r.updated_at AS is_new
 )
 SELECT count(*) FILTER (WHERE is_new AND NOT deleted),

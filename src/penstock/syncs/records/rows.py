@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from penstock.syncs.connectors.contract import Record
-from penstock.syncs.records.payload import Unfit, check_id, payload_hash
+from penstock.syncs.records.payload import Unfit, check_id, check_payload, payload_hash
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
@@ -37,8 +37,7 @@ class Refused:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A record that is to be written, its fields as COPY has them."""
 
     record: Record
@@ -76,7 +75,7 @@ def record_id(sync_id: UUID, collection_id: str, upstream_id: str) -> UUID:
 
 
 def rows_of(records: Iterable[Record], ids: Ids) -> tuple[list[Row], list[Refused]]:
-    """Return the rows of a batch in the order of their ids, and what can't be kept.
+    """Return the rows of a batch in the order of their ids, and those whose ids can't be kept.
 
     Of an object that comes more than once the newest version counts, else the last.
     """
@@ -98,6 +97,19 @@ def rows_of(records: Iterable[Record], ids: Ids) -> tuple[list[Row], list[Refuse
             refused.append(refused_of(record, str(error)))
     rows.sort(key=_id_of)
     return rows, refused
+
+
+def checked(rows: Iterable[Row]) -> tuple[list[Row], list[Refused]]:
+    """Return which rows can be kept with their payloads, and which can't."""
+    fit, refused = list[Row](), list[Refused]()
+    for row in rows:
+        try:
+            if row.record.data or not row.record.deleted:
+                check_payload(row.record.data)
+            fit.append(row)
+        except Unfit as error:
+            refused.append(refused_of(row.record, str(error)))
+    return fit, refused
 
 
 def _id_of(row: Row) -> bytes:

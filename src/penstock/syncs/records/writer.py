@@ -110,12 +110,14 @@ class RecordWriter:
             found = [n for (n,) in cursor.fetchall()]
             if not found:
                 return Written(unchanged=len(rows))
+            # Only what is new or differs is looked at: the others are there already.
+            fit, refused = forms.checked([rows[n] for n in found])
             with cursor.copy(SQL["copy_differing"]) as to:
-                to.write(forms.differing(rows[n] for n in found))
+                to.write(forms.differing(fit))
             cursor.execute(SQL["upsert"], values, prepare=False)
             inserted, updated, deleted = cursor.fetchone() or (0, 0, 0)
-        unchanged = len(rows) - inserted - updated - deleted
-        return Written(inserted, updated, deleted, unchanged)
+        unchanged = len(rows) - inserted - updated - deleted - len(refused)
+        return Written(inserted, updated, deleted, unchanged, tuple(refused))
 
     def connected(self) -> Connection:
         """Return the connection, made where there is none; raises `psycopg.Error`."""
