@@ -15,6 +15,7 @@ from penstock.config.secret_values import masked, secrets
 from penstock.config.settings import Config
 from penstock.config.syncs import CONTINUOUS, collection_id
 from penstock.core.errors import ConfigError
+from penstock.runtime.reconcile import changes
 
 CRM = """\
   crm:
@@ -274,3 +275,16 @@ def test_a_manifest_is_read_into_its_provider(tmp_path: Path) -> None:
     assert spec["manifest"] == {"file": "pokemon.yaml", "code": "version: $${X}\n"}
     with pytest.raises(ConfigError, match="no file is read for this"):
         document_of(text, {})
+
+
+def test_a_rotated_credential_touches_no_source(tmp_path: Path) -> None:
+    shop = """\
+sources: {shop: {type: postgres, url: "postgresql://db/shop"}}
+sinks: {orders: {type: stream, source: shop}}
+"""
+    old = read(tmp_path, FILE + shop)
+    new = read(tmp_path, FILE.replace("api_key: never-shown", "api_key: other") + shop)
+    assert old.credentials["crm"] != new.credentials["crm"]
+    assert not changes(old, new)
+    of_shop = new.only("shop")
+    assert (of_shop.providers, of_shop.credentials, of_shop.syncs) == ({}, {}, {})

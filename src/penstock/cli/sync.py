@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
@@ -48,11 +48,13 @@ def list_syncs(
     config: ConfigFile = CONFIG, store_url: StoreUrl = None, as_json: AsJson = False
 ) -> None:
     """List the syncs that the store has, and how they are."""
+    from penstock.config.syncs import collection_ids
     from penstock.syncs.controls import SyncControls
 
     with errors(), store_of(config, store_url) as store:
         entities = _entities(store)
-        status = SyncControls(store).status([entity.id for entity in entities])
+        found = SyncControls(store).status([entity.id for entity in entities])
+    status = {each.id: found[each.id].of(collection_ids(each.spec)) for each in entities}
     if as_json:
         typer.echo(json_text([_body(entity, status[entity.id]) for entity in entities]))
         return
@@ -62,7 +64,7 @@ def list_syncs(
             (
                 entity.name,
                 entity.spec.get("provider"),
-                len(entity.spec.get("collections") or ()),
+                len(status[entity.id].collections),
                 _status(entity, status[entity.id]),
                 local_time(status[entity.id].initial_backfill_completed_at),
                 _why(status[entity.id].health),
@@ -80,37 +82,45 @@ def show_sync(
     as_json: AsJson = False,
 ) -> None:
     """Show how each collection of a sync is, and what it can't see."""
+    from penstock.config.syncs import collection_ids
     from penstock.syncs.controls import SyncControls
 
     with errors(), store_of(config, store_url) as store:
         entity = _entity(store, name)
-        status = SyncControls(store).status([entity.id])[entity.id]
+        found = SyncControls(store).status([entity.id])[entity.id]
+    status = found.of(collection_ids(entity.spec))
     if as_json:
         typer.echo(json_text(_body(entity, status)))
         return
     typer.echo(f"{entity.name} ({entity.id}): {_status(entity, status)}")
-    if not status.collections:
-        typer.echo("No run has read it so far.")
-        return
     print_table(
-        ("collection", "state", "last success", "next run", "read", "changed", "deletes", "why"),
+        ("collection", "phase", "last success", "next run", "read", "inserted", "changed",
+         "deleted", "deletes by"),
         [
             (
                 id_,
-                shown.get("state"),
-                local_time(shown.get("last_success_at")),
-                local_time(shown.get("next_run_at")),
-                shown.get("records_read"),
-                shown.get("records_changed"),
+                _phase(shown),
+                local_time(shown.get("last_success")),
+                local_time(shown.get("next_run")),
+                *(shown.get(key) for key in ("records_read", "inserted", "changed", "deleted")),
                 shown.get("deletes"),
-                _why(shown.get("health")),
             )
             for id_, shown in status.collections.items()
         ],
-    )
+    )  # fmt: skip
     for id_, shown in status.collections.items():
         if health := shown.get("health"):
             typer.echo(f"{id_}: {health.get('cause')} {health.get('remedy', '')}".rstrip())
+        if shown.get("deletes") == "none" or shown.get("delete_notes"):
+            notes = shown.get("delete_notes") or "The API does not show them."
+            typer.echo(f"{id_}: deletes: {shown.get('deletes')}. {notes}")
+
+
+def _phase(shown: Mapping[str, Any]) -> str:
+    phase = str(shown.get("phase", ""))
+    backfill = shown.get("backfill") or {}
+    share = backfill.get("share")
+    return phase if share is None else f"{phase} {share:.0%}"
 
 
 @syncs.command("run")
@@ -173,7 +183,7 @@ class _To(NamedTuple):
 def _asking(
     name: str, collection: str | None, config: Path, store_url: str | None
 ) -> Iterator[_To]:
-    from penstock.config.syncs import collection_id
+    from penstock.config.syncs import collection_id, collection_ids
     from penstock.desired.from_file import who
     from penstock.syncs.controls import SyncControls
 
@@ -181,10 +191,8 @@ def _asking(
         entity = _entity(store, name)
         id_ = None
         if collection is not None:
-            provider = str(entity.spec.get("provider"))
-            named = entity.spec.get("collections") or ()
-            known = [collection_id(provider, str(each)) for each in named]
-            id_ = collection_id(provider, collection)
+            known = collection_ids(entity.spec)
+            id_ = collection_id(str(entity.spec.get("provider")), collection)
             if id_ not in known:
                 raise fail(unknown("collection", collection, known), 2)
         yield _To(SyncControls(store), entity.id, id_, who())

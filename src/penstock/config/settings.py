@@ -263,6 +263,8 @@ class Config(StoreSettings):
                 "sources": {source: self.sources[source]},
                 "sinks": sinks,
                 "outboxes": {},
+                "providers": {},
+                "credentials": {},
                 "syncs": {},
                 "consumers": {n: c for n, c in self.consumers.items() if c.stream in sinks},
                 "nats_consumers": {

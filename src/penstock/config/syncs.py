@@ -7,6 +7,7 @@ configuration alone; how far a sync is stands in the store.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -161,6 +162,13 @@ class RecordsSettings(StrictModel):
     """The subject of a record in NATS."""
     events_subject: str = Field(DEFAULT_EVENTS_SUBJECT, min_length=1)
     """The subject of an event in NATS."""
+
+
+def collection_ids(spec: Mapping[str, Any] | None) -> list[str]:
+    """Return the ids of a sync's collections, of its keys as the file has them."""
+    named = None if spec is None else spec.get("collections")
+    names = named if isinstance(named, list | tuple) else ()
+    return [collection_id(str(spec.get("provider")), str(name)) for name in names if spec]
 
 
 def collection_id(provider: str, name: str) -> str:

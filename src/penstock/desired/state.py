@@ -20,6 +20,7 @@ from penstock.desired import consumers
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
 from penstock.streams.store import Store
+from penstock.syncs import controls
 
 CHANNEL: Final = "penstock_state"
 """Notifications: the state's new version, one a change set."""
@@ -112,6 +113,8 @@ class DesiredState:
                     if at is not None and version != at + 1:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
+                    if any(c.after is None and c.kind in ("sync", "credential") for c in changes):
+                        controls.forget(connection)
                     state = read(connection)
                     _check_references(state, changes)
                     return state

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.config.document import Spec
-from penstock.config.syncs import collection_id
+from penstock.config.syncs import collection_ids
 from penstock.desired.entities import Change
 
 _KEPT: Final = "their records stay until they are purged"
@@ -22,15 +21,8 @@ def of_syncs(change: Change) -> Iterator[str]:
         yield f"the syncs of credential {name} use it from their next request on; nothing is read again"
     if change.kind != "sync":
         return
-    old, new = _collections(before), _collections(after)
+    old, new = set(collection_ids(before)), set(collection_ids(after))
     if added := sorted(new - old):
         yield f"sync {name}: {', '.join(added)}: read from the beginning"
     if removed := sorted(old - new):
         yield f"sync {name}: {', '.join(removed)}: read no more; {_KEPT}"
-
-
-def _collections(spec: Spec | None) -> set[str]:
-    """Return the ids of a sync's collections."""
-    named = None if spec is None else spec.get("collections")
-    names = named if isinstance(named, list | tuple) else ()
-    return {collection_id(str(spec.get("provider")), str(name)) for name in names if spec}

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
+import psycopg
+
 from penstock.core import queries
 from penstock.streams.store import Store
 
 CHANNEL: Final = "penstock_syncs"
+_WAITING: Final[Mapping[str, Any]] = {"phase": "waiting", "initial_backfill_completed_at": None}
 _SQL: Final = queries.load("penstock.syncs", "controls.sql")
 
 Command = Literal["run", "backfill", "resume"]
@@ -35,6 +38,11 @@ class SyncStatus:
 
     paused: bool = False
     collections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, collections: Iterable[str]) -> SyncStatus:
+        """Return the same of these collections alone; one that no run has taken yet waits."""
+        shown = {id_: self.collections.get(id_, _WAITING) for id_ in collections}
+        return SyncStatus(self.paused, shown)
 
     @property
     def health(self) -> Mapping[str, Any] | None:
@@ -94,12 +102,12 @@ class SyncControls:
             found[sync] = SyncStatus(paused, of_sync)
         return found
 
-    def forget(self) -> None:
-        """Remove what is left of syncs that are no more; their records stay."""
-        with self._store.connection() as connection:
-            connection.execute(_SQL["forget"])
-
     def _change(self, query: str, values: list[Any]) -> None:
         with self._store.connection() as connection, connection.transaction():
             connection.execute(_SQL[query], values)
             connection.execute(_SQL["notify"])
+
+
+def forget(connection: psycopg.Connection[Any]) -> None:
+    """Remove what is left of syncs and credentials that are no more; records stay."""
+    connection.execute(_SQL["forget"])

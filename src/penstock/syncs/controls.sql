@@ -31,11 +31,17 @@ LEFT JOIN penstock.sync_collections c ON c.sync_id = s.id
 ORDER BY s.id, c.collection_id
 
 -- name: forget
--- What is left of syncs that are no more.
+-- What is left of syncs and credentials that are no more; records stay.
 WITH gone AS (
     SELECT sync_id FROM penstock.sync_collections UNION SELECT sync_id FROM penstock.paused_syncs
+    UNION SELECT sync_id FROM penstock.sync_commands
     EXCEPT SELECT id FROM penstock.entities WHERE kind = 'sync'
 ), paused AS (
     DELETE FROM penstock.paused_syncs p USING gone g WHERE p.sync_id = g.sync_id
+), commands AS (
+    DELETE FROM penstock.sync_commands c USING gone g WHERE c.sync_id = g.sync_id
+), tokens AS (
+    DELETE FROM penstock.credential_tokens t WHERE NOT EXISTS (
+        SELECT FROM penstock.entities e WHERE e.kind = 'credential' AND e.name = t.credential)
 )
 DELETE FROM penstock.sync_collections c USING gone g WHERE c.sync_id = g.sync_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from penstock.api.manage.access import grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
 from penstock.api.manage.context import Context
 from penstock.api.manage.etags import IF_MATCH, etag
-from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.secrets import merged
 from penstock.api.manage.settings import name_of
 from penstock.api.manage.views import VIEWS, EntityBody, View
@@ -67,15 +67,17 @@ def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> Non
     path, one = f"/v1/{section}", f"/v1/{section}/{{{kind}}}"
     view = VIEWS.get(kind, View())
 
-    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
+    async def listed(query: Paged) -> tuple[Sequence[dict[str, Any]], str | None]:
+        if view.built_in:  # there are but a few
+            found = await context.run(_rows, context, "entities", {"kind": kind})
+            return paged([*view.built_in, *found], query, lambda entity: str(entity["name"]))
         (last,) = after(query.cursor, str) or ("",)
         values = {"kind": kind, "after": last, "limit": query.limit + 1}
         found = await context.run(_rows, context, "entity_page", values)
-        built_in = [each for each in view.built_in if each["name"] > last]
-        found = sorted([*found, *built_in], key=lambda entity: str(entity["name"]))
-        page, cursor = following(
-            found[: query.limit + 1], query.limit, lambda entity: (entity["name"],)
-        )
+        return following(found, query.limit, lambda entity: (entity["name"],))
+
+    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
+        page, cursor = await listed(query)
         return json_answer({"data": await view.completed(context, page, query), "next": cursor})
 
     list_entities.__annotations__["query"] = Annotated[view.query, Query()]

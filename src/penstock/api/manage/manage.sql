@@ -13,6 +13,12 @@ SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r
 FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
 WHERE e.kind = %(kind)s AND e.name > %(after)s ORDER BY e.name LIMIT %(limit)s
 
+-- name: entities
+-- All of a kind.
+SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
+FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
+WHERE e.kind = %(kind)s
+
 -- name: entity
 -- One of them.
 SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at

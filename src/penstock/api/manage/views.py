@@ -15,6 +15,7 @@ from penstock.api.manage.pages import Paged
 from penstock.api.schemas import ConsumerStatus
 from penstock.config.collections import collections_of
 from penstock.config.providers import READY
+from penstock.config.syncs import collection_ids
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 from penstock.syncs.controls import SyncControls
@@ -78,12 +79,36 @@ class Health(BaseModel):
     since: datetime
 
 
+class _Backfill(BaseModel):
+    started_at: datetime | None
+    read: int
+    share: float = Field(description="How much of it is done, from 0 to 1.")
+    estimated_end: datetime | None
+
+
 class _SyncCollection(BaseModel):
-    """How far a collection of a sync is; more members may come."""
+    """How far a collection of a sync is, as the run that has it reports."""
 
     id: str
+    phase: str = Field(
+        description="`waiting` for a run, `backfill`, `polling`, `asks`, `stopped` or `disabled`."
+    )
     initial_backfill_completed_at: datetime | None = None
     health: Health | None = None
+    last_run: datetime | None = None
+    last_success: datetime | None = None
+    next_run: datetime | None = None
+    lag_seconds: float | None = None
+    records_read: int = 0
+    inserted: int = 0
+    changed: int = 0
+    deleted: int = 0
+    unreadable: int = Field(0, description="Dead letters.")
+    skipped: int = Field(0, description="Objects older than `max_age_days`.")
+    requests: int = 0
+    deletes: str | None = Field(None, description="How its deletes are seen.")
+    delete_notes: str = Field("", description="What the API can't tell about deletes.")
+    backfill: _Backfill | None = None
 
 
 class _Sync(EntityBody):
@@ -142,7 +167,8 @@ async def _syncs(context: Context, entities: Entities, _: Paged | None) -> Entit
     found = await context.run(SyncControls(context.store).status, ids)
     shown = []
     for entity in entities:
-        status, setting = found[entity["id"]], entity["spec"].get("status", "active")
+        status = found[entity["id"]].of(collection_ids(entity["spec"]))
+        setting = entity["spec"].get("status", "active")
         is_paused = status.paused and setting == "active"
         shown.append(
             {
