@@ -35,6 +35,10 @@ BROKEN = Problem("bad_response", "broken")
 REFUSED = Problem("unauthorized", "refused", "Rotate it.")
 
 
+def member(kind: Kind) -> str:
+    return "events" if kind is Kind.EVENTS else "seq"
+
+
 @dataclass
 class Api:
     """One collection: objects by id with their version, and the log of (id, is it a delete)."""
@@ -47,7 +51,8 @@ class Api:
         end = len(self.log)
         if job.kind in (Kind.BACKFILL, Kind.SWEEP):
             return [{"from": a, "to": a + 4, "at": end} for a in range(0, IDS, 4)]
-        start = job.cursor["seq"] if job.cursor else (end if job.kind is Kind.EVENTS else 0)
+        begin = end if job.kind is Kind.EVENTS else 0
+        start = (job.cursor or {}).get(member(job.kind), begin)
         middle = (start + end) // 2
         return [{"n": 0, "from": start, "to": middle}, {"n": 1, "from": middle, "to": end}]
 
@@ -66,7 +71,7 @@ class Api:
                 rows.append((i, self.objects[i], False))
             elif self.mode is Deletes.TOMBSTONE:
                 rows.append((i, None, True))
-        return rows, end, {"seq": end}
+        return rows, end, {member(kind): end}
 
 
 @dataclass

@@ -270,7 +270,7 @@ class Entry:
                 "See whether the connector's cursor field is in the API's objects, and is parsed.",
                 since,
             )
-        elif run.cursor not in (None, run.begun):
+        elif run.has_moved:
             progress.stuck = None
 
     def failed(self, flight: Flight, problem: Problem, now: float) -> None:
