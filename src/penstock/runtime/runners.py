@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -17,7 +17,7 @@ from penstock.core.record_forms import SYNCS
 from penstock.desired import consumers
 from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
-from penstock.runtime.reconcile import changes
+from penstock.runtime.reconcile import changes, concerned
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.runner_context import RunnerContext, SparkSoon
@@ -314,7 +314,7 @@ class Runners:
 
     def _refuse(self, source: str, config: Config, error: PenstockError) -> None:
         def note() -> None:
-            for kind, name in _concerned(source, config, error):
+            for kind, name in concerned(source, config, error):
                 self._refusals.setdefault(source, set()).add((kind, name))
                 if self._feed is not None:
                     self._feed.refused(kind, name, str(error))
@@ -343,14 +343,3 @@ class Runners:
 
     def _is_left(self, source: str, config: Config) -> bool:
         return self._remover is not None and self._remover.is_left(source, config)
-
-
-def _concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:
-    """Yield the entities that an error names; the source, where it names no sink."""
-    named = [name for name in config.sinks if f"sinks.{name}." in error.message]
-    named = named or [name for name in config.sinks if f"{name!r}" in error.message]
-    yield from (("sink", name) for name in named)
-    readers = [name for name in config.nats_consumers if f"consumers.{name}." in error.message]
-    yield from (("consumer", name) for name in readers)
-    if not named and not readers:
-        yield "source", source

@@ -45,7 +45,8 @@ log = structlog.get_logger("penstock")
 class SyncRunner:
     """Runs the syncs of a configuration, which may change, in a thread.
 
-    Nothing is started without a sync, or while `may_run` returns False: another process has them then.
+    Nothing is started without an active sync, or while `may_run` returns False: another process has them
+    then.
     """
 
     def __init__(self, store_url: str, spark: SparkSoon, may_run: Callable[[], bool]) -> None:
@@ -59,6 +60,7 @@ class SyncRunner:
         self._configured: Config | None = None
         self._number = 0
         self._acknowledged = -1
+        self._was_configured = False
         self._drained = threading.Event()
         self._failure: Failure | None = None
         self._backoff = Backoff(*_BACKOFF_SECONDS)
@@ -72,7 +74,9 @@ class SyncRunner:
         """Return how the syncs are; nothing where there are none, or another process has them."""
         if self._query is None and self._failure is None:
             return []
-        found = [*self._state.parts()]
+        found = self._state.parts()
+        if not self._was_configured:
+            found.append(Part.of("syncs", (), starting=True))
         if (failure := self._failure) is not None:
             found.append(Part.failing("syncs", graced(failure, time.time()), failure))
         return found
@@ -91,7 +95,7 @@ class SyncRunner:
         """Run the syncs of a configuration from now on."""
         self._config = config
         self._wake.set()
-        if config.syncs and self._thread.ident is None and not self._stopping.is_set():
+        if _has_work(config) and self._thread.ident is None and not self._stopping.is_set():
             self._thread.start()
 
     def stop(self) -> None:
@@ -119,7 +123,7 @@ class SyncRunner:
 
     def _turn(self) -> None:
         config = self._config
-        wanted = config is not None and bool(config.syncs) and self._may_run()
+        wanted = config is not None and _has_work(config) and self._may_run()
         if self._query is not None and not wanted:
             self._end()
         elif self._query is not None:
@@ -204,6 +208,7 @@ class SyncRunner:
     def _handle(self, report: Report) -> Report | None:
         if "configured" in report:
             self._acknowledged = report["configured"]
+            self._was_configured = True
             self._failure = None
             self._backoff.reset()
         elif "error" in report:
@@ -218,6 +223,10 @@ class SyncRunner:
             elif self._acknowledged != self._number:
                 self._wake.set()
         return None
+
+
+def _has_work(config: Config) -> bool:
+    return any(sync.status == "active" for sync in config.syncs.values())
 
 
 def _key(config: Config) -> SecretKey | SyncError:
