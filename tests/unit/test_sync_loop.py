@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
-
 from tests.loopback_api import Answer, Asked, LoopbackApi
+
 from penstock.config.providers import RestProvider
 from penstock.core.errors import SparkError
 from penstock.spark import sync_loop
@@ -42,6 +42,7 @@ class Table:
         self.letters: list[Any] = []
         self.progress: dict[Any, Progress] = {}
         self.writes = 0
+        self.closed = 0
 
 
 class Fakes:
@@ -81,6 +82,9 @@ class Fakes:
         class Writer:
             def __init__(self, url: str) -> None:
                 pass
+
+            def close(self) -> None:
+                table.closed += 1
 
             def write(self, sync: UUID, provider: str, collection: str, records: Any) -> Written:
                 new = changed = 0
@@ -357,3 +361,18 @@ def test_what_cant_be_read_is_one_dead_letter(rig: Rig, crm: Crm) -> None:
     rig.until(lambda: (p := rig.progress()) is not None and p.polled_at != polled.polled_at)
     assert len(rig.table.letters) == 1
     assert rig.table.letters[0].subject == "crm:contacts"
+
+
+def test_a_lane_that_has_ended_writes_nothing_more(rig: Rig, crm: Crm) -> None:
+    crm.contacts = {n: n for n in range(1, 8)}
+    crm.gate.clear()
+    rig.configure()
+    rig.open(1)
+    rig.until(lambda: crm.under_way > 0)
+    rig.loop.close()
+    rig.threads[0].join(SECONDS)
+    crm.gate.set()
+    rig.until(lambda: crm.under_way == 0)
+    rig.until(lambda: not any(t.name == "sync job" for t in threading.enumerate()))
+    assert rig.table.writes == 0
+    assert rig.table.closed == 4

@@ -145,7 +145,8 @@ class Lane:
         self._burying = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._writers: queue.SimpleQueue[RecordWriter] = queue.SimpleQueue()
+        self._closed = False
+        self._writers: queue.SimpleQueue[RecordWriter | None] = queue.SimpleQueue()
         for _ in range(_WRITERS):
             self._writers.put(RecordWriter(records_url))
 
@@ -183,22 +184,38 @@ class Lane:
 
     def close(self) -> None:
         """End all jobs, without waiting for their requests."""
+        self._closed = True
         for number in list(self._running):
             self.stop(number)
         for _ in self._threads:
             self._jobs.put(None)
         self.store.close()
+        with self._lock, contextlib.suppress(queue.Empty):
+            for tools in itertools.chain.from_iterable(self._idle.values()):
+                tools.session.close()
+            while True:  # those in use are closed where they come back
+                if (writer := self._writers.get_nowait()) is not None:
+                    writer.close()
+        self._writers.put(None)
 
     # -- in the jobs' threads
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[RecordWriter, Sweeps]]:
-        """Lend one of the connections to the records table."""
-        writer = self._writers.get()
+        """Lend one of the connections to the records table.
+
+        Raises `Yielded` once the lane has ended: what it has read is read again elsewhere.
+        """
+        writer = None if self._closed else self._writers.get()
+        if writer is None or self._closed:
+            self._writers.put(None)  # another thread may wait, too
+            raise Yielded
         try:
             yield writer, Sweeps(writer, self._records_url)
         finally:
-            self._writers.put(writer)
+            if self._closed:
+                writer.close()
+            self._writers.put(None if self._closed else writer)
 
     def bury(self, letters: Sequence[DeadLetter]) -> int:
         """Store dead letters, those that are not there yet; return how many."""
@@ -234,7 +251,10 @@ class Lane:
             budget.stop()
         run(job, tools, budget.control, lambda report: self.send(_fields(report)))
         with self._lock:
-            self._idle.setdefault(client, []).append(tools)
+            if self._closed:
+                tools.session.close()
+            else:
+                self._idle.setdefault(client, []).append(tools)
 
     def _take(self, client: int) -> _Tools:
         with self._lock:
