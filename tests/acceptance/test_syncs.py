@@ -135,10 +135,10 @@ def test_kills_lose_nothing_and_settings_change_in_the_run(
         rig.wait(lambda: rig.collection()["changed"] == 1, "a change")
 
         rig.configure("contacts, deals")
-        assert penstock("apply", cwd=tmp_path, environment=rig.environment).returncode == 0
+        assert penstock("apply", "--yes", cwd=tmp_path, environment=rig.environment).returncode == 0
         rig.wait(lambda: rig.count("crm:deals") == 40, "the collection that was added")
         rig.configure("deals")
-        assert penstock("apply", cwd=tmp_path, environment=rig.environment).returncode == 0
+        assert penstock("apply", "--yes", cwd=tmp_path, environment=rig.environment).returncode == 0
         rig.wait(lambda: not rig.collection(), "the collection that was removed")
         assert rig.count() == 1000
 

@@ -409,6 +409,11 @@ def run(made: Scheduler, job: Job, now: float, *pages: PageDone, cursor: bool = 
         for page in pages:
             made.report(msgspec.structs.replace(page, job=job.number), now)
     made.report(Ended(job.number), now)
+    store(made, now)
+
+
+def store(made: Scheduler, now: float) -> None:
+    made.stored([(of.sync, of.collection) for of in made.take_dirty()], now)
 
 
 def backfilled(made: Scheduler, cursor: Any = None) -> None:
@@ -464,6 +469,7 @@ def test_a_poll_takes_the_place_of_a_backfill_which_then_goes_on() -> None:
     ((_, plan),) = made.hand_out(0.6)
     made.report(Planned(plan.number, [{}], Facts()), 0.6)
     made.report(Ended(plan.number), 0.6)
+    store(made, 0.6)
     ((_, read),) = made.hand_out(0.6)
     assert read.kind is Kind.BACKFILL
     made.report(PageDone(read.number, resume={"page": 7}), 1.0)

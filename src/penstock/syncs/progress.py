@@ -116,15 +116,19 @@ class Run(msgspec.Struct):
         self._slice(number).done = True
         self._move()
 
-    def retry(self, number: int | None, *, transient: bool) -> None:
-        """Note that the job of a slice failed; None: that of the plan."""
+    def goes_on(self, number: int | None, *, transient: bool) -> bool:
+        """Note that the job of a slice failed (None: that of the plan); return whether the run goes on.
+
+        Otherwise another one is planned: a sweep that broke off deletes nothing.
+        """
         self.failures += 1
         if self.kind is Kind.SWEEP and not transient:
-            self.slices = None  # one that broke off deletes nothing
-        elif self.kind is not Kind.BACKFILL and self.failures > _MOST_RETRIES:
-            self.slices = None
-        elif number is not None and number != FINISH and not transient:
+            return False
+        if self.kind is not Kind.BACKFILL and self.failures > _MOST_RETRIES:
+            return False
+        if number is not None and number != FINISH and not transient:
             self._slice(number).resume = None  # it may be what the API refuses
+        return True
 
     def _slice(self, number: int) -> Slice:
         assert self.slices is not None  # noqa: S101 - a job of a slice comes from a plan
