@@ -158,7 +158,12 @@ class SyncRunner:
             return
         if config is not self._configured:
             self._configured, self._number = config, self._number + 1
-            self._state.set_syncs({str(config.sync_id(n)): n for n in config.syncs})
+            self._state.set_syncs(
+                {
+                    str(config.sync_id(n)): (n, sync.collection_ids)
+                    for n, sync in config.syncs.items()
+                }
+            )
         if self._acknowledged == self._number:
             return
         setup = setup_of(config, _key(config), frozenset())

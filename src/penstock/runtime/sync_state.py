@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,15 +21,14 @@ class SyncState:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: dict[str, str] = {}
+        self._syncs: dict[str, tuple[str, Collection[str]]] = {}
         self._shown: dict[str, dict[str, Shown]] = {}
         self.budgets: Mapping[str, list[float]] = {}
 
-    def set_syncs(self, names: Mapping[str, str]) -> None:
-        """Take the names of the syncs, by id."""
+    def set_syncs(self, syncs: Mapping[str, tuple[str, Collection[str]]]) -> None:
+        """Take the names and the collections of the syncs, by id."""
         with self._lock:
-            self._names = dict(names)
-            self._shown = {id_: of for id_, of in self._shown.items() if id_ in names}
+            self._syncs = dict(syncs)
 
     def update(self, shown: Iterable[tuple[str, str, Shown]]) -> None:
         """Take what is shown of collections that have changed."""
@@ -88,7 +87,13 @@ class SyncState:
 
     def _all(self) -> list[tuple[str, dict[str, Shown]]]:
         with self._lock:
-            return [(name, dict(self._shown.get(id_, {}))) for id_, name in self._names.items()]
+            return [
+                (
+                    name,
+                    {key: of for key, of in self._shown.get(id_, {}).items() if key in collections},
+                )
+                for id_, (name, collections) in self._syncs.items()
+            ]
 
 
 def _aged(of: Mapping[str, Shown]) -> dict[str, Shown]:
