@@ -35,6 +35,10 @@ BROKEN = Problem("bad_response", "broken")
 REFUSED = Problem("unauthorized", "refused", "Rotate it.")
 
 
+def member(kind: Kind) -> str:
+    return "events" if kind is Kind.EVENTS else "seq"
+
+
 @dataclass
 class Api:
     """One collection: objects by id with their version, and the log of (id, is it a delete)."""
@@ -47,7 +51,8 @@ class Api:
         end = len(self.log)
         if job.kind in (Kind.BACKFILL, Kind.SWEEP):
             return [{"from": a, "to": a + 4, "at": end} for a in range(0, IDS, 4)]
-        start = job.cursor["seq"] if job.cursor else (end if job.kind is Kind.EVENTS else 0)
+        begin = end if job.kind is Kind.EVENTS else 0
+        start = (job.cursor or {}).get(member(job.kind), begin)
         middle = (start + end) // 2
         return [{"n": 0, "from": start, "to": middle}, {"n": 1, "from": middle, "to": end}]
 
@@ -66,7 +71,7 @@ class Api:
                 rows.append((i, self.objects[i], False))
             elif self.mode is Deletes.TOMBSTONE:
                 rows.append((i, None, True))
-        return rows, end, {"seq": end}
+        return rows, end, {member(kind): end}
 
 
 @dataclass
@@ -404,6 +409,11 @@ def run(made: Scheduler, job: Job, now: float, *pages: PageDone, cursor: bool = 
         for page in pages:
             made.report(msgspec.structs.replace(page, job=job.number), now)
     made.report(Ended(job.number), now)
+    store(made, now)
+
+
+def store(made: Scheduler, now: float) -> None:
+    made.stored([(of.sync, of.collection) for of in made.take_dirty()], now)
 
 
 def backfilled(made: Scheduler, cursor: Any = None) -> None:
@@ -459,6 +469,7 @@ def test_a_poll_takes_the_place_of_a_backfill_which_then_goes_on() -> None:
     ((_, plan),) = made.hand_out(0.6)
     made.report(Planned(plan.number, [{}], Facts()), 0.6)
     made.report(Ended(plan.number), 0.6)
+    store(made, 0.6)
     ((_, read),) = made.hand_out(0.6)
     assert read.kind is Kind.BACKFILL
     made.report(PageDone(read.number, resume={"page": 7}), 1.0)

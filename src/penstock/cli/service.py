@@ -92,6 +92,7 @@ class Service:
             self._parts,
             None if store_url is None else self._consumers,
             lambda: self._run is not None and self._run.standing_by,
+            None if self._run is None else self._run.syncs,
         )
 
     def _parts(self) -> list[Part]:

@@ -83,6 +83,13 @@ class Budget:
             self._left = max(0, answer.remaining - len(self._under_way))
             self._left_until = now + answer.reset
 
+    def cancel(self, ticket: Ticket) -> None:
+        """Forget a request that is not made."""
+        self._under_way.discard(ticket)
+        for waiting in (self._first, self._later):
+            if ticket in waiting:
+                waiting.remove(ticket)
+
     def lose(self, lane: int) -> None:
         """Forget the requests of a lane that is gone."""
         self._under_way = {ticket for ticket in self._under_way if ticket[0] != lane}
@@ -111,7 +118,7 @@ class Budget:
     @property
     def used(self) -> int:
         """How many requests of the interval are used, as of the last grant."""
-        return sum(count for _, count in self._granted)
+        return sum(count for _, count in list(self._granted))
 
     @property
     def is_idle(self) -> bool:

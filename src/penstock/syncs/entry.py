@@ -198,6 +198,8 @@ class Entry:
         self._recover(flight)
         if self.runs.get(flight.run.kind) is flight.run:
             flight.run.plan(report.slices)
+            # What a plan says of where polls begin must not be forgotten once a page is written.
+            self.must_store = self.must_store or flight.run.kind is Kind.BACKFILL
             self.progress.sweep = report.sweep or self.progress.sweep
             flight.slice = 0 if report.goes_on and report.slices else None
 
@@ -270,7 +272,7 @@ class Entry:
                 "See whether the connector's cursor field is in the API's objects, and is parsed.",
                 since,
             )
-        elif run.cursor not in (None, run.begun):
+        elif run.has_moved:
             progress.stuck = None
 
     def failed(self, flight: Flight, problem: Problem, now: float) -> None:
@@ -278,7 +280,8 @@ class Entry:
         progress, run = self.progress, flight.run
         if self.runs.get(run.kind) is not run:
             return
-        run.retry(flight.slice, transient=problem.transient)
+        if not run.goes_on(flight.slice, transient=problem.transient):
+            del self.runs[run.kind]
         before = progress.failed.get(run.kind)
         failures = 1 if before is None else before.failures + 1
         is_credential = problem.code in PAUSING
@@ -299,7 +302,9 @@ class Entry:
     # -- commands
 
     def start_backfill(self, now: float) -> None:
-        """Begin a backfill from the beginning; a sweep that goes on is dropped."""
+        """Begin a backfill from the beginning, but for a first one that goes on; a sweep is dropped."""
+        if self.progress.backfilled_at is None and self.progress.backfill is not None:
+            return  # the cursor that it began with covers what was deleted since
         self.runs.pop(Kind.SWEEP, None)
         run = Run(Kind.BACKFILL, now, newest=self.progress.newest)
         self.runs[Kind.BACKFILL] = self.progress.backfill = run

@@ -13,6 +13,11 @@ _MOST_RETRIES: Final = 3
 """So often a run of polls goes on after a failure; then it is planned anew."""
 
 
+def merged(old: Json | None, new: Json | None) -> Json | None:
+    """Return a cursor with the members that another one has."""
+    return old if new is None else {**(old or {}), **new}
+
+
 class Slice(msgspec.Struct):
     """A slice of a run: what the connector planned, and how far it is read and written."""
 
@@ -75,7 +80,12 @@ class Run(msgspec.Struct):
         """Whether records came that are newer than all before, and the cursor did not move."""
         if self.kind is Kind.BACKFILL:
             return self.read > 0 and self.cursor is None
-        return self.kind is Kind.POLL and self.newer > 0 and self.cursor in (None, self.begun)
+        return self.kind is Kind.POLL and self.newer > 0 and not self.has_moved
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether its cursor is another one than that from which it was planned."""
+        return merged(self.begun, self.cursor) != self.begun
 
     @property
     def share(self) -> float:
@@ -91,7 +101,7 @@ class Run(msgspec.Struct):
         """Take a page of a slice."""
         slice_ = self._slice(number)
         slice_.resume = page.resume
-        slice_.cursor = page.cursor or slice_.cursor
+        slice_.cursor = merged(slice_.cursor, page.cursor)
         slice_.done = slice_.done or page.is_last
         self.read += page.read
         self.newer += page.undated
@@ -106,15 +116,19 @@ class Run(msgspec.Struct):
         self._slice(number).done = True
         self._move()
 
-    def retry(self, number: int | None, *, transient: bool) -> None:
-        """Note that the job of a slice failed; None: that of the plan."""
+    def goes_on(self, number: int | None, *, transient: bool) -> bool:
+        """Note that the job of a slice failed (None: that of the plan); return whether the run goes on.
+
+        Otherwise another one is planned: a sweep that broke off deletes nothing.
+        """
         self.failures += 1
         if self.kind is Kind.SWEEP and not transient:
-            self.slices = None  # one that broke off deletes nothing
-        elif self.kind is not Kind.BACKFILL and self.failures > _MOST_RETRIES:
-            self.slices = None
-        elif number is not None and number != FINISH and not transient:
+            return False
+        if self.kind is not Kind.BACKFILL and self.failures > _MOST_RETRIES:
+            return False
+        if number is not None and number != FINISH and not transient:
             self._slice(number).resume = None  # it may be what the API refuses
+        return True
 
     def _slice(self, number: int) -> Slice:
         assert self.slices is not None  # noqa: S101 - a job of a slice comes from a plan
@@ -122,7 +136,7 @@ class Run(msgspec.Struct):
 
     def _move(self) -> None:
         for slice_ in self.slices or ():
-            self.cursor = slice_.cursor or self.cursor
+            self.cursor = merged(self.cursor, slice_.cursor)
             if not slice_.done:
                 return
 
@@ -173,8 +187,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """A collection of a sync, as it is stored; times are Unix time.
 
     Attributes:
-        cursor: Up to where polls have read, and all of that is written.
-        events_cursor: The same of the feed of events.
+        cursor: Up to where polls and reads of events have read, and all of that is written.
         backfill: The backfill that is not complete, which goes on after a restart.
         backfilled_at: When the first one was complete; None: nothing is polled yet.
         newest: The newest `updated_at` that was seen.
@@ -189,7 +202,6 @@ class Progress(msgspec.Struct, kw_only=True):
     sync: str
     collection: str
     cursor: Json | None = None
-    events_cursor: Json | None = None
     backfill: Run | None = None
     backfilled_at: float | None = None
     newest: float | None = None
@@ -207,20 +219,18 @@ class Progress(msgspec.Struct, kw_only=True):
 
     def cursor_of(self, kind: Kind) -> Json | None:
         """Return the cursor from which a run is planned."""
-        if kind is Kind.POLL:
-            return self.cursor
-        return self.events_cursor if kind is Kind.EVENTS else None
+        return self.cursor if kind in (Kind.POLL, Kind.EVENTS) else None
 
     def move(self, run: Run) -> None:
-        """Take over how far a run has come; a backfill's cursor counts once all of it is there."""
-        if run.cursor is None:
-            return
-        if run.kind is Kind.POLL:
-            self.cursor = run.cursor
-        elif run.kind is Kind.EVENTS:
-            self.events_cursor = run.cursor
-        elif run.kind is Kind.BACKFILL and run.is_read and self.cursor is None:
-            self.cursor = run.cursor
+        """Take over how far a run has come.
+
+        A backfill's cursor counts once all of it is there. It moves nothing that polls have moved: these
+        may not have read yet what was deleted before it.
+        """
+        if run.kind in (Kind.POLL, Kind.EVENTS):
+            self.cursor = merged(self.cursor, run.cursor)
+        elif run.kind is Kind.BACKFILL and run.is_over:
+            self.cursor = merged(run.cursor, self.cursor)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

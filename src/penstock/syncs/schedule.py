@@ -185,6 +185,11 @@ class Scheduler:
         """Return when `hand_out` is due at the latest, if nothing else happens."""
         return self._heap[0][0] if self._heap else None
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to store."""
+        return bool(self._dirty)
+
     def take_dirty(self) -> list[Progress]:
         """Return, once, what is to be stored."""
         found = [entry.progress for entry in self._dirty.values()]
