@@ -13,13 +13,12 @@ from ..chaos.workloads import Outbox
 # Each fault alone may take long to be got over on a busy machine.
 pytestmark = pytest.mark.timeout(3600)
 
-# In an order in which a start of Spark is waited for as seldom as may be. "configuration: changed" is
-# not among them: with these others beside it a NATS consumer that is paused and rewound gets messages
-# of a group out of order, a defect that is to be mended. `python -m tests.chaos` has it.
+# In an order in which a start of Spark is waited for as seldom as may be.
 FAULTS = [
     "NATS: SIGKILL",
     "Postgres: fast restart",
     "Postgres: walsenders terminated",
+    "configuration: changed",
     "pipeline: SIGKILL to a Python worker",
     "Postgres: immediate restart",
     "store: SIGKILL",

@@ -1,6 +1,6 @@
 """Sinks and filters change at random moments under load: the others' messages stay exact.
 
-Each comes once and in order. The seed is in the output.
+Each comes once and in order, and none is published twice. The seed is in the output.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def test_others_miss_nothing_and_get_nothing_twice(
         handed_over = [e for e in run.events() if e["event"] == "the slot is handed over"]
         for name in ("plain", "kept"):
             assert sinks[name]["delivered"] == 2 * len(written)
-            # What is sent again is known by its id, and dropped.
-            print(f"{name}: {sinks[name]['duplicates']} sent again")
+            # A round that has not ended in 15 s comes again, and is dropped by its id.
+            if all(e["in_order"] for e in handed_over):
+                assert sinks[name]["duplicates"] == 0
         print(
             f"{len(handed_over)} times the slot changed hands: {[e['ms'] for e in handed_over]} ms"
         )

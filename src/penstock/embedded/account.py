@@ -58,7 +58,7 @@ def system_user(name: str) -> Account:
     """Return a system user, which is made if it is missing.
 
     Of several `useradd` at once, each may report success while only the last one's user exists, and the
-    others' servers would run as nobody's user id. So one process at a time makes a user.
+    others' servers would run under a user id that does not exist. So one process at a time makes a user.
     """
     with contextlib.suppress(KeyError):
         return _account(pwd.getpwnam(name))

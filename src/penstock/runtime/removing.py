@@ -48,7 +48,7 @@ class Sources(NamedTuple):
 
 
 class Remover:
-    """Removes what is due, in a thread of its own: a database that does not answer holds up nobody.
+    """Removes what is due, in a thread of its own: a database that does not answer delays no other.
 
     `sources` returns what the process runs now; `base` has the folder of its checkpoints.
     """

@@ -89,7 +89,7 @@ class Standby:
         return query
 
     def discard(self) -> None:
-        """Close the query that nobody has taken."""
+        """Close the query that no run has taken."""
         if (query := self.take()) is not None:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 query.close()

@@ -80,7 +80,7 @@ class NatsConsumerRecord:
     def verdict(self, connection: Connection, message: pa.RecordBatch) -> str | None:
         """Return what its filter in SQL makes of a message: None where it is left out.
 
-        Empty where it passes, and where there is no such filter; else why that can't be told.
+        Empty where it passes, and where there is no such filter; else why that can't be evaluated.
         """
         function = sql_filter.function_of(self.stream, filters_of(self.settings).sql)
         if function is None:

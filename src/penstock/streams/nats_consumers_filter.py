@@ -77,7 +77,7 @@ def evaluated(
 ) -> pa.StringArray:
     """Return of each message what a function makes of it.
 
-    That is null where it is left out, empty where it passes, and otherwise why that can't be told.
+    That is null where it is left out, empty where it passes, and otherwise why that can't be evaluated.
     """
     if not messages.num_rows:
         return pa.array([], pa.string())
@@ -88,7 +88,7 @@ def evaluated(
 
 
 def split(messages: pa.RecordBatch, verdicts: pa.StringArray) -> tuple[pa.RecordBatch, list[int]]:
-    """Return the messages that pass, and the rows of which that can't be told."""
+    """Return the messages that pass, and the rows for which that can't be evaluated."""
     passing = pc.fill_null(pc.equal(verdicts, _PASSES), False)
     wrong = pc.fill_null(pc.not_equal(verdicts, _PASSES), False)
     return messages.filter(passing), pc.indices_nonzero(wrong).to_pylist()

@@ -54,7 +54,7 @@ class StorePool:
             return connection.execute(query, values).fetchall()
 
     def shrink(self) -> None:
-        """Close the connections that nobody has now, but for one."""
+        """Close the connections that are not lent, but for one."""
         with self._lock:
             for connection in self._idle[:-1]:
                 connection.close()
