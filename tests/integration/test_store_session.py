@@ -27,7 +27,7 @@ from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Report
 from penstock.embedded.handles import Database
-from penstock.postgres.replication import identify
+from penstock.postgres.replication import Identity, identify
 from penstock.runtime import store_session
 from penstock.runtime.store_session import StoreSession
 from penstock.sinks.backlog import store as backlog
@@ -169,6 +169,30 @@ def test_a_source_whose_lsns_went_back(store: Store, database: Database) -> None
         (in_stream(Position(lsn, 0)), n)
         for n, lsn in enumerate([wal_end, lost, lost + wal_end + 8], 1)
     ]
+
+
+def test_a_source_that_another_run_writes_meanwhile(
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is prepared beside the one that it follows, which goes on: nothing was restored."""
+    assert registered(database) == (0, [])
+    stream = store.stream("events")
+    assert stream is not None
+    asked: list[Identity] = []
+
+    def identify_and_write(url: str, slot: str) -> Identity:
+        found = identify(url, slot)
+        if not asked:
+            database.execute("SELECT pg_logical_emit_message(false, 'penstock', 'more')")
+            database.execute("SELECT pg_switch_wal()")
+            put(store, stream, 1, identify(url, slot).wal_end or 0)
+        asked.append(found)
+        return found
+
+    monkeypatch.setattr(store_session, "identify", identify_and_write)
+    assert registered(database) == (0, [])
+    (message,) = read(store, stream)
+    assert message.position.lsn > (asked[0].wal_end or 0)
 
 
 def put(store: Store, stream: StreamRecord, number: int, lsn: int) -> None:

@@ -100,7 +100,9 @@ class StoreSession:
             self._epochs[name] = self._given.epoch
         elif not self._claim(found, stopping):
             return
-        source = self._sources[name] = self._store.register_source(name, tag, wal_end)
+        source = self._sources[name] = self._store.register_source(
+            name, tag, lambda: identify(settings.address, settings.slot).wal_end
+        )
         if source.tag == found.tag and source.base != found.base:
             log.warning(
                 "the source's WAL ends before what was read of it: it was restored, or lost its end;"

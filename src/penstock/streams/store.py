@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final, LiteralString, Self
 
@@ -118,10 +118,12 @@ class Store:
             connection.execute(_sql(_SCHEMA["source_table"], table=table))
             return source
 
-    def register_source(self, name: str, tag: str, wal_end: int | None = None) -> SourceRecord:
+    def register_source(
+        self, name: str, tag: str, wal_end: Callable[[], int | None] = lambda: None
+    ) -> SourceRecord:
         """Make a source, or find it and see to it that its LSNs go on where its streams end.
 
-        `tag` identifies cluster and slot (`penstock.core.message.source_tag`), and `wal_end` is where
+        `tag` identifies cluster and slot (`penstock.core.message.source_tag`), and `wal_end` reads where
         the source's WAL ends now, None if that is not known. With another tag, or an end before
         what was written, LSNs start anew: the streams go on behind their highest position.
         """
@@ -130,7 +132,9 @@ class Store:
             parts = {"batches": batches_table(source.id), "source": sql.Literal(source.id)}
             query = _sql(_SQL["last_lsn"], **parts)
             last = _found(connection.execute(query).fetchone())[0]
-            if source.tag == tag and (wal_end is None or last - source.base <= wal_end):
+            # Read after what was written, as another run may write meanwhile.
+            end = wal_end() if source.tag == tag and last > source.base else None
+            if source.tag == tag and (end is None or last - source.base <= end):
                 return source
             connection.execute(_SQL["lock"], [LOCK_WRITE, source.id])
             base = _found(connection.execute(query).fetchone())[0]
