@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -75,8 +76,16 @@ class World:
         return self.pipelines[0]
 
     def log(self) -> str:
-        """The end of what each has said since its last start."""
-        return "\n--\n".join(pipeline.log()[-4000:] for pipeline in self.pipelines)
+        """The end of what each has said since its last start, without what is said again and again."""
+        found = []
+        for pipeline in self.pipelines:
+            newest = {}
+            for line in pipeline.log().splitlines():
+                said = re.sub(r', "timestamp": .*|[0-9.]+', "", line)
+                newest.pop(said, None)
+                newest[said] = line
+            found.append("\n".join(newest.values())[-8000:])
+        return "\n--\n".join(found)
 
 
 def _kill_run(world: World) -> None:

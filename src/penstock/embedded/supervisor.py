@@ -67,8 +67,11 @@ class Supervisor:
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
-            if not self._server.runs():
-                self._restore()
+            try:
+                if not self._server.runs():
+                    self._restore()
+            except Exception:  # whatever it is: without this thread the store would stay away
+                log.exception(f"{self._server.name} could not be looked after; trying again")
 
     def _restore(self) -> None:
         """Start the server again, however many tries that takes; the causes are logged once each."""
@@ -86,7 +89,7 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 self._server.restart()
-            except EmbeddedError as error:
+            except (EmbeddedError, OSError) as error:
                 cause = str(error)
                 self._on_outage(f"{name} has ended and does not start: {cause}")
                 if cause != logged:
