@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from penstock.config.models import ENTITIES, SECTIONS
@@ -29,69 +30,11 @@ plain `${`. The store keeps the name; each process fills it from its own environ
 *secret* hold is masked wherever it is shown, as are logins in a `url`; `penstock export` writes a
 variable in its place.
 """
-_MEANINGS: Final[Mapping[str, str]] = {
-    "type": "which type of its kind it is",
-    "source": "the source that it takes from",
-    "sink.tables": "patterns of tables, each covered by those of the source; all of the source if unset",
-    "source.tables": "what is captured: `schema.table`, or `schema.*` for every table of a schema",
-    "slot": "the replication slot; made if missing",
-    "publication": "the publication; made if missing, completed if it lacks tables",
-    "source.url": "libpq URI or connection string",
-    "group_by": "columns that make the unit of order; the primary key if unset",
-    "subject": "subject template; in kind rows without `{action}` if unset",
-    "retention": "how long messages are kept; kind rows keeps the newest of each row for ever",
-    "actions": "which changes are sent",
-    "transform": "how messages are changed, [below](#transform)",
-    "user": "login, with `password`",
-    "password": "login, with `user`",
-    "token": "login by a token",
-    "credentials_file": "login by a file of NATS credentials",
-    "tls_ca_cert": "file of the authorities that are trusted, instead of the system's",
-    "tls_cert": "file of the client's certificate, with `tls_key`",
-    "tls_key": "file of the client's key, with `tls_cert`",
-    "consumer.stream": "the stream that it reads",
-    "ack_wait_ms": "milliseconds until a message that is not acked is delivered again",
-    "max_deliver": "how often a message is delivered before it is a dead letter; -1 for ever",
-    "max_ack_pending": "how many messages may be out at once",
-    "max_waiting": "how many receives may wait at once",
-    "deliver_policy": "where a new consumer starts: `all` at the beginning, `new` at the end",
-    "filters": "which messages it gets, [below](#filters)",
-    "consumer.url": "where messages are sent",
-    "headers": "headers of each request; their values are secret",
-    "timeout_ms": "milliseconds that an answer may take",
-    "concurrency": "how many requests are under way at once",
-    "batch": "whether a request carries several messages",
-    "consumer.batch_size": "how many messages a request carries at most",
-    "NatsConsumer.batch_size": "how many messages of one group go at once to a stream that takes atomic "
-    "batches; 1 is none",
-    "NatsConsumer.deletes": "of a stream of kind rows: whether hard deletes are published",
-    "NatsConsumer.subject": "subject template; that of a NATS sink of the stream's kind if unset",
-    "NatsConsumer.url": "servers of one cluster, separated by commas, `nats://` or `tls://`",
-    "secrets": "Standard Webhooks secrets, two while one takes the other's place",
-    "allow_private": "whether the URL may be an address of a private network",
-    "target": "the name of a target, in place of `url` and what belongs to it",
-    "consumer.path": "what comes behind the URL of the target",
-    "bastion": "the SSH server that it lies behind, [below](#bastion)",
-    "host": "its name or address",
-    "port": "its port",
-    "sql": "a condition in SQL, as a sink's `filter` has it",
-    "storage": "where the stream keeps its messages",
-    "max_msgs_per_subject": "how many messages of a subject it keeps; -1 for no limit",
-    "max_age": "how long it keeps a message",
-    "max_bytes": "how many bytes it keeps; -1 for no limit",
-    "max_msgs": "how many messages it keeps; -1 for no limit",
-    "discard": "what goes where a limit is reached",
-    "duplicate_window": "for how long it recognises a message that comes again",
-    "replicas": "how many servers of the cluster keep it",
-    "python": "`package.module:function`, importable where Spark's executors run",
-    "when": "a condition; a rule without one matches everything, and is the last",
-    "to": "the template of the route",
-    "table": "`schema.table`, `schema.*`, a table's name, or `*`",
-    "collection_id": "the same as `table`",
-    "resource_id": "the schema of a database, or the connection of an API",
-    "action": "`insert`, `update`, `delete`, `read`, or `*`",
-}
-"""What keys mean where the models don't say it, or not for users: by `Model.key`, `kind.key`, `key`."""
+_WORDS: Final = yaml.safe_load(
+    (Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8")
+)
+_MEANINGS: Final[Mapping[str, str]] = _WORDS["meanings"]
+_TITLES: Final[Mapping[str, str]] = _WORDS["titles"]
 _REFUSED: Final = {"NatsConsumer": ("kind", "group_by")}
 """Keys that a model has and refuses."""
 _DEFAULTS: Final = {
@@ -100,14 +43,10 @@ _DEFAULTS: Final = {
 }
 """Defaults that follow from something else."""
 _VALUES: Final = {"lua": "text, or `{file: path}`"}
-_TITLES: Final = {
-    "TransformSettings": "transform",
-    "RouteRule": "Rules of a route",
-    "Filters": "filters",
-    "BastionSettings": "bastion",
-    "JetStreamSettings": "stream_config",
-}
+_HIDDEN: Final = ("LuaCode",)
+"""Models whose keys users don't write."""
 _FIRST: Final = ("type", "source", "stream")
+_ATTRIBUTE: Final = re.compile(r"^(?P<name>\w+): (?P<text>.*(?:\n +.*)*)", re.MULTILINE)
 _DURATION: Final = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?")
 
 
@@ -118,7 +57,8 @@ def page() -> str:
     for kind, models in ENTITIES.items():
         parts.append(f"## {SECTIONS[kind].capitalize()}\n")
         for name, model in models.items():
-            parts.append(f"### `{kind}` of `type: {name}`\n\n{_about(model)}\n")
+            of_type = f" of `type: {name}`" if name else ""
+            parts.append(f"### `{kind}`{of_type}\n\n{_about(model)}\n")
             parts.append(_table(kind, model))
             nested |= {inner.__name__: inner for inner in _inner(model)}
     parts.append("## Parts of entities\n")
@@ -129,12 +69,23 @@ def page() -> str:
 
 
 def _about(model: type[BaseModel]) -> str:
-    return inspect.cleandoc(model.__doc__ or "")
+    return _split(model)[0]
+
+
+def _split(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """Return a model's docstring without its list of attributes, and these."""
+    about, _, listed = inspect.cleandoc(model.__doc__ or "").partition("\n\nAttributes:\n")
+    found: dict[str, str] = {}
+    for match in _ATTRIBUTE.finditer(textwrap.dedent(listed)):
+        found[match["name"]] = " ".join(match["text"].split())
+    return about, found
 
 
 def _table(kind: str, model: type[BaseModel]) -> str:
     schema = model.model_json_schema()
     documented = _docstrings(model)
+    aliases = {field.alias: name for name, field in model.model_fields.items() if field.alias}
+    documented |= {alias: documented.get(name, "") for alias, name in aliases.items()}
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     keys = [key for key in _FIRST if key in schema.get("required", ()) or key == "type"]
     keys = [key for key in keys if key in schema["properties"]]
@@ -154,7 +105,7 @@ def _table(kind: str, model: type[BaseModel]) -> str:
 
 def _default(of: Mapping[str, Any]) -> str:
     value = of.get("default")
-    if value is None:
+    if value is None or value == "":
         return "none"
     if isinstance(value, dict | list) and (not value or isinstance(value, dict)):
         return "none"
@@ -193,10 +144,19 @@ def _value(of: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
         what = "rules" if "$ref" in items else _value(items, schema)
         return f"list of {what}"
     if kind == "object":
-        return "texts by name, *secret*"
+        return _by_name(of.get("additionalProperties", True))
     if kind in ("integer", "number"):
         return _range("whole number" if kind == "integer" else "number", of)
     return {"boolean": "`true` or `false`", "string": "text"}.get(str(kind), "any")
+
+
+def _by_name(value: Any) -> str:
+    """Return what an object takes whose keys are names."""
+    if not isinstance(value, Mapping) or not value:
+        return "values by name"
+    if "$ref" in value:
+        return "keys by name"
+    return "texts by name, *secret*" if value.get("format") == "password" else "texts by name"
 
 
 def _range(what: str, of: Mapping[str, Any]) -> str:
@@ -210,7 +170,7 @@ def _range(what: str, of: Mapping[str, Any]) -> str:
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstrings that stand under a model's fields, those of its bases too."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = _split(model)[1]
     for cls in reversed(model.__mro__):
         if not issubclass(cls, BaseModel) or not cls.__module__.startswith("penstock."):
             continue
@@ -228,10 +188,13 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _inner(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield the models whose keys stand inside a model's."""
+    """Yield the models whose keys stand inside a model's, at any depth."""
     names = model.model_json_schema().get("$defs", {})
     for field in model.model_fields.values():
-        yield from (inner for inner in _models(field.annotation) if inner.__name__ in names)
+        for inner in _models(field.annotation):
+            if inner.__name__ in names and inner.__name__ not in _HIDDEN:
+                yield inner
+                yield from _inner(inner)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -65,13 +65,14 @@ class ApiServer:
 
 
 class Shop:
-    """A store with the stream `events` and one instance of the API, asked as an admin."""
+    """A store with a stream and one instance of the API, asked as an admin."""
 
-    def __init__(self, url: str, tools: Tools | None = None) -> None:
+    def __init__(self, url: str, tools: Tools | None = None, stream: str = "events") -> None:
         self._tools = tools
+        self._name = stream
         self._stack = contextlib.ExitStack()
         self.store = self._stack.enter_context(Store.open(url))
-        self.stream = make_stream(self.store)
+        self.stream = make_stream(self.store, stream)
         self.token = self.store.tokens.create("admin", "admin")
         self.api = self.serve()
         self.client = self.api.client
@@ -90,8 +91,8 @@ class Shop:
         return known(self._stack.enter_context(self.api.as_bearer(token)))
 
     def consumer(self, name: str = "workers", **settings: Any) -> str:
-        """Make a consumer of `events` and return its path."""
-        body = {"name": name, "stream": "events", **settings}
+        """Make a consumer of the stream and return its path."""
+        body = {"name": name, "stream": self._name, **settings}
         answer = self.client.post("/v1/http-consumers", json=body)
         assert answer.status_code == 201, answer.text
         return f"/v1/http-consumers/{name}"

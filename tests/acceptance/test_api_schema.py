@@ -11,6 +11,7 @@ from schemathesis import Case, HookContext, engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from tests.api_help import Shop
+from tests.loopback_api import Answer, LoopbackApi
 
 from penstock.cli.api_tools import ApiTools
 from penstock.config.models import SECTIONS
@@ -18,9 +19,18 @@ from penstock.embedded.handles import Database
 
 _MAX_WAIT = 5  # milliseconds that a receive may wait here
 # What a JSON schema can't say: which strings are URLs, tables, secrets, and which settings are whose.
-_THERE = {"consumer": "workers", "stream": "events", "source": "shop", "sink": "events"}
+_THERE = {
+    "consumer": "workers", "stream": "orders", "source": "shop", "sink": "orders",
+    "provider": "mine", "credential": "key", "sync": "copy",
+}  # fmt: skip
 _IDS: set[str] = set()
 """The ids of these."""
+PROVIDER = {
+    "type": "rest",
+    "allow_private": True,
+    "paginator": {"type": "single_page"},
+    "collections": {"things": {"path": "things"}},
+}
 _SETTINGS = {
     "positive_data_acceptance": {
         "expected-statuses": ["2xx", "404", "409", "412", "422", "428", "502", "503"]
@@ -35,6 +45,9 @@ _LISTS = (
     "http-consumers",
     "nats-consumers",
     "audit",
+    "collections",
+    "records",
+    "events",
     *SECTIONS.values(),
 )
 _BY_HAND = (
@@ -57,6 +70,8 @@ _BY_HAND = (
     "POST /v1/backfills",
     "POST /v1/replay-dead-letters",
     "POST /v1/drop-dead-letters",
+    "POST /v1/purge-records",
+    *(f"POST /v1/syncs/{{sync}}/{action}" for action in ("run", "backfill", "resume")),
 )
 
 
@@ -82,15 +97,21 @@ def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None
 
 
 def test_every_operation(database: Database) -> None:
-    with Shop(database.url, ApiTools()) as shop:
+    with (
+        LoopbackApi(lambda _: Answer(body=b"[]")) as api,
+        Shop(database.url, ApiTools(), "orders") as shop,
+    ):
         shop.consumer("workers", max_deliver=3, ack_wait_ms=100)
         shop.publish(*range(50))
         for path, spec in (
             ("sources/shop", {"type": "postgres", "url": database.url}),
-            ("sinks/events", {"type": "stream", "source": "shop"}),
+            ("sinks/orders", {"type": "stream", "source": "shop"}),
+            ("providers/mine", {**PROVIDER, "base_url": api.url}),
+            ("credentials/key", {"provider": "mine", "properties": {"api_key": "k"}}),
+            ("syncs/copy", {"provider": "mine", "collections": ["things"], "credential": "key"}),
         ):
             assert shop.client.put(f"/v1/{path}", json=spec).status_code == 201
-        for path in ("sources/shop", "sinks/events", "consumers/workers"):
+        for path in ("sources/shop", "sinks/orders", "consumers/workers", "syncs/copy"):
             _IDS.add(shop.client.get(f"/v1/{path}").json()["id"])
         config = SchemathesisConfig.from_dict(
             {
@@ -109,7 +130,7 @@ def test_every_operation(database: Database) -> None:
         labels = {f"{method.upper()} {path}" for path, each in paths for method in each}
         assert not labels - operations
         assert set(seen) >= {200, 201, 400, 401, 404, 405, 409, 422}, seen
-        assert shop.client.get("/v1/streams/events").status_code == 200
+        assert shop.client.get("/v1/streams/orders").status_code == 200
 
 
 def _run(schema: schemathesis.BaseSchema) -> tuple[list[str], Counter[int], set[str]]:

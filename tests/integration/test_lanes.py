@@ -13,7 +13,7 @@ import pytest
 from penstock.core.blocks import Opening
 from penstock.core.errors import SparkError
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost, Reported
-from penstock.spark.lanes import LAST, MORE, Lane, Reports, read
+from penstock.spark.lanes import LAST, MORE, Lane, Reports, connected, read
 
 PATIENCE = 30
 
@@ -136,6 +136,4 @@ def test_a_stranger_is_hung_up_on(server: LaneServer) -> None:
 
 
 def _connection(server: LaneServer, hello: list[object]) -> socket.socket:
-    from penstock.spark.lanes import _connected  # noqa: PLC0415 - a reader that can be ended
-
-    return _connected(server.address, hello)
+    return connected(server.address, hello)

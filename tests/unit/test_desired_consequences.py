@@ -129,3 +129,24 @@ def test_changes_of_a_nats_consumer_say_what_follows() -> None:
         "consumer m publishes to NATS no longer",
         "consumer m starts at the beginning of the stream orders",
     ]
+
+
+def test_syncs_name_what_is_read_and_what_stays() -> None:
+    sync = {"provider": "stripe", "collections": ["customers", "prices"], "credential": "live"}
+    key = {"provider": "stripe", "properties": {"api_key": "a"}}
+    before: Specs = {("credential", "live"): key, ("sync", "s"): sync}
+    assert words(before, {("credential", "live"): key}) == [
+        "sync s: stripe:customers, stripe:prices: read from the beginning"
+    ]
+    after = {**before, ("sync", "s"): {**sync, "collections": ["stripe:customers", "invoices"]}}
+    assert words(after, before) == [
+        "sync s: stripe:invoices: read from the beginning",
+        "sync s: stripe:prices: read no more; their records stay until they are purged",
+    ]
+    rotated = {**before, ("credential", "live"): {**key, "properties": {"api_key": "b"}}}
+    assert words(rotated, before) == [
+        "the syncs of credential live use it from their next request on; nothing is read again"
+    ]
+    assert words({("credential", "live"): key}, before) == [
+        "sync s: stripe:customers, stripe:prices: read no more; their records stay until they are purged"
+    ]

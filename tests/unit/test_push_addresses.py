@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.push.addresses import is_public, resolve
+from penstock.core.addresses import is_public
+from penstock.push.addresses import resolve
 from penstock.push.errors import EndpointError
 
 

@@ -30,11 +30,17 @@ Beside = Callable[[Consumers, asyncio.Event], Awaitable[None]]
 class Api(FastAPI):
     """The API over the store at `url`, which is open while the app runs; `beside` runs with it.
 
-    Without `tools` it has no `/v1/check`, and sinks' dead letters can't be replayed.
+    Without `tools` it has no `/v1/check`, and sinks' dead letters can't be replayed. `records_url` is
+    where the records table is, None where it is in the store.
     """
 
     def __init__(
-        self, url: str, *, beside: Beside | None = None, tools: Tools | None = None
+        self,
+        url: str,
+        *,
+        beside: Beside | None = None,
+        tools: Tools | None = None,
+        records_url: str | None = None,
     ) -> None:
         super().__init__(
             title="Penstock",
@@ -48,7 +54,7 @@ class Api(FastAPI):
         self.tokens = Tokens(url)
         self.receives = consume.Receives()
         self.beside = beside
-        self.context = Context(url, self.consumers, tools)
+        self.context = Context(url, self.consumers, tools, records_url)
         workers = consume.router(self.consumers, self.receives)
         # Their routes themselves: `include_router` looks a path up twice.
         for router in workers, manage.router(self.consumers, self.context):

@@ -37,6 +37,7 @@ from penstock.streams.consumers.types import (
     UnknownStream,
     WrongSetting,
 )
+from penstock.syncs.errors import SyncError
 
 _STATUS: Final[dict[type[ConsumerError], int]] = {
     UnknownConsumer: 404,
@@ -62,6 +63,8 @@ _AT_FAULT: Final = frozenset(
     {"unknown_table", "no_table", "no_primary_key", "no_sort_by", "refused"}
 )
 """What a source's server refuses because of the request."""
+_MISCONFIGURED: Final = frozenset({"credential", "connector"})
+"""Where a sync's configuration is at fault, and not the API that it reads."""
 _MEDIA_TYPE: Final = "application/problem+json"
 # Where FastAPI and pydantic found an error, which is no part of the field's name.
 _PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
@@ -190,8 +193,10 @@ def _status_of(error: PenstockError) -> int:
     match error:
         case StoreError():
             return _STORE_STATUS.get(error.code, 503)
-        case CaptureError() | SinkError() | TargetError() if error.transient:
+        case CaptureError() | SinkError() | TargetError() | SyncError() if error.transient:
             return 503
+        case SyncError() if error.code in _MISCONFIGURED:
+            return 409
         case CaptureError() if error.code in _AT_FAULT:
             return 422
         case SinkError():

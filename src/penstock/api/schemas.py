@@ -22,6 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from penstock.config.consumers import ConsumerSettings, WebhookKeys, storable
 from penstock.config.strict import Name, Whole
 from penstock.core.message import Position
+from penstock.core.record_forms import RECORDS
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerInfo, StreamInfo
 
@@ -206,7 +207,9 @@ class StreamsBody(Page):
 
 class _Named(BaseModel):
     name: Name
-    stream: Annotated[str, Field(min_length=1), AfterValidator(storable)]
+    stream: Annotated[str, Field(min_length=1), AfterValidator(storable)] = Field(
+        RECORDS, description="By default the records of API syncs."
+    )
 
 
 class NewPull(ConsumerSettings, _Named):

@@ -15,14 +15,17 @@ from penstock.streams.store import Store
 log = structlog.get_logger("penstock")
 
 
-def serve(store_url: str, listen: str, tools: Tools | None = None) -> int:
+def serve(
+    store_url: str, listen: str, tools: Tools | None = None, records_url: str | None = None
+) -> int:
     """Serve the store's streams at `listen` until SIGTERM or Ctrl-C; return the exit code.
 
-    `tools` are those of `Api`. Raises `StoreError` where the store can't be used, and `ListenError`.
+    `tools` and `records_url` are those of `Api`. Raises `StoreError` where the store can't be used, and
+    `ListenError`.
     """
     logging.configure()
     Store.open(store_url).close()  # its schema is made or migrated
-    app = Api(store_url, tools=tools)
+    app = Api(store_url, tools=tools, records_url=records_url)
     add_health(app)
     bound = bind(listen)
     log.info("serving", address=f"http://{address(bound)}", docs=f"http://{address(bound)}/docs")

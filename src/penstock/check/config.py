@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.check import expressions, postgres, streams
+from penstock.check import expressions, postgres, records, streams, syncs
 from penstock.check import outbox as outboxes
 from penstock.check.nats import inspect_nats
 from penstock.check.targets import inspect_target
@@ -17,6 +17,7 @@ from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import ConfigError, EmbeddedError, StoreError
 from penstock.core.finding import Finding
+from penstock.core.record_forms import SYNCS
 from penstock.desired.with_file import configured
 from penstock.embedded.bastions import completed_bastions
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -74,14 +75,19 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         config = config.reached_by(bastions)
     for name, source in config.sources.items():
         sinks = config.sinks_of(name)
-        yield from postgres.inspect(
-            name, source, sinks,
-            recover=config.recover_command(name), has_run=config.checkpoint_folder(name).is_dir(),
-        )  # fmt: skip
+        found = records.inspect(source) if name == SYNCS else None
+        if found is not None:
+            yield found
+        else:
+            yield from postgres.inspect(
+                name, source, sinks,
+                recover=config.recover_command(name),
+                has_run=config.checkpoint_folder(name).is_dir(),
+            )  # fmt: skip
         if not sinks:
             message = "no sink takes from it, so `penstock run` leaves it alone"
             yield Finding("warning", f"source {name}", message, "name it as a sink's `source`")
-        tables = postgres.table_names(source)
+        tables = postgres.table_names(source) if found is None else records.TABLES
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
@@ -94,10 +100,12 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
                 what = f"consumer {consumer_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, {**sinks, **consumers})
-        if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
+        expressed = any(sink.filter or sink.transform or sink.route for sink in sinks.values())
+        if found is None and expressed:
             yield from expressions.inspect(source, sinks)
     for name, target in config.targets.items():
         yield from inspect_target(name, target, config, bastions.get(name))
+    yield from syncs.inspect(config)
     for name, outbox in config.outboxes.items():
         yield from outboxes.inspect(name, outbox, config, environ)
     if config.sources or config.store is not None:

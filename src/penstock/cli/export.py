@@ -19,7 +19,8 @@ def export(
     """Write the desired state as a configuration file; secrets are variables in it."""
     from penstock.cli.store import store_of
     from penstock.config import STORE_VARIABLE
-    from penstock.config.file import Reader, has_content, load_store
+    from penstock.config.file import has_content, load_store
+    from penstock.config.reader import Reader
     from penstock.core.errors import ConfigError
     from penstock.desired.export import exported
     from penstock.desired.state import DesiredState

@@ -19,6 +19,7 @@ from penstock.cli import plan as cli_plan
 from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
 from penstock.cli import status as cli_status
+from penstock.cli import sync as cli_sync
 from penstock.cli import target as cli_target
 from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
@@ -38,6 +39,7 @@ app.add_typer(cli_consumer.consumers, name="consumer")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.add_typer(cli_target.targets, name="target")
+app.add_typer(cli_sync.syncs, name="sync")
 app.command("try")(cli_try.try_sink)
 app.command()(cli_relay.relay)
 app.command()(cli_recover.recover)
@@ -99,10 +101,10 @@ def api(
     """Serve the API alone, over the same store; needs the file's `store` and nothing else of it."""
     from penstock.api.serve import serve
     from penstock.cli.api_tools import ApiTools
-    from penstock.cli.store import opened
+    from penstock.cli.store import opened_both
 
-    with errors(), opened(config, store_url) as url:
-        raise typer.Exit(serve(url, listen, ApiTools()))
+    with errors(), opened_both(config, store_url) as (url, records_url):
+        raise typer.Exit(serve(url, listen, ApiTools(), records_url))
 
 
 @app.command()

@@ -92,6 +92,7 @@ class Service:
             self._parts,
             None if store_url is None else self._consumers,
             lambda: self._run is not None and self._run.standing_by,
+            None if self._run is None else self._run.syncs,
         )
 
     def _parts(self) -> list[Part]:
@@ -174,7 +175,13 @@ class Service:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
         app = None
         if self._store_url is not None:
-            app = Api(self._store_url, beside=self._beside, tools=ApiTools())
+            records = self._config.records.store
+            app = Api(
+                self._store_url,
+                beside=self._beside,
+                tools=ApiTools(),
+                records_url=None if records is None else records.get_secret_value(),
+            )
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:

@@ -229,6 +229,7 @@ def _ask(listen: str) -> tuple[Status | None, str | None]:
         return None, f"What answers at {listen} is not `penstock run`."
     kinds = {
         "sources": dict, "sinks": dict, "store": dict, "backfills": list, "relays": dict,
-        "consumers": dict, "nats_consumers": dict, "level": str, "parts": dict, "problems": list,
+        "consumers": dict, "nats_consumers": dict, "syncs": dict, "level": str, "parts": dict,
+        "problems": list,
     }  # fmt: skip
     return {key: body[key] for key, kind in kinds.items() if isinstance(body.get(key), kind)}, None

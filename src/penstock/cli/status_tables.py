@@ -24,6 +24,7 @@ def show(status: Status) -> None:
         _show_consumers(status["running"].get("consumers", {}))
         _show_nats_consumers(status["running"].get("nats_consumers", {}))
         _show_backfills(status["running"].get("backfills", []))
+        _show_syncs(status["running"].get("syncs", {}))
     # With a source of Postgres' that is among the problems.
     elif not any(problem["code"] == "not_running" for problem in status["problems"]):
         console.print(Text(status["problem"]), soft_wrap=True)
@@ -129,6 +130,28 @@ def _show_backfills(backfills: list[Status]) -> None:
         done = f"{each['rows_done']:,}"
         rows.append([each["number"], each["table"], each["sink"], done, total, each["state"]])
     print_table(("backfill", "table", "sink", "rows", "of about", "state"), rows)
+
+
+def _show_syncs(syncs: dict[str, Status]) -> None:
+    rows = []
+    for name, sync in syncs.items():
+        for id_, each in sync["collections"].items():
+            backfill = each["backfill"]
+            phase = each["phase"]
+            if backfill is not None:
+                ends = local_time(backfill["estimated_end"])
+                phase = f"{phase} {backfill['share']:.0%}{f', until {ends}' if ends else ''}"
+            counts = ("records_read", "inserted", "changed", "deleted", "unreadable", "requests")
+            lag = "-" if each["lag_seconds"] is None else f"{each['lag_seconds']:,.1f}"
+            state = "ok" if each["health"] is None else each["health"]["code"]
+            cells = [name, id_, phase, *(f"{each[k]:,}" for k in counts), lag]
+            rows.append([*cells, local_time(each["next_run"]) or "-", state])
+    if rows:
+        headings = (
+            "sync", "collection", "phase", "read", "inserted", "changed", "deleted", "dead letters",
+            "requests", "seconds ago", "next", "state",
+        )  # fmt: skip
+        print_table(headings, rows)
 
 
 def _warnings(status: Status) -> Iterator[tuple[str, str]]:

@@ -17,11 +17,20 @@ def opened(config: Path, store: str | None = None) -> Iterator[str]:
 
     The embedded one runs meanwhile; without a file it is the one that a run has left here.
     """
+    with opened_both(config, store) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def opened_both(config: Path, store: str | None = None) -> Iterator[tuple[str, str]]:
+    """Give the URL of the store, and that of the records table's Postgres, often the same."""
     from penstock.config.file import load_store
     from penstock.embedded.store import exists, open_store
 
-    with open_store(load_store(config, given=store, embedded=exists())) as url:
-        yield url
+    settings = load_store(config, given=store, embedded=exists())
+    records = settings.records.store
+    with open_store(settings) as url:
+        yield url, url if records is None else records.get_secret_value()
 
 
 @contextlib.contextmanager

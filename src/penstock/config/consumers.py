@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from penstock.config.bastion import BastionSettings
+from penstock.config.durations import parse, shown
 from penstock.config.strict import Flag, StrictModel, Whole
 from penstock.config.transforms import Filter
 from penstock.core.message import ACTIONS
@@ -44,7 +45,8 @@ def storable(text: str) -> str:
 
 
 def _table(name: str) -> str:
-    if name != ANY and "." in name:
+    # A collection's id, as in stripe:customers, is no pattern.
+    if name != ANY and "." in name and ":" not in name:
         TablePattern.parse(name)
     return name
 
@@ -72,14 +74,17 @@ _Actions = Annotated[
 class Filters(StrictModel):
     """Which messages a consumer gets; each member is a name, a list of names, or `*` for all.
 
-    `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`;
-    `resource_id` is the schema of a database, or the connection of a SaaS API. `sql` is a condition,
-    in the language of sinks' filters.
+    `table` (or `collection_id`, which is the same) is a table's name, `schema.table` or `schema.*`, or
+    the id of a sync's collection, as in `stripe:customers`. `resource_id` (or `sync_id`) is the schema
+    of a database, or the id of a sync. `provider` is that of a sync. `sql` is a condition, in the
+    language of sinks' filters.
     """
 
     table: _Tables = (ANY,)
     collection_id: _Tables = (ANY,)
     resource_id: _Names = (ANY,)
+    sync_id: _Names = (ANY,)
+    provider: _Names = (ANY,)
     action: _Actions = (ANY,)
     sql: Filter | None = None
 
@@ -91,6 +96,21 @@ def check_max_deliver(value: int) -> int:
     return value
 
 
+def _policy(value: Any) -> Any:
+    if value in ("all", "new", "last"):
+        return value
+    try:
+        return shown(parse(value))
+    except ValueError as error:
+        raise ValueError(
+            f"{value!r} is no place to begin: expected all, new, last, or a duration as in 1h"
+        ) from error
+
+
+DeliverPolicy = Annotated[str, BeforeValidator(_policy)]
+"""`all`, `new`, `last`, or a duration."""
+
+
 class ConsumerSettings(StrictModel):
     """What every consumer has; times are in milliseconds."""
 
@@ -98,7 +118,9 @@ class ConsumerSettings(StrictModel):
     max_deliver: Whole = Field(-1, ge=-1, le=1_000_000)
     max_ack_pending: Whole = Field(1_000, ge=1, le=100_000)
     max_waiting: Whole = Field(20, ge=1, le=10_000)
-    deliver_policy: Literal["all", "new"] = "all"
+    deliver_policy: DeliverPolicy = "all"
+    """Where it begins when it is made: with all there is, new messages, the last message, or those of
+    a duration before."""
     filters: Filters = Filters()
     deletes: Flag = False
     """Of a stream of kind rows: whether hard deletes are handed out."""

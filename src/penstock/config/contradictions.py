@@ -1,14 +1,17 @@
-"""What may not stand beside what: between sources, sinks, consumers, the store and Spark."""
+"""What may not stand beside what: between sources, sinks, consumers, syncs, the store and Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from penstock.config.collections import collections_of
 from penstock.config.consumers import Consumer
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.nats_consumers import NatsConsumer
+from penstock.config.providers import READY, ProviderSettings
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource
+from penstock.config.syncs import Credential, Sync
 from penstock.config.targets import HttpTarget, Target, bastion_of
 from penstock.core.text import Path, nearest
 
@@ -127,6 +130,58 @@ def of_targets(
             _ = source.bastion and source.bastion.of(name)
         except ValueError as error:
             yield ("sources", name, "bastion"), str(error)
+
+
+def of_syncs(
+    providers: Mapping[str, ProviderSettings],
+    credentials: Mapping[str, Credential],
+    syncs: Mapping[str, Sync],
+    provider_names: Iterable[str] | None = None,
+    credential_names: Iterable[str] | None = None,
+) -> Iterator[Contradiction]:
+    """Yield what is wrong between syncs, credentials and providers; `…_names` include wrong ones."""
+    own = list(providers if provider_names is None else provider_names)
+    known = [*own, *(name for name in READY if name not in own)]
+    keys = list(credentials if credential_names is None else credential_names)
+    for name in own:
+        if name in READY:
+            message = f"{name} is a provider that Penstock has already: choose another name"
+            yield ("providers", name), message
+    for section, users in (("credentials", credentials), ("syncs", syncs)):
+        for name, user in users.items():
+            if user.provider not in known:
+                expected = f"expected one of {', '.join(known)}"
+                message = f"there is no provider {user.provider!r}: {expected}"
+                yield (section, name, "provider"), message + nearest(user.provider, known)
+    for name, sync in syncs.items():
+        path: Path = ("syncs", name, "credential")
+        if sync.credential not in keys:
+            expected = f"expected one of {', '.join(keys)}" if keys else "add it to `credentials`"
+            message = f"there is no credential {sync.credential!r}: {expected}"
+            yield path, message + nearest(sync.credential, keys)
+        elif sync.credential in credentials:
+            of = credentials[sync.credential].provider
+            if of != sync.provider:
+                yield path, f"{sync.credential!r} is for {of}, and the sync reads {sync.provider}"
+        yield from _of_collections(name, sync, providers)
+
+
+def _of_collections(
+    name: str, sync: Sync, providers: Mapping[str, ProviderSettings]
+) -> Iterator[Contradiction]:
+    known = None
+    if sync.provider in providers or sync.provider in READY:
+        known = collections_of(sync.provider, providers.get(sync.provider))
+    ids = sync.collection_ids
+    for i, (id_, short) in enumerate(zip(ids, sync.collection_names, strict=True)):
+        path: Path = ("syncs", name, "collections", i)
+        if id_ != f"{sync.provider}:{short}":
+            yield path, f"{id_} is not of {sync.provider}, which the sync reads"
+        elif id_ in ids[:i]:
+            yield path, f"{id_} is there twice: remove one"
+        elif known is not None and short not in known:
+            message = f"{sync.provider} has no collection {short!r}: expected one of "
+            yield path, message + ", ".join(known) + nearest(short, known)
 
 
 def of_store(

@@ -1,8 +1,8 @@
 """A configuration file as a document: its entities as they are written, beside its own settings.
 
 Variables stay unresolved in the entities, so that each process fills them from its own environment;
-they are filled here only to validate what they give. A Lua program that a file holds is read into its
-sink, as other machines lack the file.
+they are filled here only to validate what they give. A Lua program or a manifest that a file holds is
+read into its entity, as other machines lack the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.config import yaml_lines
-from penstock.config.file import Parts, Reader
 from penstock.config.models import SECTIONS, type_of
+from penstock.config.providers import AirbyteProvider
+from penstock.config.reader import Parts, Reader
 from penstock.config.settings import Config
-from penstock.config.sinks import Sink
 from penstock.core.text import Path, dotted
 
 _KINDS: Final = {section: kind for kind, section in SECTIONS.items()}
@@ -81,8 +81,9 @@ def _document(reader: Reader) -> ConfigDocument:
     assert parts.spark is not None  # noqa: S101 - as above
     assert parts.store is not None  # noqa: S101 - as above
     base = Config(
-        sources={}, sinks={}, outboxes=parts.outboxes, store=parts.store.store, spark=parts.spark
-    )
+        sources={}, sinks={}, outboxes=parts.outboxes, store=parts.store.store,
+        records=parts.store.records, spark=parts.spark,
+    )  # fmt: skip
     return ConfigDocument(reader.file, entities, base.read_from(reader.file), reader.document.lines)
 
 
@@ -93,11 +94,21 @@ def _entities(root: Any, parts: Parts) -> Iterator[tuple[Key, Spec]]:
             if kind == "source" and type_of(kind, spec) == "outbox":
                 continue
             if isinstance(spec, dict):
-                yield (kind, name), _with_program(spec, parts.sinks.get(name), kind)
+                yield (kind, name), _with_text(spec, parts, (kind, name))
 
 
-def _with_program(spec: dict[str, Any], sink: Sink | None, kind: str) -> Spec:
-    transform = sink.transform if kind == "sink" and sink is not None else None
+def _with_text(spec: dict[str, Any], parts: Parts, key: Key) -> Spec:
+    """Return a spec with the text of the file that it names, if it names one."""
+    kind, name = key
+    provider = parts.providers.get(name) if kind == "provider" else None
+    if isinstance(provider, AirbyteProvider) and isinstance(spec["manifest"], dict):
+        manifest = {
+            "file": spec["manifest"]["file"],
+            "code": yaml_lines.escaped(provider.manifest),
+        }
+        return {**spec, "manifest": manifest}
+    sink = parts.sinks.get(name) if kind == "sink" else None
+    transform = None if sink is None else sink.transform
     if transform is None or transform.lua is None or not transform.lua.file:
         return spec
     program = {

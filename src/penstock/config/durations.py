@@ -13,7 +13,8 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = timedelta(days=36_500)
 
 
-def _duration(value: Any) -> timedelta:
+def parse(value: Any) -> timedelta:
+    """Return a duration as the file has it; raises `ValueError`."""
     if isinstance(value, timedelta):
         return value
     match = _DURATION.match(value) if isinstance(value, str) else None
@@ -25,7 +26,7 @@ def _duration(value: Any) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Duration = Annotated[timedelta, BeforeValidator(parse)]
 """1s to 36500d, written as 90s, 30m, 12h or 7d."""
 
 

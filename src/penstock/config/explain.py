@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from types import UnionType
-from typing import Any, Final, get_args, get_origin
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from penstock.config.strict import Untyped
-from penstock.config.transforms import ROUTE_KINDS, RouteRule
+from penstock.config.transforms import RouteRule
 from penstock.config.yaml_lines import Document
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path, nearest
@@ -41,12 +40,21 @@ def explanation(model: type[BaseModel], error: ErrorDetails, path: Path, documen
         hint = f"; expected {' or '.join(options)}" if options else ""
         return f"missing: this key has no default{hint}"
     if kind == "extra_forbidden":
-        return unknown_key(str(path[-1]), _model_at(model, error["loc"]).model_fields)
+        fields = _model_at(model, error["loc"]).model_fields
+        return unknown_key(str(path[-1]), [field.alias or name for name, field in fields.items()])
     if kind == "value_error":
         # A message with the position in an expression has shown what is there.
         if text in message or given is None or "position " in message:
             return message
         return message if isinstance(given, dict | list) else f"{message} (got {text})"
+    if kind == "union_tag_invalid":
+        options = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
+        given = context.get("tag")
+        return (
+            f"the type is {given!r}: expected one of {', '.join(options)}{nearest(given, options)}"
+        )
+    if kind == "union_tag_not_found" and path[-1] != "route":
+        return "missing: expected `type`"
     if kind == "union_tag_not_found":
         return f"expected an expression, or a list of rules {{when: …, to: …}}, got {text}"
     if kind == "literal_error":
@@ -79,9 +87,9 @@ def shown(path: Path, value: Any, document: Document) -> str:
         return kind_of(value)
     keys = [key for key in path if isinstance(key, str)]
     raw = document.raw.get(path)
-    if any(SECRET_KEY.search(key) for key in keys[2:] or keys):
+    if any(SECRET_KEY.search(key) for key in keys[2:] or keys) or _is_property(keys):
         return MASK
-    if raw is None and keys and keys[-1] in ("url", "store"):
+    if raw is None and keys and keys[-1] in ("url", "base_url", "store"):
         text = str(value)
         # Where a webhook's secret stands in its URL, only its owner knows.
         if keys[0] in ("consumers", "targets"):
@@ -91,30 +99,69 @@ def shown(path: Path, value: Any, document: Document) -> str:
     return f"{text!r}" if isinstance(value, str) else f"{text} ({kind_of(value)})"
 
 
+def _is_property(keys: list[str]) -> bool:
+    return keys[:1] == ["credentials"] and keys[2:3] == ["properties"]
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Return what is wrong with a key that is not one of `known`."""
     return f"unknown key{nearest(key, known)}; expected one of: {', '.join(known)}"
 
 
-def path_in_file(loc: Path) -> Path:
-    """Return an error's path as the file has it: without the tag of a route's form."""
-    if len(loc) > 1 and loc[0] == "route" and loc[1] in ROUTE_KINDS:
-        return (loc[0], *loc[2:])
-    return loc
+def path_in_file(loc: Path, value: Any) -> Path:
+    """Return an error's path as the file has it: without the tags of what may have several forms.
+
+    `value` is what was validated.
+    """
+    found: list[str | int] = []
+    for i, part in enumerate(loc):
+        is_there = (
+            part in value
+            if isinstance(value, Mapping)
+            else isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        )
+        if is_there:
+            value = value[part]
+        elif i < len(loc) - 1 or not isinstance(value, Mapping):
+            continue
+        found.append(part)
+    return tuple(found)
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     """Return the model whose key the last part of `path` is, `model` itself or one inside it."""
+    options = [model]
     for key in path[:-1]:
-        field = model.model_fields.get(str(key))
+        tagged = [option for option in options if str(key) in _tags(option)]
+        if tagged:
+            options = tagged
+            continue
+        field = options[0].model_fields.get(str(key))
         if key == "rules" and "route" in path:
             return RouteRule
-        inner = field.annotation if field is not None else None
-        if get_origin(inner) is UnionType:
-            inner = next(a for a in get_args(inner) if a is not type(None))
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
-    return model
+        options = (list(inner_models(field.annotation)) if field is not None else []) or options
+    return options[0]
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Return what a model's `type` may be."""
+    field = model.model_fields.get("type")
+    return () if field is None else get_args(field.annotation)
+
+
+def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that a type is, or has in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from inner_models(part)
+
+
+def inner_model(annotation: Any, value: Any = None) -> type[BaseModel] | None:
+    """Return the model that a type is, or has in it: of several the one of the value's `type`."""
+    models = list(inner_models(annotation))
+    given = value.get("type") if isinstance(value, Mapping) else None
+    return next((m for m in models if given in _tags(m)), models[0] if models else None)
 
 
 def kind_of(value: Any) -> str:

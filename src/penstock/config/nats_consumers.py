@@ -52,7 +52,10 @@ def parse_start(text: str) -> Start:
 
 def names_all(filters: Filters) -> bool:
     """Return whether filters name every table and action; what their `sql` lets through is open."""
-    names = (filters.table, filters.collection_id, filters.resource_id, filters.action)
+    names = (
+        filters.table, filters.collection_id, filters.resource_id, filters.sync_id,
+        filters.provider, filters.action,
+    )  # fmt: skip
     return all(ANY in of for of in names)
 
 

@@ -11,14 +11,17 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, SecretStr
 
-from penstock.config.explain import SECRET_KEY
+from penstock.config.explain import SECRET_KEY, inner_model
 from penstock.config.models import model_of
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.yaml_lines import replaced, without_variables
 from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path
 
-_URL_KEYS: Final = ("url",)
+_URL_KEYS: Final = ("url", "base_url", "access_token_url")
+_PLAIN_KEYS: Final = ("default_token_expiration",)
+_PLACEHOLDER: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*\}")
+"""What stands for a property of a credential in a provider's texts."""
 _QUERY: Final = re.compile(r"\?.*", re.DOTALL)
 
 
@@ -45,22 +48,33 @@ def _secrets(
             of_webhook = kind == "consumer" and model is not NatsConsumer
             if (shown := _shown_url(value, of_webhook=of_webhook)) != value:
                 yield here, value, shown
-        elif SECRET_KEY.search(key) or (field is not None and _mentions(field.annotation)):
-            yield from _all_texts(value, here)
+        elif _is_secret_key(key) or (field is not None and _mentions(field.annotation)):
+            yield from _all_texts(value, here, of_provider=kind == "provider")
         elif isinstance(value, Mapping):
-            yield from _secrets(value, _inner(field.annotation if field else None), kind, here)
+            inner = inner_model(field.annotation if field else None, value)
+            yield from _secrets(value, inner, kind, here)
+        elif isinstance(value, list | tuple):
+            for i, member in enumerate(value):
+                if isinstance(member, Mapping):
+                    inner = inner_model(field.annotation if field else None, member)
+                    yield from _secrets(member, inner, kind, (*here, i))
 
 
-def _all_texts(value: Any, path: Path) -> Iterator[tuple[Path, str, str]]:
+def _is_secret_key(key: str) -> bool:
+    return SECRET_KEY.search(key) is not None and key not in _PLAIN_KEYS
+
+
+def _all_texts(value: Any, path: Path, *, of_provider: bool) -> Iterator[tuple[Path, str, str]]:
     if isinstance(value, str):
-        if without_variables(value):
+        bare = without_variables(value)
+        if _PLACEHOLDER.sub("", bare) if of_provider else bare:
             yield path, value, MASK
     elif isinstance(value, Mapping):
         for key, member in value.items():
-            yield from _all_texts(member, (*path, key))
+            yield from _all_texts(member, (*path, key), of_provider=of_provider)
     elif isinstance(value, list | tuple):
         for i, member in enumerate(value):
-            yield from _all_texts(member, (*path, i))
+            yield from _all_texts(member, (*path, i), of_provider=of_provider)
     elif value is not None and not isinstance(value, bool):
         yield path, str(value), MASK
 
@@ -82,10 +96,3 @@ def _shown_url(url: str, *, of_webhook: bool) -> str:
 def _mentions(annotation: Any) -> bool:
     """Whether a type has a `SecretStr` in it."""
     return annotation is SecretStr or any(_mentions(part) for part in get_args(annotation))
-
-
-def _inner(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that a type is, or has in it."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((m for part in get_args(annotation) if (m := _inner(part)) is not None), None)

@@ -1,4 +1,4 @@
-"""A whole configuration: sources, sinks, consumers, the store and Spark."""
+"""A whole configuration: sources, sinks, consumers, syncs, the store and Spark."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import pathlib
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Self
+from uuid import UUID
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 
-from penstock.config import contradictions
+from penstock.config import contradictions, reserved
 from penstock.config.bastion import Bastion
 from penstock.config.consumers import Consumer, WebhookConsumer
 from penstock.config.nats_consumers import NatsConsumer, sinks_of
+from penstock.config.providers import ProviderSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource, PostgresUrl
 from penstock.config.strict import StrictModel
+from penstock.config.syncs import Credential, RecordsSettings, Sync
 from penstock.config.targets import (
     HttpTarget,
     NatsTarget,
@@ -24,6 +27,7 @@ from penstock.config.targets import (
     joined_sink,
     joined_webhook,
 )
+from penstock.core.record_forms import SYNCS
 from penstock.core.text import dotted
 
 CONFIG_FILE: Final = "penstock.yaml"
@@ -53,16 +57,18 @@ def _spark_value(value: Any) -> Any:
 
 
 class StoreSettings(StrictModel):
-    """Where streams are kept; `store` is None for the embedded Postgres."""
+    """Where streams and records are kept; `store` is None for the embedded Postgres."""
 
     store: PostgresUrl | None = None
+    records: RecordsSettings = Field(default_factory=RecordsSettings)
 
 
 class Config(StoreSettings):
     """A whole configuration: sources, sinks and consumers by name, the store, and Spark.
 
     The sources of type outbox are `outboxes`: what takes from them is set in their databases. The
-    consumers of type nats are `nats_consumers`: the run publishes for them.
+    consumers of type nats are `nats_consumers`: the run publishes for them. Providers of Penstock's own
+    stand in no configuration.
     """
 
     sources: dict[str, PostgresSource]
@@ -71,27 +77,38 @@ class Config(StoreSettings):
     consumers: dict[str, Consumer] = Field(default_factory=dict)
     nats_consumers: dict[str, NatsConsumer] = Field(default_factory=dict)
     targets: dict[str, Target] = Field(default_factory=dict)
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    credentials: dict[str, Credential] = Field(default_factory=dict)
+    syncs: dict[str, Sync] = Field(default_factory=dict)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    _ids: Mapping[str, UUID] = PrivateAttr(default_factory=dict)
     _file: str | None = PrivateAttr(None)
     _sharing: int | None = PrivateAttr(None)
     _version: int = PrivateAttr(0)
+    _at: SecretStr | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
+        streams: dict[str, str] = {n: sink.kind for n, sink in self.streams.items()}
+        names = list(self.sources)
+        if self.syncs:
+            streams |= reserved.KINDS
+            names.append(SYNCS)
         found = [
-            *contradictions.of_sinks(self.sources, self.sinks, self.sources),
-            *contradictions.of_consumers(
-                self.consumers, self.sinks, {n: sink.kind for n, sink in self.streams.items()}
+            *reserved.of_names(self.sources, self.sinks, self.syncs),
+            *reserved.of_variables(
+                self.sinks, self.nats_consumers, {n: s.source for n, s in self.streams.items()}
             ),
-            *contradictions.of_nats_consumers(
-                self.nats_consumers, self.sinks, {n: s.kind for n, s in self.streams.items()}
-            ),
+            *contradictions.of_sinks(self.sources, self.sinks, names),
+            *contradictions.of_consumers(self.consumers, self.sinks, streams),
+            *contradictions.of_nats_consumers(self.nats_consumers, self.sinks, streams),
             *contradictions.of_targets(
                 self.targets,
                 {**self.sources, **self.outboxes},
                 self.sinks,
                 {**self.consumers, **self.nats_consumers},
             ),
+            *contradictions.of_syncs(self.providers, self.credentials, self.syncs),
             *contradictions.of_store(
                 has_url=self.store is not None, master=self.spark.master, outboxes=self.outboxes
             ),
@@ -102,7 +119,16 @@ class Config(StoreSettings):
         return self
 
     def join(self) -> None:
-        """Give sinks, webhooks and sources what their targets and bastions have."""
+        """Give sinks, webhooks and sources what their targets and bastions have, and syncs theirs."""
+        if self.syncs:
+            self.sources[SYNCS] = reserved.source(self.records.store or self.store or self._at)
+            self.sinks.update(reserved.streams(self.records))
+        for name, sink in self.sinks.items():
+            self.sinks[name] = reserved.with_subjects(sink, self.records)
+        for name, nats in self.nats_consumers.items():
+            stream = self.sinks.get(nats.stream)
+            named = reserved.consumer_with_subjects(nats, stream, self.records)
+            self.nats_consumers[name] = named
         for name, source in self.sources.items():
             if source.bastion is not None:
                 self.sources[name] = source.behind(source.bastion.of(name))
@@ -174,6 +200,12 @@ class Config(StoreSettings):
         """Return the local folder of a source's checkpoints; it is there once the source has run."""
         return pathlib.Path(self.spark.checkpoint).absolute() / source
 
+    def stored_at(self, url: str) -> Self:
+        """Return the configuration whose store is there: the embedded one's URL, while it runs."""
+        found = self.model_copy()
+        found._at = SecretStr(url)
+        return found
+
     def read_from(self, file: str) -> Self:
         """Record which file has this configuration, for the commands that errors print."""
         self._file = file
@@ -183,6 +215,15 @@ class Config(StoreSettings):
         """Record the version of the desired state that this configuration is."""
         self._version = version
         return self
+
+    def identified(self, ids: Mapping[str, UUID]) -> Self:
+        """Record the ids of syncs, by name, as the store has them."""
+        self._ids = ids
+        return self
+
+    def sync_id(self, name: str) -> UUID:
+        """Return the id of a sync; raises `KeyError` where the configuration is not the store's."""
+        return self._ids[name]
 
     @property
     def version(self) -> int:
@@ -222,6 +263,9 @@ class Config(StoreSettings):
                 "sources": {source: self.sources[source]},
                 "sinks": sinks,
                 "outboxes": {},
+                "providers": {},
+                "credentials": {},
+                "syncs": {},
                 "consumers": {n: c for n, c in self.consumers.items() if c.stream in sinks},
                 "nats_consumers": {
                     n: c for n, c in self.nats_consumers.items() if c.stream in sinks

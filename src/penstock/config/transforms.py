@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 from pydantic import (
@@ -21,15 +20,12 @@ from pydantic import (
 )
 
 from penstock.config.strict import StrictModel, Whole
+from penstock.config.texts import text_and_file
 from penstock.core.subject import named
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
-_CODE_BYTES: Final = 1 << 20
 NOT_IN_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
 """What no literal of a route to a subject may hold."""
-FOLDER: Final = "folder"
-"""The validation context's key for the folder that relative names of Lua files start from; with None
-in it no file is read."""
 
 
 class LuaCode(StrictModel):
@@ -58,17 +54,9 @@ class TransformSettings(StrictModel):
     def _read_lua(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None or isinstance(value, LuaCode):
             return value
-        if isinstance(value, str):
-            code, file = value, None
-        elif isinstance(value, dict) and list(value) == ["file"] and isinstance(value["file"], str):
-            code, file = _read(value["file"], info), value["file"]
-        elif isinstance(value, dict) and set(value) == {"file", "code"} and _are_texts(value):
-            code, file = (
-                value["code"],
-                value["file"],
-            )  # as the store has it: the file may be elsewhere
-        else:
-            raise ValueError("expected a Lua program, or {file: path} where a file holds it")
+        code, file = text_and_file(
+            value, info, "a Lua program, or {file: path} where a file holds it"
+        )
         if not code.strip():
             raise ValueError("the program is empty: expected a function transform(message)")
         return LuaCode(code=code, file=file)
@@ -174,24 +162,3 @@ def _check(text: str, parser: str) -> str:
     parse: Callable[[str], object] = getattr(expressions, parser)
     parse(text)
     return text
-
-
-def _are_texts(value: dict[str, Any]) -> bool:
-    return all(isinstance(each, str) for each in value.values())
-
-
-def _read(file: str, info: ValidationInfo) -> str:
-    folder = (info.context or {}).get(FOLDER, ".")
-    if folder is None:
-        raise ValueError("no file is read for this: give the program itself")
-    path = Path(folder) / Path(file).expanduser()
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
-    if len(data) > _CODE_BYTES:
-        raise ValueError(f"{file}: {len(data):,} bytes; at most {_CODE_BYTES:,} are read")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file}: not UTF-8: save the file as UTF-8") from None

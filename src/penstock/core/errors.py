@@ -11,6 +11,7 @@
       BastionError          a bastion, or a server behind it, cannot be reached
       TargetError           a target cannot be reached: a NATS cluster or an HTTP endpoint
       StoreError            the store cannot do its work
+      SyncError             an API cannot be read (`syncs.errors`)
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
       EmbeddedError         an embedded server cannot start
         PortTakenError      its one port is in use

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.json_members import Members, text_of
-from penstock.core.subject import SubjectTemplate, named
+from penstock.core.subject import OF_RECORD, PER_ROW, SubjectTemplate, named
 from penstock.core.subject_token import EMPTY, NULL
 
 PATH_RULES: Final = (
@@ -27,7 +27,6 @@ _DOTS: Final = r"(?:^|/)\.{1,2}(?:/|$)"
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f%/\\?#;]")
 _UNSAFE_LITERAL: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
 _ONLY_DOTS: Final = re.compile(r"\.+\Z")
-_PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
 
 
 def escape(value: str | None) -> str:
@@ -94,8 +93,10 @@ class PathTemplate:
             if variable.startswith("record."):
                 column = variable.removeprefix("record.")
                 values[variable] = [escape(v) for v in _texts(batch.column("record"), column)]
-            elif variable in _PER_ROW:
-                column = _PER_ROW[variable]
+            elif variable in OF_RECORD:
+                values[variable] = [escape(v) for v in _texts(batch.column("record"), variable)]
+            elif variable in PER_ROW:
+                column = PER_ROW[variable]
                 values[variable] = [escape(v or "") for v in batch.column(column).to_pylist()]
             else:
                 fixed = source if variable == "source" else database

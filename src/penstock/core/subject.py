@@ -7,6 +7,9 @@ two different values never give the same text, see `penstock.core.subject_token`
 `{record.<column>|dots}` keeps the dots of a value: it gives a token for each part between them, and
 each is escaped by the same rules. Two different values still never give the same text.
 
+The records and events of API syncs also have `{sync_id}` `{provider}` `{collection_id}` `{upstream_id}`
+and, of events, `{event_type}`.
+
 The messages of an outbox have variables of their own, `{stream_table}` (the outbox), `{op}` (what the
 publisher gave, by default `insert`), `{outbox_id}`, `{payload.<field>}` and `{header.<name>}`, and the
 same rules.
@@ -44,7 +47,16 @@ _OF_OUTBOX: Final = ("outbox_id", "op")
 _DOTS: Final = "|dots"
 OUTBOX_VARIABLES: Final = "{stream_table} {op} {outbox_id} {payload.<field>} {header.<name>}"
 _MEMBERS: Final = {"payload": "payload", "header": "headers"}
-_PER_ROW: Final = {"schema": "table_schema", "table": "table_name", "action": "action"}
+PER_ROW: Final = {
+    "schema": "table_schema", "table": "table_name", "action": "action",
+    "sync_id": "table_schema", "collection_id": "table_name",
+}  # fmt: skip
+"""The variables that are a column of a message."""
+OF_RECORD: Final = ("provider", "upstream_id", "event_type")
+"""The variables of syncs that are members of a record, or of an event."""
+OF_SYNCS: Final = ("sync_id", "provider", "collection_id", "upstream_id", "event_type")
+"""The variables that only messages of syncs have."""
+SYNC_VARIABLES: Final = " ".join(f"{{{name}}}" for name in OF_SYNCS)
 _SEPARATOR: Final = pa.scalar("\0", pa.string())
 _EMPTY_TEXT: Final = pa.scalar("", pa.string())
 _NO_BYTES: Final = pa.scalar(b"", pa.binary())
@@ -127,6 +139,16 @@ class SubjectTemplate:
         """The columns that `{record.<column>}` names, each once."""
         return tuple(dict.fromkeys(_member(v)[1] for v in self.variables if v[:7] == "record."))
 
+    @property
+    def of_syncs(self) -> tuple[str, ...]:
+        """The variables that only messages of syncs have, each once."""
+        return tuple(dict.fromkeys(v for v in self.variables if v in OF_SYNCS))
+
+    @property
+    def _members(self) -> tuple[str, ...]:
+        """The members of a record that the variables name, each once."""
+        return tuple(dict.fromkeys(_member(v)[1] for v in self.variables if _is_member(v)))
+
     def wildcard(self, source: str | None = None) -> str:
         """Return the subject filter that covers all that this template can give.
 
@@ -153,7 +175,7 @@ class SubjectTemplate:
         if any(v in _OF_OUTBOX or v.partition(".")[0] in _MEMBERS for v in self.variables):
             return self._render_outbox(batch)
         fixed = {"source": escape(source), "database": escape(database)}
-        if self.record_columns:
+        if self._members:
             return pa.array(self._subjects(batch, fixed), pa.binary())
         if KEY in self.variables:
             key = keys(batch).cast(pa.binary())
@@ -175,10 +197,10 @@ class SubjectTemplate:
 
     def _render_fixed(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> pa.Array | pa.Scalar:
         """Return what only schema, table and action differ in, once a combination of these."""
-        names = [n for n in _PER_ROW if n in self.variables]
+        names = [n for n in PER_ROW if n in self.variables]
         if not names:
             return pa.scalar(self._fill(fixed).encode(), pa.binary())
-        columns = [pc.fill_null(batch.column(_PER_ROW[n]), _EMPTY_TEXT) for n in names]
+        columns = [pc.fill_null(batch.column(PER_ROW[n]), _EMPTY_TEXT) for n in names]
         # A schema's or table's name cannot hold NUL in Postgres, so it is a safe separator.
         found = pc.binary_join_element_wise(*columns, _SEPARATOR).dictionary_encode()
         subjects = [
@@ -194,9 +216,10 @@ class SubjectTemplate:
         return self._subjects(batch, {"source": escape(source), "database": escape(database)})
 
     def _subjects(self, batch: pa.RecordBatch, fixed: dict[str, str]) -> list[bytes]:
-        read = members(*self.record_columns)
-        of_record = [(v, *_member(v)[1:]) for v in self.variables if v.startswith("record.")]
-        per_row = [(n, batch.column(c).to_pylist()) for n, c in _PER_ROW.items()]
+        read = members(*self._members)
+        of_record = [(v, *_member(v)[1:]) for v in self.variables if _is_member(v)]
+        named = [(n, c) for n, c in PER_ROW.items() if n in self.variables]
+        per_row = [(n, batch.column(c).to_pylist()) for n, c in named]
         cache: dict[str, str] = {}  # names and actions repeat; values of records need not
         records = batch.column("record").to_pylist() if of_record else [None] * batch.num_rows
         row_keys = few_keys(batch) if KEY in self.variables else []
@@ -262,10 +285,16 @@ def named(char: str) -> str:
 
 def _member(variable: str) -> tuple[str, str, Callable[[Any], str]]:
     """Return of `record.<column>` and its like the prefix, the name, and what escapes a value."""
+    if variable in OF_RECORD:
+        return "record", variable, escape
     prefix, _, name = variable.partition(".")
     if name.endswith(_DOTS):
         return prefix, name.removesuffix(_DOTS), escape_parts
     return prefix, name, escape
+
+
+def _is_member(variable: str) -> bool:
+    return variable.startswith("record.") or variable in OF_RECORD
 
 
 def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
@@ -273,14 +302,19 @@ def _variable(text: str, at: int, name: str, of_outbox: bool) -> str:
     prefix, _, rest = plain.partition(".")
     if prefix in (_MEMBERS if of_outbox else ("record",)) and rest:
         return name
-    if plain in (_OF_OUTBOX if of_outbox else _VARIABLES):
+    if plain in (_OF_OUTBOX if of_outbox else (*_VARIABLES, *OF_SYNCS)):
         if plain == name:
             return name
         raise _wrong(text, at, f"{{{plain}}} is one token: leave {_DOTS} out")
     if of_outbox:
         raise _wrong(text, at, f"unknown variable {{{name}}}; known are {OUTBOX_VARIABLES}")
     known = " ".join(f"{{{v}}}" for v in _VARIABLES)
-    raise _wrong(text, at, f"unknown variable {{{name}}}; known are {known} {{record.<column>}}")
+    raise _wrong(
+        text,
+        at,
+        f"unknown variable {{{name}}}; known are {known} {{record.<column>}}, and"
+        f" of syncs {SYNC_VARIABLES}",
+    )
 
 
 def _check_tokens(text: str) -> None:

@@ -70,6 +70,12 @@ class TablePattern:
         return self.schema == other.schema and self.table in (None, other.table)
 
 
+def provider_of(table: str) -> str:
+    """Return the provider of a sync's collection, by its id; empty for a table's name."""
+    provider, colon, _ = table.partition(":")
+    return provider if colon else ""
+
+
 def matches_any(patterns: Iterable[TablePattern], schema: str, table: str) -> bool:
     """Return whether one of `patterns` has the table."""
     return any(pattern.matches(schema, table) for pattern in patterns)

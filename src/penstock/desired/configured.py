@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from penstock.config.document import Key, Spec
-from penstock.config.file import Parts, Reader
 from penstock.config.models import SECTIONS
+from penstock.config.reader import Parts, Reader
 from penstock.config.settings import Config
 from penstock.config.yaml_lines import Document, filled
 from penstock.core.errors import ConfigError
@@ -31,7 +32,7 @@ def config_of(snapshot: Snapshot, environ: Mapping[str, str], base: Config) -> C
     parts, problems = validated(snapshot.specs, environ)
     if problems:
         raise ConfigError([text_of(problem) for problem in problems])
-    return _config(parts, base).read_at(snapshot.version)
+    return _config(parts, base).read_at(snapshot.version).identified(_ids(snapshot))
 
 
 def usable_config(
@@ -42,7 +43,7 @@ def usable_config(
     What refers to an entity that can't be used can't be either.
     """
     config, refused = usable(snapshot.specs, environ, base)
-    return config.read_at(snapshot.version), refused
+    return config.read_at(snapshot.version).identified(_ids(snapshot)), refused
 
 
 def usable(
@@ -84,6 +85,10 @@ def text_of(problem: Problem) -> str:
     return f"{kind} {name}: {dotted(path)}: {message}" if path else f"{kind} {name}: {message}"
 
 
+def _ids(snapshot: Snapshot) -> dict[str, UUID]:
+    return {name: entity.id for name, entity in snapshot.of_kind("sync").items()}
+
+
 def _config(parts: Parts, base: Config) -> Config:
     config = base.model_copy(
         update={
@@ -92,6 +97,9 @@ def _config(parts: Parts, base: Config) -> Config:
             "consumers": parts.consumers,
             "nats_consumers": parts.nats_consumers,
             "targets": parts.targets,
+            "providers": parts.providers,
+            "credentials": parts.credentials,
+            "syncs": parts.syncs,
         }
     )
     config.join()

@@ -17,6 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.desired.entities import Change
 from penstock.desired.facts import Facts, facts_of, messages
 from penstock.desired.plan import Plan, PlannedChange
+from penstock.desired.sync_consequences import of_syncs
 from penstock.streams.store import Store
 
 _AT_NEXT_ROUND: Final[tuple[str, ...]] = (
@@ -84,9 +85,10 @@ class _Words:
             "source": (self.new_source, self.changed_source, self.no_source),
             "sink": (self.new_sink, self.changed_sink, self.no_sink),
             "consumer": (self.new_consumer, self.changed_consumer, self.no_consumer),
-            "target": (self.unused_target, self.changed_target, self.unused_target),
+            "target": (self.nothing, self.changed_target, self.nothing),
         }
         if self.change.kind not in by_kind:
+            yield from of_syncs(self.change)
             return
         new, changed, gone = by_kind[self.change.kind]
         before, after = self.change.before, self.change.after
@@ -97,10 +99,10 @@ class _Words:
         elif before is not None and after is not None and self.keys:
             yield from changed(before, after)
 
-    # Targets
-
-    def unused_target(self, _: Spec) -> Iterator[str]:
+    def nothing(self, _: Spec) -> Iterator[str]:
         yield from ()
+
+    # Targets
 
     def changed_target(self, _: Spec, __: Spec) -> Iterator[str]:
         yield f"the sinks and consumers of target {self.name} connect anew, with what it has then"
@@ -240,8 +242,7 @@ class _Words:
             yield f"consumer {self.name} {_publishes(spec)}"
             return
         if stream in self.facts.streams:
-            where = "end" if spec.get("deliver_policy") == "new" else "beginning"
-            yield f"consumer {self.name} starts at the {where} of the stream {stream}"
+            yield f"consumer {self.name} starts {_where(spec)} of the stream {stream}"
 
     def changed_nats_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
         if type_of("consumer", before) != "nats":
@@ -276,9 +277,8 @@ class _Words:
             yield from self.new_consumer(after)
             return
         if "stream" in self.keys:
-            where = "end" if after.get("deliver_policy") == "new" else "beginning"
             yield (
-                f"consumer {self.name} is made anew and starts at the {where} of the stream "
+                f"consumer {self.name} is made anew and starts {_where(after)} of the stream "
                 f"{after.get('stream')}; what it has not acked of {before.get('stream')} goes"
             )
             yield from self.letters()
@@ -298,6 +298,13 @@ class _Words:
         count = self.facts.consumers.get(self.name, ("", 0))[1]
         if count:
             yield f"its {count:,} dead letter{'' if count == 1 else 's'} go with it"
+
+
+def _where(spec: Spec) -> str:
+    """Return where a new consumer starts."""
+    policy = str(spec.get("deliver_policy", "all"))
+    named = {"all": "at the beginning", "new": "at the end", "last": "with the last message"}
+    return named.get(policy, f"with the last {policy}")
 
 
 def _publishes(spec: Spec) -> str:

@@ -39,7 +39,7 @@ class Feed:
 
     def __init__(self, url: str, base: Config, environ: Mapping[str, str] = os.environ) -> None:
         self._url = url
-        self._base = base
+        self._base = base.stored_at(url)
         self._environ = environ
         self._store = Store(url)
         self._state = DesiredState(self._store, environ)

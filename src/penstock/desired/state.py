@@ -12,7 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from penstock.config.document import Key, Spec
-from penstock.config.models import REFERENCES
+from penstock.config.models import BUILT_IN, REFERENCES
 from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
@@ -20,6 +20,7 @@ from penstock.desired import consumers
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
 from penstock.streams.store import Store
+from penstock.syncs import controls
 
 CHANNEL: Final = "penstock_state"
 """Notifications: the state's new version, one a change set."""
@@ -112,6 +113,8 @@ class DesiredState:
                     if at is not None and version != at + 1:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
+                    if any(c.after is None and c.kind in ("sync", "credential") for c in changes):
+                        controls.forget(connection)
                     state = read(connection)
                     _check_references(state, changes)
                     return state
@@ -188,7 +191,8 @@ def _check_references(state: Snapshot, changes: Sequence[Change]) -> None:
     for entity in state.entities.values():
         for key, kind in REFERENCES.get(entity.kind, {}).items():
             named = (kind, str(entity.spec.get(key)))
-            if key not in entity.spec or named in state.entities or "${" in named[1]:
+            there = named in state.entities or named in BUILT_IN
+            if key not in entity.spec or there or "${" in named[1]:
                 continue
             if entity.key in changed or named in changed:
                 raise StateMoved(f"{entity.kind} {entity.name} needs the {' '.join(named)}")

@@ -62,7 +62,7 @@ def configured(
             read_document(path, environ)  # raises with all that is wrong in it
         raise
     snapshot, failure = _state(settings, environ)
-    base = Config(sources={}, sinks={}, store=settings.store)
+    base = Config(sources={}, sinks={}, store=settings.store, records=settings.records)
     specs = snapshot.specs
     if has_content(path):
         document = document_for(snapshot, path, environ)

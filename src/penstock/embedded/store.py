@@ -30,7 +30,7 @@ from penstock.streams.errors import EMBEDDED
 
 FOLDER: Final = Path(".penstock")
 _SETTINGS: Final[Mapping[str, str]] = {
-    "wal_level": "replica",
+    "wal_level": "logical",  # what syncs write is captured from here
     "shared_buffers": "128MB",
     "log_checkpoints": "off",
 }

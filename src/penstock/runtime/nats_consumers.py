@@ -8,6 +8,7 @@ import structlog
 
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
+from penstock.core.record_forms import form_of
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
 from penstock.spark.consumer_steps import ConsumerRoute
@@ -66,7 +67,8 @@ class ConsumerDrainers:
         consumer = self.config.nats_consumers[name]
         stream = self.config.streams[consumer.stream]
         of = ConsumerStream(
-            self._streams[consumer.stream], stream.kind, consumer.filters, consumer.detach_after,
+            self._streams[consumer.stream], form_of(stream.source, stream.kind), consumer.filters,
+            consumer.detach_after,
             sql_filter.function_of(consumer.stream, consumer.filters.sql),
         )  # fmt: skip
         return ConsumerBacklog(self._sources[stream.source].id, name, of)

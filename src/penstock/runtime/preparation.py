@@ -12,6 +12,7 @@ import structlog
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
+from penstock.core.record_forms import SYNCS
 from penstock.core.startup import step
 from penstock.postgres import setup
 from penstock.runtime.guard import Guard
@@ -19,6 +20,7 @@ from penstock.runtime.store_session import StoreSession
 from penstock.runtime.stream_maker import StreamMaker
 from penstock.spark import planning
 from penstock.streams.claim import Claim
+from penstock.syncs.records import schema as records
 
 # After a kill the server may hold the slot for the last run's connection: `wal_sender_timeout`, 60 s
 # by default, if the machine went with it.
@@ -62,6 +64,7 @@ class Preparation:
         """
         for name in self._config.running_sources:
             with contextlib.nullcontext() if quietly else step("source", source=name):
+                self._make_records(name)
                 self._ensure(name, self._config.sources[name])
                 self.check_plan()
                 self._register(name)
@@ -79,6 +82,7 @@ class Preparation:
         """Do the same while another run of this process reads the slots."""
         for name in self._config.running_sources:
             self._guard.refuse_gap(name)
+            self._make_records(name)
             setup.ensure(self._config.sources[name], is_read=True)
             self._register(name)
         self._store.refuse_filters()
@@ -94,6 +98,11 @@ class Preparation:
             self._streams.add(sink, settings)
         for consumer, publishes in self._config.nats_consumers_of(name).items():
             self._streams.add(consumer, publishes)
+
+    def _make_records(self, name: str) -> None:
+        """Make the table that the reserved source reads, and whose rows the syncs write."""
+        if name == SYNCS:
+            records.prepare(self._config.sources[name].url.get_secret_value())
 
     def _ensure(self, name: str, source: PostgresSource) -> None:
         """Make what a source lacks; wait for a slot that a killed run's connection still holds."""

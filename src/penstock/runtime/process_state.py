@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -15,6 +15,16 @@ from penstock.runtime.sink_state import SinkState
 from penstock.runtime.state import RunState
 
 
+class SyncsShown(Protocol):
+    """The syncs of a process, as `penstock.runtime.sync_runner` has them."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `/status` has of them."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield their metrics."""
+
+
 class ProcessState(Collector):
     """The runs of one process, merged for `/status` and `/metrics`.
 
@@ -24,6 +34,7 @@ class ProcessState(Collector):
         parts: Returns the process's other parts that have a health.
         consumers: The store's consumers.
         standing_by: Returns whether all sources are run by other processes.
+        syncs: The process's syncs.
     """
 
     def __init__(
@@ -33,12 +44,14 @@ class ProcessState(Collector):
         parts: Callable[[], Iterable[Part]] = tuple,
         consumers: ConsumerWatch | None = None,
         standing_by: Callable[[], bool] = lambda: False,
+        syncs: SyncsShown | None = None,
     ) -> None:
         self._runs = runs
         self._relays = relays
         self._parts = parts
         self._consumers = consumers
         self._standing_by = standing_by
+        self._syncs = syncs
 
     @property
     def readiness(self) -> str:
@@ -70,6 +83,8 @@ class ProcessState(Collector):
         body["backfills"] = [backfill for of_run in runs for backfill in of_run["backfills"]]
         if self._consumers is not None:
             body["consumers"] = self._consumers.as_json()
+        if self._syncs is not None:
+            body |= self._syncs.as_json()
         relays = self._relays()
         return body | ({"relays": relays} if relays else {})
 
@@ -95,5 +110,7 @@ class ProcessState(Collector):
                 else:
                     found[metric.name] = metric
         yield from found.values()
+        if self._syncs is not None:
+            yield from self._syncs.collect()
         if self._consumers is not None:
             yield from self._consumers.collect()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.config.settings import Config
+from penstock.core.errors import PenstockError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +64,14 @@ def _run_of(config: Config, source: str) -> tuple[object, ...]:
     sinks = config.sinks_of(source)
     consumers = {n: of for n, of in config.nats_consumers.items() if of.stream in sinks}
     return config.sources.get(source), sinks, consumers
+
+
+def concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:
+    """Yield the entities that an error names; the source, where it names no sink."""
+    named = [name for name in config.sinks if f"sinks.{name}." in error.message]
+    named = named or [name for name in config.sinks if f"{name!r}" in error.message]
+    yield from (("sink", name) for name in named)
+    readers = [name for name in config.nats_consumers if f"consumers.{name}." in error.message]
+    yield from (("consumer", name) for name in readers)
+    if not named and not readers:
+        yield "source", source

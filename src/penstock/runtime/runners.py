@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -13,15 +13,17 @@ from pyspark.sql import SparkSession
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Failure, Level, Part, run_part
+from penstock.core.record_forms import SYNCS
 from penstock.desired import consumers
 from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
-from penstock.runtime.reconcile import changes
+from penstock.runtime.reconcile import changes, concerned
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.runner_context import RunnerContext, SparkSoon
 from penstock.runtime.source_runner import SourceRunner
 from penstock.runtime.state import RunState
+from penstock.runtime.sync_runner import SyncRunner
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
@@ -69,6 +71,7 @@ class Runners:
             self._remove, self._is_left,
         )  # fmt: skip
         self._runners = {name: self._runner(name) for name in config.running_sources}
+        self.syncs = SyncRunner(store_url, self._spark, self._has_records)
         self._ending: list[SourceRunner] = []
         self._thread = threading.Thread(target=self._follow, name="desired state", daemon=True)
 
@@ -90,7 +93,7 @@ class Runners:
     def parts(self) -> list[Part]:
         """Return what is wrong beside the states of the runs."""
         runners = self.all
-        found = [part for runner in runners for part in runner.parts()]
+        found = [part for runner in runners for part in runner.parts()] + self.syncs.parts()
         if self._feed is not None:
             # Consumers are another part's: the store knows of these.
             found += [
@@ -167,6 +170,8 @@ class Runners:
         self._spark.set(spark)
         if self._feed is not None:
             self._thread.start()
+        if not self._context.once:
+            self.syncs.set_desired(self._config)
         ready, logged = False, {r.name for r in self.all if r.failure is not None}
         while not self._stopping.is_set():
             runners = self.all
@@ -199,6 +204,7 @@ class Runners:
         if self._thread.ident is not None:
             self._thread.join()
         self.stop()  # the one that the thread has started last, too
+        self.syncs.join()
         for runner in [*self.all, *self._ending]:
             runner.join()
         if self._remover is not None:
@@ -207,6 +213,7 @@ class Runners:
     def stop(self) -> None:
         """Ask for an orderly end, from any thread."""
         self._stopping.set()
+        self.syncs.stop()
         if self._remover is not None:
             self._remover.stop()
         for runner in [*list(self._runners.values()), *self._ending]:  # no lock: a signal's handler
@@ -281,6 +288,7 @@ class Runners:
                     self._ending.append(self._runners.pop(name))  # a failed one starts anew
             for name, runner in self._runners.items():
                 runner.set_desired(config.only(name))
+            self.syncs.set_desired(config)
         if found:
             log.info("the desired state changed", starts=list(found.starts), ends=list(found.ends),
                      changes=list(found.changes))  # fmt: skip
@@ -308,7 +316,7 @@ class Runners:
 
     def _refuse(self, source: str, config: Config, error: PenstockError) -> None:
         def note() -> None:
-            for kind, name in _concerned(source, config, error):
+            for kind, name in concerned(source, config, error):
                 self._refusals.setdefault(source, set()).add((kind, name))
                 if self._feed is not None:
                     self._feed.refused(kind, name, str(error))
@@ -326,20 +334,14 @@ class Runners:
     def _remove(self, source: str, config: Config) -> StoreError | None:
         return None if self._remover is None else self._remover.before_run(source, config)
 
+    def _has_records(self) -> bool:
+        """Whether this process has the source that the syncs are, and its table is there."""
+        runner = self._runners.get(SYNCS)
+        return runner is not None and runner.prepared and runner.holds_lease
+
     def _sources(self) -> Sources:
         with self._lock:
             return Sources(self._config, list(self._runners.values()), list(self._ending))
 
     def _is_left(self, source: str, config: Config) -> bool:
         return self._remover is not None and self._remover.is_left(source, config)
-
-
-def _concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:
-    """Yield the entities that an error names; the source, where it names no sink."""
-    named = [name for name in config.sinks if f"sinks.{name}." in error.message]
-    named = named or [name for name in config.sinks if f"{name!r}" in error.message]
-    yield from (("sink", name) for name in named)
-    readers = [name for name in config.nats_consumers if f"consumers.{name}." in error.message]
-    yield from (("consumer", name) for name in readers)
-    if not named and not readers:
-        yield "source", source

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from penstock.config.consumers import ANY, Filters
 from penstock.config.nats_consumers import names_all
-from penstock.core.tables import TablePattern, matches_any
+from penstock.core.tables import TablePattern, matches_any, provider_of
 
 
 def selected(filters: Filters, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -34,6 +34,8 @@ def names(filters: Filters, schema: str, table: str, action: str) -> bool:
         _names(filters.table, schema, table)
         and _names(filters.collection_id, schema, table)
         and (ANY in filters.resource_id or schema in filters.resource_id)
+        and (ANY in filters.sync_id or schema in filters.sync_id)
+        and (ANY in filters.provider or provider_of(table) in filters.provider)
         and (ANY in filters.action or action in filters.action)
     )
 
@@ -41,7 +43,7 @@ def names(filters: Filters, schema: str, table: str, action: str) -> bool:
 def _names(tables: Sequence[str], schema: str, table: str) -> bool:
     return any(
         name in (ANY, table)
-        if "." not in name
+        if "." not in name or ":" in name
         else matches_any((TablePattern.parse(name),), schema, table)
         for name in tables
     )

@@ -38,7 +38,7 @@ _COLUMNS: Final = sql.SQL(", ").join(map(sql.Identifier, copy.COLUMNS))
 
 @dataclass(frozen=True)
 class StreamRoute:
-    """A stream that is written; `kind` is `changes` or `rows`."""
+    """A stream that is written; `kind` is the form of its messages (`core.record_forms`)."""
 
     name: str
     stream_id: int

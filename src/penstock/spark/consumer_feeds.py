@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from penstock.core.blocks import Block
 from penstock.core.counting import is_counted
 from penstock.core.message import Position, RoundPart
+from penstock.core.record_forms import form_of
 from penstock.sinks.selected import mask
 from penstock.sinks.stream import Backlog, Stored
 from penstock.spark import old_keys
@@ -135,7 +136,8 @@ class ConsumerFeeds:
             return None
         named = mask(route.filters, messages)
         asked = messages if named is None else messages.filter(named)
-        found = self._worker.store.verdicts(route.function, route.settings.kind, asked)
+        form = form_of(route.settings.source, route.settings.kind)
+        found = self._worker.store.verdicts(route.function, form, asked)
         if named is not None:
             found = pc.replace_with_mask(pa.nulls(len(named), pa.string()), named, found)
         return pa.StructArray.from_arrays([found], ["passed"])

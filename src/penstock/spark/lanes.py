@@ -60,12 +60,10 @@ def read(lane: Lane, session: int) -> Iterator[tuple[bytes, bytes]]:
     Raises `SparkError` where the process of the capture is gone.
     """
     try:
-        sock = _connected(lane.address, ["read", lane.batch, lane.number, session])
+        sock = connected(lane.address, ["read", lane.batch, lane.number, session])
         with sock, sock.makefile("rb", READ_SIZE) as made:
             file = cast("IO[bytes]", made)
-            while True:
-                data = _exactly(file, *LENGTH.unpack(_exactly(file, LENGTH.size)))
-                kind = data[:1]
+            for kind, data in frames(file):
                 if kind == END:
                     return
                 if kind == AGAIN:
@@ -76,7 +74,7 @@ def read(lane: Lane, session: int) -> Iterator[tuple[bytes, bytes]]:
                         remedy="A query with latency=realtime can read its stream once a batch: persist"
                         " the frame before its second action, or set latency=batch.",
                     )
-                yield kind, data[1:]
+                yield kind, data
     except (OSError, EOFError, AuthenticationError) as error:
         raise SparkError(
             "capture_gone",
@@ -84,6 +82,13 @@ def read(lane: Lane, session: int) -> Iterator[tuple[bytes, bytes]]:
             remedy="Spark starts the query again; the log has why it ended.",
             transient=True,
         ) from None
+
+
+def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the frames that come, kind and bytes; raises `EOFError` and `OSError`."""
+    while True:
+        data = _exactly(file, *LENGTH.unpack(_exactly(file, LENGTH.size)))
+        yield data[:1], data[1:]
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
@@ -100,7 +105,7 @@ class Reports:
     """
 
     def __init__(self, opening: Opening) -> None:
-        self._sock = _connected(
+        self._sock = connected(
             opening.address, ["write", opening.batch, opening.lane, opening.session]
         )
 
@@ -114,7 +119,8 @@ class Reports:
         self._sock.close()
 
 
-def _connected(address: str, hello: list[Any]) -> socket.socket:
+def connected(address: str, hello: list[Any]) -> socket.socket:
+    """Return a connection to the process that has the lanes, once it has been greeted."""
     connection = connect(address)
     connection.send_bytes(msgspec.msgpack.encode(hello))
     return socket_of(connection)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import Block
 from penstock.core.delivery import DeadLetter, as_captured
+from penstock.core.record_forms import SYNCS, formed, passing_rows
 from penstock.spark import old_keys
 from penstock.spark.router import Router
 from penstock.spark.routes import Route, regrouped
@@ -55,6 +56,7 @@ class Steps:
             is_nats and settings.transform is None
         )
         """Whether the messages come in the sink's own groups."""
+        self._forms = source == SYNCS
         self._select = Select(plan.items) if plan is not None and plan.items is not None else None
         self._router = None
         if plan is not None and plan.route is not None:
@@ -113,9 +115,12 @@ class Steps:
 
     def _prepared(self, block: Block) -> Prepared:
         plan, passing = self._plan, self.route.mask(block.messages)
+        if self._forms and block.messages.num_rows:
+            rows = passing_rows(block.messages, self.route.settings.kind)
+            passing = rows if passing is None else pc.and_(passing, rows)
         if plan is None:
             messages = block.messages if passing is None else block.messages.filter(passing)
-            return Prepared(self._grouped(messages))
+            return Prepared(self._grouped(self._formed(messages)))
         dead: list[DeadLetter] = []
         messages, results = block.messages, block.results
         filtered = 0
@@ -139,7 +144,8 @@ class Steps:
             results = None if results is None else results.filter(passing)
         if not messages.num_rows:
             return Prepared(messages, dead, filtered)
-        prepared = self._changed(self._grouped(messages), messages, results, plan, dead)
+        made = self._grouped(self._formed(messages))
+        prepared = self._changed(made, messages, results, plan, dead)
         prepared.filtered += filtered
         return prepared
 
@@ -164,6 +170,10 @@ class Steps:
         if self._code is not None:
             return old_keys.transformed(messages, lambda _: "{}", lambda _: [])
         return messages
+
+    def _formed(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of the records table as records or events, all others as they are."""
+        return formed(messages, self.route.settings.kind) if self._forms else messages
 
     def _grouped(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         group_by = self.route.settings.group_by

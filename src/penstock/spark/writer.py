@@ -26,6 +26,7 @@ from penstock.core.counting import Floors
 from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.core.monitor import Reporter
+from penstock.core.record_forms import form_of
 from penstock.sinks.stream import StreamRoute
 from penstock.spark.audience import Audience
 from penstock.spark.consumer_steps import ConsumerRoute, ConsumerSteps
@@ -85,7 +86,8 @@ class Worker:
             if isinstance(route.settings, StreamSinkSettings):
                 assert route.stream_id is not None  # noqa: S101 - streams are registered first
                 self.streams.append(steps)
-                streams.append(StreamRoute(route.name, route.stream_id, route.settings.kind))
+                form = form_of(fan_out.source, route.settings.kind)
+                streams.append(StreamRoute(route.name, route.stream_id, form))
             else:
                 self.sink_writers[route.name] = SinkWriter(
                     steps, route.settings, fan_out.source, self.reporter

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.core.json_members import Members
 from penstock.core.message import DELETE
+from penstock.core.record_forms import EVENTS
 from penstock.streams.records import PLACES, stream_idx
 
 COLUMNS: Final = (
@@ -64,6 +65,8 @@ _METADATA: Final = _constant(b'","metadata":')
 _ROW_METADATA: Final = _constant(b',"metadata":')
 _DELETED: Final = _constant(b',"action":"delete","metadata":')
 _END: Final = _constant(b"}")
+_EVENT: Final = _constant(b'{"event":')
+_EVENT_AROUND: Final = pa.scalar(len(b'{"event":,"metadata":}'), pa.int32())
 _AROUND: Final = pa.scalar(len(b'{"record":,"changes":,"action":"","metadata":}'), pa.int32())
 _ROW_AROUND: Final = pa.scalar(len(b'{"record":}'), pa.int32())
 # In a JSON string a quote has a backslash before it, so these are names of members and no values.
@@ -116,7 +119,8 @@ def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
 def rows(batch: pa.RecordBatch, kind: str) -> Iterator[memoryview]:
     """Yield the rows of `batch` for `COPY … (COLUMNS) FROM STDIN (FORMAT binary)`.
 
-    `batch` is what `placed` returned. Header and trailer are the caller's.
+    `batch` is what `placed` returned, `kind` the form of its messages (`core.record_forms`). Header and
+    trailer are the caller's.
     """
     first = 0
     while first < batch.num_rows:
@@ -147,6 +151,8 @@ def _message(batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, list[pa.Array 
         between = pc.if_else(is_delete, _DELETED, _ROW_METADATA)
         size = pc.add(pc.add(size, pc.binary_length(between)), _ROW_AROUND)
         return size, [_RECORD, record, between, metadata, _END]
+    if kind == EVENTS:
+        return pc.add(size, _EVENT_AROUND), [_EVENT, record, _ROW_METADATA, metadata, _END]
     changes = _text(batch, "changes")
     size = pc.add(pc.add(size, pc.binary_length(changes)), pc.binary_length(action))
     size = pc.add(size, _AROUND)

@@ -100,3 +100,9 @@ def _store_error(error: psycopg.Error, url: str) -> StoreError:
                 "connection_lost", f"The store at {where}: {reason_of(error)}.", transient=True
             )
     return StoreError("postgres", f"The store at {where}: {reason_of(error)}.")
+
+
+def embedded_log(url: str) -> str | None:
+    """Return the log of the embedded store at `url`, in the store's folder; None of another store."""
+    name = str(conninfo_to_dict(url).get("fallback_application_name") or "")
+    return name.removeprefix(EMBEDDED) if name.startswith(EMBEDDED) else None

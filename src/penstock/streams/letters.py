@@ -35,6 +35,11 @@ class DeadLetters:
         with self._connection.lend() as connection, connection.transaction():
             connection.cursor().executemany(_SQL["add_dead_letter"], rows)
 
+    def known(self, sink: str, keys: Sequence[str]) -> set[str]:
+        """Return which idempotency keys a sink has dead letters of already."""
+        rows = self._connection.rows(_SQL["known_dead_letters"], [sink, list(keys)])
+        return {str(key) for (key,) in rows}
+
     def page(
         self,
         sink: str | None = None,

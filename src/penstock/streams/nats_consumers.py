@@ -22,6 +22,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.health import Failure
 from penstock.core.message import Position
+from penstock.core.record_forms import form_of
 from penstock.core.text import nearest
 from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
@@ -85,7 +86,9 @@ class NatsConsumerRecord:
         function = sql_filter.function_of(self.stream, filters_of(self.settings).sql)
         if function is None:
             return ""
-        (found,) = sql_filter.evaluated(connection, function, self.kind, message).to_pylist()
+        (found,) = sql_filter.evaluated(
+            connection, function, form_of(self.source, self.kind), message
+        ).to_pylist()
         return None if found is None else str(found)
 
     def body(self) -> dict[str, Any]:

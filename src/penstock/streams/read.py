@@ -37,7 +37,7 @@ _BYTES: Final = 16 * 1024 * 1024
 _FETCH: Final = 1_000
 _TRIES: Final = 10
 _MESSAGE: Final = 7  # of a row
-_CHANGE: Final = Members(["record", "changes", "metadata"])
+_CHANGE: Final = Members(["record", "changes", "metadata", "event"])
 _ROW: Final = Members(["record", "metadata"])
 _KEY: Final = Members(["idempotency_key"])
 
@@ -276,6 +276,9 @@ def _batch(rows: list[tuple[Any, ...]], kind: str) -> pa.RecordBatch:
     else:
         read = _CHANGE.rows(texts)
         records, changes, metadata = _texts(read, 0), _texts(read, 1), _texts(read, 2)
+        # What a sync's event has is in its own member.
+        events = _texts(read, 3)
+        records = [r if e is None else e for r, e in zip(records, events, strict=True)]
     keys = [text_of(_bytes(row[0])) for row in _KEY.rows(metadata)]
     commits = [commit_position(0, at).idx for at in idx]
     parts = [at - stream_idx(commit) for at, commit in zip(idx, commits, strict=True)]

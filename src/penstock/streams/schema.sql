@@ -443,6 +443,49 @@ BEGIN
     RETURN new_version;
 END $penstock$
 
+-- name: migration_12
+-- Syncs, their credentials and the providers that users describe are entities too.
+ALTER TABLE penstock.ids DROP CONSTRAINT ids_kind_check,
+    ADD CONSTRAINT ids_kind_check CHECK
+        (kind IN ('source', 'sink', 'consumer', 'target', 'provider', 'credential', 'sync'));
+ALTER TABLE penstock.entities DROP CONSTRAINT entities_kind_check,
+    ADD CONSTRAINT entities_kind_check CHECK
+        (kind IN ('source', 'sink', 'consumer', 'target', 'provider', 'credential', 'sync'));
+-- Syncs that are paused, beside what the desired state says of them.
+CREATE TABLE penstock.paused_syncs (
+    sync_id uuid PRIMARY KEY,
+    paused_by text NOT NULL,
+    paused_at timestamptz NOT NULL DEFAULT now()
+);
+-- What is asked of the run that has the syncs, oldest first, until it has taken it. Without a collection
+-- it is asked of all of a sync.
+CREATE TABLE penstock.sync_commands (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sync_id uuid NOT NULL,
+    collection_id text,
+    command text NOT NULL CHECK (command IN ('run', 'backfill', 'resume')),
+    asked_by text NOT NULL,
+    asked_at timestamptz NOT NULL DEFAULT now()
+);
+-- How far each collection of a sync is: `progress` is for the scheduler, `shown` for all others.
+CREATE TABLE penstock.sync_collections (
+    sync_id uuid NOT NULL,
+    collection_id text NOT NULL,
+    progress jsonb NOT NULL,
+    shown jsonb NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (sync_id, collection_id)
+);
+-- Tokens that OAuth servers have handed out for a credential, encrypted; `origin` is a hash of what the
+-- user gave for them.
+CREATE TABLE penstock.credential_tokens (
+    credential text PRIMARY KEY,
+    origin text NOT NULL,
+    key_id text NOT NULL,
+    sealed bytea NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now()
+);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -178,6 +178,9 @@ RETURNING id, penstock.id_of('consumer', %(name)s)
 -- name: change_consumer
 UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
 
+-- name: known_dead_letters
+SELECT idempotency_key FROM penstock.dead_letters WHERE sink = %s AND idempotency_key = ANY (%s)
+
 -- name: add_dead_letter
 -- One that comes again, after a replay or a crash, is the same dead letter, and waits again. Its
 -- subject is no part of its identity: that may be longer than an index takes.

@@ -15,9 +15,12 @@ from penstock.testing.penstock import InMemoryPenstock
 from penstock.testing.sink import InMemorySink, Sent, UnsupportedError
 from penstock.testing.source import InMemorySource, InMemoryTable
 from penstock.testing.stream import InMemoryStream, StreamRow
+from penstock.testing.sync import ApiAnswer, ApiRequest, InMemorySync
 
 __all__ = [
     "UNCHANGED",
+    "ApiAnswer",
+    "ApiRequest",
     "Clock",
     "InMemoryConsumer",
     "InMemoryConsumers",
@@ -25,6 +28,7 @@ __all__ = [
     "InMemorySink",
     "InMemorySource",
     "InMemoryStream",
+    "InMemorySync",
     "InMemoryTable",
     "Sent",
     "StreamRow",

@@ -111,7 +111,7 @@ class InMemoryConsumers:
             self._made, spec.name, spec.stream, spec.type, own, settings, None, self.clock.now,
             uuid=uuid_of("consumer", spec.name),
         )  # fmt: skip
-        cursor = stream.head if settings.deliver_policy == "new" else START
+        cursor = _first_cursor(stream, settings.deliver_policy)
         consumer = self._consumers[spec.name] = InMemoryConsumer(info, stream, self.clock, cursor)
         self._changed()
         return consumer
@@ -225,6 +225,15 @@ class InMemoryConsumers:
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the list or a consumer's settings changed."""
         self._callbacks.append(callback)
+
+
+def _first_cursor(stream: InMemoryStream, policy: str) -> tuple[int, int]:
+    if policy == "last" and stream.rows:
+        lsn, idx, *_ = stream.rows[-1]
+        return lsn, idx - 1
+    if policy not in ("all", "new", "last"):
+        raise Refused("deliver_policy: in memory there is all, new and last, and no duration.")
+    return START if policy == "all" else stream.head
 
 
 def _check_filter(settings: ConsumerSettings) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.config.consumers import ANY, ConsumerSettings, Filters
 from penstock.core.message import DELETE
-from penstock.core.tables import TablePattern
+from penstock.core.tables import TablePattern, provider_of
 from penstock.streams import copy
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import Parked
@@ -175,6 +175,8 @@ def matches(filters: Filters, row: StreamRow) -> bool:
         _is_one(row, filters.table)
         and _is_one(row, filters.collection_id)
         and _is_in(row.table_schema, filters.resource_id)
+        and _is_in(row.table_schema, filters.sync_id)
+        and _is_in(provider_of(row.table_name), filters.provider)
         and _is_in(row.action, filters.action)
     )
 
@@ -189,9 +191,10 @@ def _is_in(value: str, names: Sequence[str]) -> bool:
 
 def _is_one(row: StreamRow, names: Sequence[str]) -> bool:
     for name in names:
-        if name == ANY or ("." not in name and name == row.table_name):
+        plain = "." not in name or ":" in name
+        if name == ANY or (plain and name == row.table_name):
             return True
-        if "." in name and TablePattern.parse(name).matches(row.table_schema, row.table_name):
+        if not plain and TablePattern.parse(name).matches(row.table_schema, row.table_name):
             return True
     return False
 

@@ -18,6 +18,7 @@ from penstock.config.sinks import NatsSinkSettings, Sink, SinkSettings
 from penstock.core.blocks import Block, pack, unpack, with_fields
 from penstock.core.json_members import members, text_of
 from penstock.core.message import DELETE, READ
+from penstock.core.record_forms import EVENTS, form_of
 from penstock.expressions.fields import Extractor
 from penstock.sinks.nats.frames import Encoder
 from penstock.spark.plan import Plan, plan
@@ -176,6 +177,8 @@ def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
     if kind == "rows":
         of_delete = ',"action":"delete"' if action == DELETE else ""
         return f'{{"record":{record}{of_delete},"metadata":{metadata}}}'
+    if kind == EVENTS:
+        return f'{{"event":{record},"metadata":{metadata}}}'
     return (
         f'{{"record":{record},"changes":{changes or "null"},"action":"{action}",'
         f'"metadata":{metadata}}}'
@@ -186,7 +189,7 @@ def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[Sent]:
     for row in range(messages.num_rows):
         message = messages.slice(row, 1)
         route = members("route")(message.column("metadata")[0].as_py())["route"]
-        yield Sent(_envelope(message, sink.kind), text_of(route))
+        yield Sent(_envelope(message, form_of(sink.source, sink.kind)), text_of(route))
 
 
 def _published(frame: bytes) -> Sent:

@@ -14,7 +14,10 @@ from penstock.api.manage import (
     http_consumers,
     nats_consumers,
     plans,
+    providers,
+    records,
     streams,
+    syncs,
     targets,
     tokens,
 )
@@ -38,6 +41,9 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
         nats_consumers.add(api, context)
         databases.add(api, context)
         targets.add(api, context)
+        providers.add(api, context)
+        syncs.add(api, context)
+        records.add(api, context)
         backfills.add(api, context)
         dead_letters.add(api, context)
         tokens.add(api, context)

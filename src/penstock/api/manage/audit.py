@@ -18,7 +18,9 @@ from penstock.config.consumers import storable
 
 
 class _Query(Paged):
-    kind: Literal["source", "sink", "consumer", "target"] | None = None
+    kind: (
+        Literal["source", "sink", "consumer", "target", "provider", "credential", "sync"] | None
+    ) = None
     name: Annotated[str, AfterValidator(storable)] | None = Field(
         None, description="The name of an entity; one that was deleted has its lines still."
     )

@@ -46,10 +46,16 @@ class Tools(Protocol):
 
 
 class Context:
-    """The store at `url` and what serves it; calls that block run in threads of its own."""
+    """The store at `url` and what serves it; calls that block run in threads of its own.
 
-    def __init__(self, url: str, consumers: Consumers, tools: Tools | None) -> None:
+    `records_url` is where the records table is, None where it is in the store.
+    """
+
+    def __init__(
+        self, url: str, consumers: Consumers, tools: Tools | None, records_url: str | None = None
+    ) -> None:
         self.consumers = consumers
+        self.records_url = records_url or url
         self.store = Store(url)
         self._state_store = Store(url)  # a long change keeps no list waiting
         self.state = DesiredState(self._state_store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -16,17 +15,16 @@ from penstock.api.manage.access import grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
 from penstock.api.manage.context import Context
 from penstock.api.manage.etags import IF_MATCH, etag
-from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.secrets import merged
 from penstock.api.manage.settings import name_of
+from penstock.api.manage.views import VIEWS, EntityBody, View
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import body_of, json_answer, read_object
-from penstock.api.schemas import ConsumerStatus, Page
+from penstock.api.schemas import Page
 from penstock.config.document import Spec
 from penstock.config.models import SECTIONS
 from penstock.core import queries
-from penstock.streams.consumers.facts import ConsumerFacts, facts_body
-from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 
@@ -35,37 +33,6 @@ class _DryRun(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = Field(False, description="Only show what would be done.")
-
-
-class _List(Paged):
-    pass
-
-
-class _ConsumerList(Paged):
-    status: bool = Field(False, description="Show each one's `status`, too.")
-
-
-class _Refusal(BaseModel):
-    """Why a process can't run the entity as it is."""
-
-    reason: str
-    at: datetime
-
-
-class _Entity(BaseModel):
-    """An entity of the desired state; secrets of its `spec` are masked."""
-
-    name: str
-    id: UUID
-    version: int = Field(description="Its `ETag`.")
-    managed_by: Literal["file", "api", "console"]
-    changed_at: datetime
-    spec: dict[str, Any] = Field(description="Its keys, as penstock.yaml has them.")
-    refusal: _Refusal | None
-
-
-class _Consumer(_Entity):
-    status: ConsumerStatus | None = Field(None, description="Null where it is not served yet.")
 
 
 class _FieldChange(BaseModel):
@@ -86,7 +53,7 @@ class _Change(BaseModel):
 
 
 class _Changed(_Change):
-    entity: _Entity | None = Field(description="As it is now; null where there is none.")
+    entity: EntityBody | None = Field(description="As it is now; null where there is none.")
 
 
 def add(api: APIRouter, context: Context) -> None:
@@ -98,34 +65,37 @@ def add(api: APIRouter, context: Context) -> None:
 
 def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> None:
     path, one = f"/v1/{section}", f"/v1/{section}/{{{kind}}}"
-    is_consumer = kind == "consumer"
-    model = _Consumer if is_consumer else _Entity
-    page_model = _page_of(kind, model)
-    query_model = _ConsumerList if is_consumer else _List
+    view = VIEWS.get(kind, View())
 
-    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
+    async def listed(query: Paged) -> tuple[Sequence[dict[str, Any]], str | None]:
+        if view.built_in:  # there are but a few
+            found = await context.run(_rows, context, "entities", {"kind": kind})
+            return paged([*view.built_in, *found], query, lambda entity: str(entity["name"]))
         (last,) = after(query.cursor, str) or ("",)
         values = {"kind": kind, "after": last, "limit": query.limit + 1}
         found = await context.run(_rows, context, "entity_page", values)
-        page, cursor = following(found, query.limit, lambda entity: (entity["name"],))
-        if isinstance(query, _ConsumerList) and query.status:
-            page = await _with_status(context, page)
-        return json_answer({"data": page, "next": cursor})
+        return following(found, query.limit, lambda entity: (entity["name"],))
 
-    list_entities.__annotations__["query"] = Annotated[query_model, Query()]
+    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
+        page, cursor = await listed(query)
+        return json_answer({"data": await view.completed(context, page, query), "next": cursor})
+
+    list_entities.__annotations__["query"] = Annotated[view.query, Query()]
     api.add_api_route(
-        path, list_entities, response_model=page_model, summary=f"List the {section}",
-        operation_id=f"list_{section}",
+        path, list_entities, response_model=_page_of(kind, view.model),
+        summary=f"List the {section}", operation_id=f"list_{section}",
     )  # fmt: skip
 
     async def show_entity(request: Request) -> Response:
-        entity = await _entity(context, kind, request.path_params[kind])
-        if is_consumer:
-            (entity,) = await _with_status(context, [entity])
-        return json_answer(entity, headers=etag(entity["version"]))
+        text: str = request.path_params[kind]
+        built_in = next((each for each in view.built_in if each["name"] == text), None)
+        entity = built_in or await _entity(context, kind, text)
+        (shown,) = await view.completed(context, [entity], None)
+        headers = None if built_in is not None else etag(entity["version"])
+        return json_answer(shown, headers=headers)
 
     api.add_api_route(
-        one, show_entity, response_model=model, summary=f"Show a {kind}",
+        one, show_entity, response_model=view.model, summary=f"Show a {kind}",
         operation_id=f"show_{kind}", openapi_extra=_named(kind),
     )  # fmt: skip
 
@@ -260,12 +230,3 @@ def _rows(context: Context, query: str, values: Mapping[str, Any]) -> list[dict[
         }
         for name, id_, version, managed_by, at, shown, reason, since in rows
     ]
-
-
-async def _with_status(context: Context, entities: Any) -> list[dict[str, Any]]:
-    consumers = context.consumers
-    found: Sequence[tuple[ConsumerInfo, ConsumerFacts | None]] = []
-    with contextlib.suppress(ConsumerError):
-        found = await consumers.facts(await consumers.named([each["name"] for each in entities]))
-    status = {info.name: facts_body(info, facts) for info, facts in found if facts is not None}
-    return [{**entity, "status": status.get(entity["name"])} for entity in entities]

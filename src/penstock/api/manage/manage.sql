@@ -5,13 +5,19 @@
 SELECT name FROM penstock.ids WHERE kind = %s AND id = %s
 
 -- name: spec
-SELECT spec FROM penstock.entities WHERE kind = %s AND name = %s
+SELECT spec, id FROM penstock.entities WHERE kind = %s AND name = %s
 
 -- name: entity_page
 -- The first entities of a kind behind a name, as they may be shown, and why a process can't run them.
 SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
 FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
 WHERE e.kind = %(kind)s AND e.name > %(after)s ORDER BY e.name LIMIT %(limit)s
+
+-- name: entities
+-- All of a kind.
+SELECT e.name, e.id, e.version, e.managed_by, e.changed_at, e.shown, r.reason, r.at
+FROM penstock.entities e LEFT JOIN penstock.current_refusals r USING (kind, name)
+WHERE e.kind = %(kind)s
 
 -- name: entity
 -- One of them.

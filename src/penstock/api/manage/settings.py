@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pydantic import SecretStr
@@ -13,7 +13,7 @@ from penstock.api.manage.context import Context
 from penstock.api.problems import Problem
 from penstock.config.bastion import Bastion
 from penstock.config.document import Key, Spec
-from penstock.config.file import Parts
+from penstock.config.models import SECTIONS
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.config.targets import HttpTarget, Target, bastion_of
@@ -49,17 +49,16 @@ def _usable(snapshot: Snapshot, store: Store) -> tuple[Config, Mapping[Key, str]
 
 async def source_of(context: Context, text: str) -> PostgresSource:
     """Return the settings of the source that a path has by its name or UUID; raises `Problem`."""
-    name, parts = await _parts_of(context, "source", text)
+    name, _, settings = await configured_of(context, "source", text)
     try:
-        return await context.run(reachable, parts.sources[name], name, context.store)
+        return await context.run(reachable, settings, name, context.store)
     except ValueError as error:
         raise _unreachable("source", name, error) from None
 
 
 async def target_of(context: Context, text: str) -> tuple[Target, Bastion | None]:
     """Return a target by its name or UUID, and its bastion as the store has it; raises `Problem`."""
-    name, parts = await _parts_of(context, "target", text)
-    target = parts.targets[name]
+    name, _, target = await configured_of(context, "target", text)
     try:
         bastion = bastion_of(name, target)
         if isinstance(target, HttpTarget):
@@ -71,27 +70,36 @@ async def target_of(context: Context, text: str) -> tuple[Target, Bastion | None
     return target, (await context.run(completed, context.store, {name: bastion}))[name]
 
 
-async def _parts_of(context: Context, kind: str, text: str) -> tuple[str, Parts]:
-    """Return the name of an entity and what it is by itself, which can be used; raises `Problem`."""
+class Configured(NamedTuple):
+    """An entity that can be used in this process: its name, its id, and its settings by its model."""
+
+    name: str
+    id: UUID
+    settings: Any
+
+
+async def configured_of(context: Context, kind: str, text: str) -> Configured:
+    """Return the entity of a path by its name or UUID; raises `Problem` of one that can't be used."""
     name = await name_of(context, kind, text)
     key: Key = kind, name
 
-    def read() -> Spec | None:
+    def read() -> tuple[Spec, UUID] | None:
         with context.store.connection() as connection:
-            row = connection.execute(_SQL["spec"], key).fetchone()
-        return None if row is None else row[0]
+            return connection.execute(_SQL["spec"], key).fetchone()
 
-    spec = await context.run(read)
-    if spec is None:
+    found = await context.run(read)
+    if found is None:
         raise Problem(404, f"There is no {kind} {text!r}.")
+    spec, id_ = found
     parts, problems = validated({key: spec}, os.environ)
-    if name not in (parts.sources if kind == "source" else parts.targets):
+    settings = getattr(parts, SECTIONS[kind]).get(name)
+    if settings is None:
         raise Problem(
             409,
             f"{kind.capitalize()} {name!r} can't be used in this process: "
             + "; ".join(f"{dotted(path)}: {message}" for _, path, message in problems),
         )
-    return name, parts
+    return Configured(name, id_, settings)
 
 
 def _unreachable(kind: str, name: str, error: ValueError) -> Problem:

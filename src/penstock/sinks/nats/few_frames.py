@@ -41,12 +41,14 @@ class FewEncoder:
         header: From the end of HPUB's line up to the key.
         after_metadata: From the last member of the metadata on.
         has_changes: Whether a message has `changes` and `action`.
+        member: What a message begins with: its brace, and the name of its record or event.
     """
 
     reply: bytes
     header: bytes
     after_metadata: bytes
     has_changes: bool
+    member: bytes
 
     def __call__(
         self, part: pa.RecordBatch, subjects: Sequence[bytes], base: int
@@ -74,7 +76,9 @@ class FewEncoder:
                 what = b'%b,"changes":%b,"action":"%b"' % (record, changes, action)
             else:
                 what = record + b',"action":"delete"' if action == _DELETE else record
-            body = b'{"record":%b,"metadata":%b%b' % (what, metadata[:-1], self.after_metadata)
+            body = b'%b%b,"metadata":%b%b' % (
+                self.member, what, metadata[:-1], self.after_metadata,
+            )  # fmt: skip
             payload = size + len(body) - 2  # without the line end behind it
             frames.append(
                 b"HPUB %b%b%d %d %d%b%b\r\n\r\n%b"

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.json_members import Members, text_of
 from penstock.core.message import DELETE, SUBJECT_FIELD
+from penstock.core.record_forms import form_of, member_of
 from penstock.core.subject import MAX_SUBJECT_BYTES, SUBJECT_RULES, is_subject
 from penstock.sinks.nats.few_frames import FEW, MAX_HEADER, FewEncoder, FewFrames
 from penstock.sinks.nats.outbox_formats import OutboxFormatter, owner_header
@@ -56,7 +57,6 @@ _NOTHING: Final = _constant(b"")
 _NULL: Final = _constant(b"null")
 _NO_METADATA: Final = _constant(b"{}")
 _EMPTY_METADATA: Final = _constant(b'{"unavailable":[]}')
-_RECORD: Final = _constant(b'\r\n\r\n{"record":')
 _CHANGES: Final = _constant(b',"changes":')
 _ACTION: Final = _constant(b',"action":"')
 _METADATA: Final = _constant(b'","metadata":')
@@ -96,7 +96,10 @@ class Encoder:
         uuid: str | None = None,
     ):
         self._template = config.template
-        self._has_changes = config.kind == "changes"
+        form = form_of(source, config.kind)
+        member = b'{"%b":' % member_of(form).encode()
+        self._member = _constant(b"\r\n\r\n" + member)
+        self._has_changes = form == "changes"
         self._form = None if config.form is None else OutboxFormatter(config.form)
         owner = b"" if config.form is None else owner_header(name)
         self._owner = _constant(owner)
@@ -108,10 +111,10 @@ class Encoder:
         self._header = _constant(header)
         self._after_metadata = _constant(after_metadata)
         self._reply = _constant(b" " + inbox)
-        self._few = FewEncoder(b" " + inbox, header, after_metadata, self._has_changes)
+        self._few = FewEncoder(b" " + inbox, header, after_metadata, self._has_changes, member)
         # The header begins with the line end of HPUB's own line and ends with an empty line.
         self._header_size = pa.scalar(len(header) - 2 + len(owner) + 4, pa.int32())
-        before = b'{"record":,"metadata":'
+        before = member + b',"metadata":'
         if self._has_changes:
             before = b'{"record":,"changes":,"action":"","metadata":'
         self._around = len(before) + len(after_metadata) - 2
@@ -190,7 +193,7 @@ class Encoder:
             key, extra, refused = made.key, made.headers, made.refused
         if made is not None and made.body is not None:
             return _Texts(key, extra, [_BLANK_LINE, made.body, _LINE_END], [made.body], 0, refused)
-        pieces = [_RECORD, *body, self._after_metadata]
+        pieces = [self._member, *body, self._after_metadata]
         return _Texts(key, extra, pieces, body[::2], self._around, refused)
 
     def _body(self, batch: pa.RecordBatch) -> list[pa.Array | pa.Scalar]:

@@ -222,6 +222,12 @@ WHERE lsn >= %s ORDER BY lsn, idx LIMIT 1
 -- name: last_lsn
 SELECT lsn FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1
 
+-- name: last_message
+-- The newest message of a segment, up to a position, that fulfils a condition.
+SELECT m.lsn, m.idx FROM {segment} m
+WHERE (m.lsn, m.idx) <= (%s, %s) AND {condition}
+ORDER BY m.lsn DESC, m.idx DESC LIMIT 1
+
 -- name: add_dead_letters
 -- A message that comes again after a replay is the same dead letter, and waits again. What is in no
 -- segment any more is not returned.

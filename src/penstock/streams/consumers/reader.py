@@ -180,6 +180,21 @@ class Reader:
 
         return await self.view.whole(work)
 
+    async def before_last(self) -> StreamPosition:
+        """Return the position before the consumer's newest message, the head where it has none."""
+        return await self.view.whole(self._before_last)
+
+    async def _before_last(self) -> StreamPosition:
+        view = self.view
+        for segment in reversed(view.segments):
+            query = composed(
+                "last_message", segment=segment_table(segment.id), condition=view.matches
+            )
+            if rows := await self._sessions.rows(query, view.head):
+                lsn, idx = rows[0]
+                return lsn, idx - 1
+        return view.head
+
     async def at_time(self, time: str) -> StreamPosition:
         """Return the position before the first message committed at or after an ISO 8601 UTC time."""
         return await self.view.whole(lambda: self._at_time(time))

@@ -239,7 +239,8 @@ class Consumers:
         stream, source, kind = rows[0]
         check_settings(keys, kind)
         made = await self._planned(keys, stream)
-        start = await self._head(source) if keys.deliver_policy == "new" else START
+        policy = keys.deliver_policy
+        start = await self._head(source) if policy == "new" else START
         taken = NameTaken(
             f"There is a stream or a consumer {spec.name!r} already: take another name."
         )
@@ -260,15 +261,18 @@ class Consumers:
                 log = consumer_table(number)
                 table = sql.Identifier(f"consumer_{number}")
                 await connection.execute(sql.SQL(_SCHEMA["consumer_table"]).format(table=table))
-                first = State(start).encode().decode()
-                await connection.execute(composed("first_entry", log=log), (first,))
+                if policy in ("all", "new"):
+                    first = State(start).encode().decode()
+                    await connection.execute(composed("first_entry", log=log), (first,))
                 if made is not None:
                     await connection.execute(sql_filter.create(number, made))
                 stored = {"type": spec.type, **keys.written()}
                 await _change_entity(connection, spec.name, escaped(stored), by)
         except psycopg.errors.UniqueViolation:
             raise taken from None
-        return (await self.get(spec.name)).info
+        consumer = await self.get(spec.name)
+        await consumer.begin()
+        return consumer.info
 
     async def version(self, name: str) -> int | None:
         """Return the version of a consumer in the desired state; None of what is not in it."""
@@ -453,7 +457,7 @@ class Consumers:
         with contextlib.suppress(ConsumerError):  # the next request reads the list
             await self._load()
             for consumer in list(self._consumers.values()):
-                if consumer.info.settings.deliver_policy == "new":
+                if consumer.info.settings.deliver_policy != "all":
                     await consumer.begin()
         for callback in self._callbacks:
             callback()

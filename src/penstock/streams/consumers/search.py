@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -23,6 +23,10 @@ from penstock.streams.records import commit_position, stream_end
 
 _GROUPS: Final = sql.SQL("(m.group_hash = ANY (%(hashes)s) OR m.old_group_hash = ANY (%(hashes)s))")
 _KEYS: Final = sql.SQL("m.key = ANY (%(keys)s)")
+_MEMBERS: Final = sql.SQL(
+    "NOT EXISTS (SELECT FROM unnest(%(names)s::text[], %(texts)s::text[]) AS w (name, value)"
+    " WHERE m.message::json -> %(part)s ->> w.name IS DISTINCT FROM w.value)"
+)
 _TABLE: Final = sql.SQL("m.table_schema = %(schema)s AND m.table_name = %(table)s")
 
 
@@ -40,6 +44,13 @@ class Key(NamedTuple):
     table: str
     values: tuple[bytes, ...]
     columns: tuple[str, ...] = ()
+
+
+class Members(NamedTuple):
+    """The messages whose `part`, such as `event`, has these texts as its members."""
+
+    part: str
+    texts: Mapping[str, str]
 
 
 class Found(NamedTuple):
@@ -69,8 +80,10 @@ class StreamSearch:
         text = time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return await self._reader.at_time(text)
 
-    async def page(self, after: StreamPosition, limit: int, key: Key | None = None) -> list[Found]:
-        """Return the first messages behind `after`, `limit` at most, those of `key` where it is given.
+    async def page(
+        self, after: StreamPosition, limit: int, key: Key | Members | None = None
+    ) -> list[Found]:
+        """Return the first messages behind `after`, `limit` at most, those of `key` if it is given.
 
         Of a stream of kind rows only the newest version of each row is there.
         """
@@ -78,7 +91,9 @@ class StreamSearch:
         await view.refresh()
         return await view.whole(lambda: self._page(after, limit, key))
 
-    async def _page(self, after: StreamPosition, limit: int, key: Key | None) -> list[Found]:
+    async def _page(
+        self, after: StreamPosition, limit: int, key: Key | Members | None
+    ) -> list[Found]:
         view = self._reader.view
         found: list[Found] = []
         condition, values = _condition(key, of_rows=view.of_rows)
@@ -100,11 +115,14 @@ class StreamSearch:
 
 
 def _condition(
-    key: Key | None, *, of_rows: bool
+    key: Key | Members | None, *, of_rows: bool
 ) -> tuple[sql.Composable, dict[str, str | Sequence[str] | Sequence[int]]]:
     """Return the condition that a message is of `key`, and its parameters."""
-    if key is None:
+    if key is None or (isinstance(key, Members) and not key.texts):
         return ALL, {}
+    if isinstance(key, Members):
+        names, texts = list(key.texts), list(key.texts.values())
+        return _MEMBERS, {"part": key.part, "names": names, "texts": texts}
     if of_rows and not key.columns:
         names = [_row_key(key, values) for values in key.values]
         return _KEYS, {"keys": names}

@@ -12,6 +12,9 @@ from penstock.core.tables import TablePattern
 from penstock.streams.names import segment_table
 
 ALL: Final = sql.SQL("true")
+_PROVIDER: Final = sql.SQL(
+    "CASE WHEN strpos(m.table_name, ':') > 0 THEN split_part(m.table_name, ':', 1) ELSE '' END"
+)
 
 
 def matches(filters: Filters, *, deletes: bool = True) -> sql.Composable:
@@ -24,15 +27,20 @@ def matches(filters: Filters, *, deletes: bool = True) -> sql.Composable:
         if ANY not in tables:
             found = sql.SQL(" OR ").join(_table(table) for table in tables)
             conditions.append(sql.SQL("({})").format(found))
-    for column, names in (("table_schema", filters.resource_id), ("action", filters.action)):
+    for value, names in (
+        (sql.SQL("m.table_schema"), filters.resource_id),
+        (sql.SQL("m.table_schema"), filters.sync_id),
+        (_PROVIDER, filters.provider),
+        (sql.SQL("m.action"), filters.action),
+    ):
         if ANY not in names:
             listed = sql.SQL(", ").join(map(_literal, names))
-            conditions.append(sql.SQL("m.{} IN ({})").format(sql.Identifier(column), listed))
+            conditions.append(sql.SQL("{} IN ({})").format(value, listed))
     return sql.SQL(" AND ").join(conditions) if conditions else ALL
 
 
 def _table(name: str) -> sql.Composable:
-    if "." not in name:
+    if "." not in name or ":" in name:
         return sql.SQL("m.table_name = {}").format(_literal(name))
     pattern = TablePattern.parse(name)
     schema = sql.SQL("m.table_schema = {}").format(_literal(pattern.schema))

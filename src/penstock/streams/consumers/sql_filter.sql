@@ -21,8 +21,8 @@ BEGIN
     ELSE
         whole := message::json;
     END IF;
-    r := whole -> 'record';
-    c := whole -> 'changes';
+    r := coalesce(whole -> 'record', whole -> 'event');
+    c := coalesce(whole -> 'changes', whole -> 'event' -> 'changes');
     md := whole -> 'metadata';
     kept := {condition};
     IF kept THEN

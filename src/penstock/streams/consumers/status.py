@@ -88,8 +88,9 @@ class Status:
             now = self._sessions.clock.now()
             for view in views:
                 for one in view.those:
-                    new = one.info.settings.deliver_policy == "new"
-                    first = view.view.head if new else START
+                    # One that is about to begin elsewhere than at the beginning is near the end.
+                    everything = one.info.settings.deliver_policy == "all"
+                    first = START if everything else view.view.head
                     one.take(logs.get(one.info.id) or State(first), now)
                     one.far = one.cursor > view.view.head
             limit = max(_LOOKED_AT // max(len(those), 1), 100)

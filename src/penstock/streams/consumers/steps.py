@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from penstock.config.durations import parse
 from penstock.core.message import Position
 from penstock.streams.consumers.ack_tokens import Ref, make_tokens
 from penstock.streams.consumers.decide import Step
@@ -137,7 +138,16 @@ class Steps:
         return START if to == "all" else view.head
 
     async def _first_cursor(self) -> tuple[int, int]:
-        return await self.cursor_of(self.info.settings.deliver_policy)
+        policy = self.info.settings.deliver_policy
+        if policy in ("all", "new"):
+            return await self.cursor_of(policy)
+        view = self.reader.view
+        view.head_stale = True
+        await view.refresh()
+        if policy == "last":
+            return await self.reader.before_last()
+        since = datetime.fromtimestamp(self.sessions.clock.now() / 1_000_000, UTC) - parse(policy)
+        return await self.cursor_of(since)
 
     async def take(self, requests: Sequence[Request], limit: int) -> Taken:
         """Take one step: serve `requests`, hand out up to `limit` messages. The state is loaded."""

@@ -1,0 +1,117 @@
+"""`/v1/syncs/{sync}/…`: what is asked of syncs. The run that has them does it within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.api.manage.access import grant_of
+from penstock.api.manage.context import Context
+from penstock.api.manage.settings import configured_of
+from penstock.api.problems import documented, wrong
+from penstock.api.requests import SUCCESS, Json, body_of, read_object
+from penstock.api.schemas import Success
+from penstock.config.syncs import Sync, collection_id
+from penstock.core.text import nearest
+from penstock.syncs.controls import SyncControls
+
+_SYNC: Final = "/v1/syncs/{sync}"
+
+
+class _Collection(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    collection: str | None = Field(
+        None, max_length=300, description="One collection, by its name or its id; null: all."
+    )
+
+
+def add(api: APIRouter, context: Context) -> None:
+    """Add the endpoints to `api`."""
+    controls = SyncControls(context.store)
+    actions: tuple[tuple[str, str, str, Callable[[UUID, str | None, str], None]], ...] = (
+        (
+            "resume",
+            "Let a sync go on",
+            "One that is paused, that waits for a repaired credential, or that asks whether a sweep may"
+            " delete: to resume is to agree.",
+            controls.resume,
+        ),
+        (
+            "run",
+            "Read what has changed now",
+            "Whatever its frequency; also what waits after a failure.",
+            lambda sync, collection, by: controls.ask(sync, collection, "run", by),
+        ),
+        (
+            "backfill",
+            "Read all again",
+            "From the beginning; what is unchanged makes no message.",
+            lambda sync, collection, by: controls.ask(sync, collection, "backfill", by),
+        ),
+    )
+
+    @api.post(
+        f"{_SYNC}/pause",
+        response_model=Success,
+        summary="Have a sync do nothing until it is resumed",
+        responses=documented(409),
+    )
+    async def pause_sync(sync: str, request: Request) -> Response:
+        found, _ = await _sync_of(context, sync)
+        await context.run(controls.pause, found, grant_of(request).name)
+        return Json(SUCCESS)
+
+    for action, summary, description, do in actions:
+        _add_action(api, context, (action, summary, description), do)
+
+
+def _add_action(
+    api: APIRouter,
+    context: Context,
+    texts: tuple[str, str, str],
+    do: Callable[[UUID, str | None, str], None],
+) -> None:
+    action, summary, description = texts
+
+    @api.post(
+        f"{_SYNC}/{action}",
+        response_model=Success,
+        summary=summary,
+        description=description,
+        operation_id=f"{action}_sync",
+        responses=documented(409, 413),
+        openapi_extra=body_of(_Collection, required=False),
+    )
+    async def act(sync: str, request: Request) -> Response:
+        given = await read_object(request) if await request.body() else {}
+        asked = _Collection.model_validate(given)
+        found, settings = await _sync_of(context, sync)
+        collection = None
+        if asked.collection is not None:
+            collection = _collection_of(settings, asked.collection)
+        await context.run(do, found, collection, grant_of(request).name)
+        return Json(SUCCESS)
+
+
+def _collection_of(sync: Sync, text: str) -> str:
+    """Return the id of a collection of a sync; raises `Problem`."""
+    id_ = collection_id(sync.provider, text)
+    if id_ not in sync.collection_ids:
+        known = ", ".join(sync.collection_ids)
+        hint = nearest(id_, sync.collection_ids)
+        raise wrong(
+            "collection", f"the sync has no collection {text!r}: expected one of {known}{hint}"
+        )
+    return id_
+
+
+async def _sync_of(context: Context, text: str) -> tuple[UUID, Sync]:
+    """Return the id and the settings of a sync that a path has by its name or id; raises `Problem`."""
+    found = await configured_of(context, "sync", text)
+    return found.id, found.settings

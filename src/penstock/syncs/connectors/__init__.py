@@ -1,0 +1,1 @@
+"""Connectors: how the API of a provider is read."""

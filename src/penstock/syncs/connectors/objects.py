@@ -1,0 +1,154 @@
+"""Objects of an API's answer, as the bytes that came: numbers keep all their digits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.syncs.errors import SyncError
+
+_ABSENT: Final = b""
+_PATH: Final = re.compile(r"[^.\[\]*?@'\"]+(?:\.[^.\[\]*?@'\"]+)*")
+
+
+class Fields:
+    """Reads some fields of objects, each as its JSON; a path has names joined by dots."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths: Final = [names(path) for path in paths]
+        tops = list(dict.fromkeys(path[0] for path in self._paths))
+        fields = [f"f{i}" for i in range(len(tops))]
+        struct: Any = msgspec.defstruct(
+            "Fields",
+            [(field, msgspec.Raw, msgspec.Raw(_ABSENT)) for field in fields],
+            rename=dict(zip(fields, tops, strict=True)),
+        )
+        self._decode: Final = msgspec.json.Decoder(struct).decode
+        inner: dict[str, list[int]] = {}
+        for i, path in enumerate(self._paths):
+            inner.setdefault(path[0], []).append(i)
+        self._plan: Final[list[tuple[str, list[int], list[int], Fields | None]]] = []
+        for field, top in zip(fields, tops, strict=True):
+            own = [i for i in inner[top] if len(self._paths[i]) == 1]
+            below = [i for i in inner[top] if len(self._paths[i]) > 1]
+            fields_below = [".".join(self._paths[i][1:]) for i in below]
+            self._plan.append((field, own, below, Fields(fields_below) if below else None))
+
+    def read(self, data: bytes | msgspec.Raw) -> list[bytes]:
+        """Return the JSON of each field, empty where it is missing or null.
+
+        Raises `ValueError` where `data` is no object.
+        """
+        found = [_ABSENT] * len(self._paths)
+        if not self._paths:
+            return found
+        try:
+            struct = self._decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(str(error)) from None
+        for field, own, below, inner in self._plan:
+            raw = bytes(getattr(struct, field))
+            if raw == b"null":
+                continue
+            for i in own:
+                found[i] = raw
+            if inner is not None and raw.startswith(b"{"):
+                for i, value in zip(below, inner.read(raw), strict=True):
+                    found[i] = value
+        return found
+
+
+def names(path: str) -> list[str]:
+    """Return the names of a path such as `a.b`, `$.a.b` or `a.b[*]`; none for `$`."""
+    short = path.removesuffix("[*]").removeprefix("$").removeprefix(".")
+    if not short:
+        return []
+    if not _PATH.fullmatch(short):
+        raise SyncError(
+            "connector",
+            f"{path!r} is not a path: expected names joined by dots, as in meta.updated_at.",
+        )
+    return short.split(".")
+
+
+def items(content: bytes, selector: str) -> list[msgspec.Raw]:
+    """Return the objects of an answer; `selector` is the path of their list.
+
+    Raises `SyncError` where the answer has none there: that is no empty list.
+    """
+    raw: bytes | msgspec.Raw = content
+    path = names(selector)
+    for depth, name in enumerate(path):
+        try:
+            members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _none(
+                selector, f"{'.'.join(path[:depth]) or 'it'} is no object: {error}"
+            ) from None
+        if name not in members:
+            raise _none(selector, f"it lacks {'.'.join(path[: depth + 1])}")
+        raw = bytes(members[name])
+        if raw == b"null":
+            return []
+    try:
+        if bytes(raw).lstrip()[:1] == b"[":
+            return msgspec.json.decode(raw, type=list[msgspec.Raw])
+        msgspec.json.decode(raw, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _none(selector, str(error)) from None
+    if bytes(raw).lstrip()[:1] != b"{":
+        raise _none(selector, "there is neither a list nor an object")
+    return [msgspec.Raw(bytes(raw))]
+
+
+def _none(selector: str, why: str) -> SyncError:
+    return SyncError(
+        "bad_response",
+        f"The answer has no objects at {selector}: {why}.",
+        remedy="Compare data_selector with what the API answers.",
+    )
+
+
+def scalar(raw: bytes) -> str | None:
+    """Return a JSON scalar as text, a number with all its digits; None where it is absent or null.
+
+    Raises `ValueError` for an object or a list.
+    """
+    if not raw or raw == b"null":
+        return None
+    if raw[:1] == b'"':
+        try:
+            return msgspec.json.decode(raw, type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(str(error)) from None
+    if raw[:1] in b"{[":
+        raise ValueError("it is no text and no number")
+    return raw.decode()
+
+
+def key_of(parts: Sequence[bytes], fields: Sequence[str]) -> str:
+    """Return the id of an object: the parts of its key, joined by `:` where there are several.
+
+    Raises `ValueError` where one is missing.
+    """
+    texts: list[str] = []
+    for part, field in zip(parts, fields, strict=True):
+        try:
+            text = scalar(part)
+        except ValueError as error:
+            raise ValueError(f"its key {field} can't be read: {error}") from None
+        if text is None or not text:
+            raise ValueError(f"it lacks its key {field}")
+        texts.append(text)
+    if len(texts) == 1:
+        return texts[0]
+    # Escaped, so that (a:b, c) and (a, b:c) are two.
+    return ":".join(text.replace("\\", "\\\\").replace(":", "\\:") for text in texts)
+
+
+def excerpt(raw: bytes | msgspec.Raw) -> str:
+    """Return the beginning of an object that can't be read."""
+    return bytes(raw)[:500].decode(errors="replace")

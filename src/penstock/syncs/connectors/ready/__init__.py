@@ -1,0 +1,1 @@
+"""Ready connectors: settings of `rest`, and what these can't express."""

@@ -1,0 +1,1 @@
+"""The records table: what the syncs hold of the objects of APIs."""

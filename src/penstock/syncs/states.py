@@ -1,0 +1,121 @@
+"""The progress of syncs in the store, written in a thread: a store that is away stops no lane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+from psycopg.types.json import Jsonb
+
+from penstock.core import queries
+from penstock.core.backoff import Backoff
+from penstock.core.errors import StoreError
+from penstock.streams.store import Store
+from penstock.syncs.controls import Asked, SyncControls
+from penstock.syncs.progress import Progress
+from penstock.syncs.shown import Shown
+from penstock.syncs.sync import Key
+
+_SQL: Final = queries.load("penstock.syncs", "states.sql")
+_LOOK_SECONDS: Final = 0.5
+
+log = structlog.get_logger("penstock.syncs")
+
+
+def load(store: Store, syncs: Iterable[str]) -> dict[Key, Progress]:
+    """Return what is stored of syncs; raises `StoreError`."""
+    with store.connection() as connection:
+        rows = connection.execute(_SQL["load"], [[UUID(sync) for sync in syncs]]).fetchall()
+    return {
+        (str(sync), collection): msgspec.convert(progress, Progress)
+        for sync, collection, progress in rows
+    }
+
+
+class States:
+    """Writes progress, and takes what is asked of syncs and which are paused.
+
+    Args:
+        url: The store's URL.
+        on_stored: Called from the thread with the collections whose progress is stored.
+        on_asked: Called from the thread with what is asked, and the ids of the paused syncs.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        on_stored: Callable[[list[Key]], object],
+        on_asked: Callable[[list[Asked], set[str]], object],
+    ) -> None:
+        self.store = Store(url)
+        self._controls = SyncControls(self.store)
+        self._on_stored = on_stored
+        self._on_asked = on_asked
+        self._lock = threading.Lock()
+        self._waiting: dict[Key, tuple[bytes, Shown]] = {}
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="sync states", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def save(self, progresses: Mapping[Key, tuple[bytes, Shown]]) -> None:
+        """Have the progress of collections, as JSON, be written."""
+        with self._lock:
+            self._waiting.update(progresses)
+        self._wake.set()
+
+    def close(self, seconds: float) -> bool:
+        """Write what waits, for so long at most; return whether all is written."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(seconds)
+        self.store.close()
+        return not self._waiting
+
+    def _run(self) -> None:
+        backoff = Backoff(0.2, 5.0)
+        failed = False
+        while True:
+            is_last = self._closed
+            with self._lock:
+                taken, self._waiting = self._waiting, {}
+            try:
+                self._write(taken)
+                if not is_last:
+                    self._on_asked(self._controls.take(), {str(s) for s in self._controls.paused()})
+                failed = False
+            except StoreError as error:
+                with self._lock:
+                    self._waiting = {**taken, **self._waiting}
+                if not failed:
+                    log.warning("the progress of syncs can't be stored; trying again",
+                                code=error.code, error=str(error))  # fmt: skip
+                failed = True
+            if is_last and not (failed and self._waiting):
+                return
+            if failed:
+                threading.Event().wait(backoff.after_failure())
+            elif not self._closed:
+                self._wake.wait(_LOOK_SECONDS)
+            self._wake.clear()
+
+    def _write(self, taken: Mapping[Key, tuple[bytes, Shown]]) -> None:
+        if not taken:
+            return
+        rows = [
+            {
+                "sync_id": sync, "collection_id": collection,
+                "progress": msgspec.json.decode(progress), "shown": of,
+            }
+            for (sync, collection), (progress, of) in taken.items()
+        ]  # fmt: skip
+        with self.store.connection() as connection:
+            connection.execute(_SQL["save"], [Jsonb(rows)])
+        self._on_stored(list(taken))

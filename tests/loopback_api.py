@@ -1,0 +1,108 @@
+"""An API on the loopback address: a function answers each request."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Answer:
+    """What is sent; `cut`: the connection ends after so many bytes of the body."""
+
+    body: Any = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: int | None = None
+
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+class LoopbackApi:
+    """Serves while it is entered; `asked` has all requests."""
+
+    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
+        self.asked: list[Asked] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                parts = urlsplit(self.path)
+                query = {
+                    name: values[-1]
+                    for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+                }
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                asked = Asked(self.command, parts.path, query, headers, self.rfile.read(length))
+                api.asked.append(asked)
+                found = answer(asked)
+                content = found.content()
+                self.send_response(found.status)
+                given = {name.lower() for name in found.headers}
+                if "content-type" not in given:
+                    self.send_header("Content-Type", "application/json")
+                for name, value in found.headers.items():
+                    self.send_header(name, value)
+                if "content-length" not in given:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: found.cut])
+                if found.cut is not None:
+                    self.close_connection = True
+
+            do_GET = do_POST = do_DELETE = do  # noqa: N815
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return api.date or super().date_time_string(timestamp)
+
+        self.date = ""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
