@@ -96,6 +96,13 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         yield from shared_streams(name, {**sinks, **consumers})
         if any(sink.filter or sink.transform or sink.route for sink in sinks.values()):
             yield from expressions.inspect(source, sinks)
+        filters = {
+            consumer_name: consumer.filters.sql
+            for consumer_name, consumer in (config.consumers | config.nats_consumers).items()
+            if consumer.stream in sinks and consumer.filters.sql is not None
+        }
+        if filters:
+            yield from expressions.inspect_filters(source, filters)
     for name, target in config.targets.items():
         yield from inspect_target(name, target, config, bastions.get(name))
     for name, outbox in config.outboxes.items():
