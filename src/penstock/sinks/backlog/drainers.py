@@ -182,6 +182,8 @@ class Drainers:
             try:
                 self._begin_what_is_behind()
             except StoreError as error:
+                if self._stopping.is_set():
+                    return
                 self._store_failed = True
                 self._on_report(reports.store_failure(error))
                 self._woken.set()
