@@ -23,7 +23,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from .schedule import LongestFirst, Seconds, longest_first
+from .schedule import Cpu, LongestFirst, Seconds, longest_first
 from .spark_classes import share, start_writing
 
 # How long an example takes says how busy the machine is, no more.
@@ -64,6 +64,8 @@ pytest.MonkeyPatch().setattr(structlog, "configure", _configure_uncached)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let JVMs map Spark's classes from one cache, which a parallel run makes if it is missing."""
+    if is_worker(config) or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Cpu())
     if is_worker(config):
         return  # a worker of pytest-xdist has its controller's environment
     if config.getoption("numprocesses", None) or config.getoption("write_seconds"):

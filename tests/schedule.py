@@ -6,7 +6,9 @@ that it lacks is taken for a short one.
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,6 +24,7 @@ KNOWN: Final = Path(__file__).with_name("seconds.txt")
 _LEAST: Final = 5.0
 _SOON: Final = 5.0
 _SHOWN: Final = 20
+_CPU: Final = "cpu"
 
 
 @cache
@@ -35,6 +38,12 @@ def longest_first(items: list[pytest.Item]) -> None:
     """Order tests by their files' seconds; those of a file, and of files alike, stay as they are."""
     seconds = known()
     items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
+
+
+def _cpu() -> float:
+    """Return the seconds of CPU that this process has used, with those below it that have ended."""
+    used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(of.ru_utime + of.ru_stime for of in used)
 
 
 def file_of(nodeid: str) -> str:
@@ -66,21 +75,41 @@ class LongestFirst(LoadFileScheduling):  # type: ignore[misc]  # xdist has no ty
         )
 
 
+class Cpu:
+    """Notes with each report of a worker what CPU its process used for it, and those that have ended."""
+
+    def __init__(self) -> None:
+        self._last = _cpu()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = _cpu()
+        report.user_properties.append((_CPU, now - self._last))
+        self._last = now
+        return report
+
+
 class Seconds:
-    """Sums up how long each file took, and shows the longest."""
+    """Sums up how long each file took, and its CPU, and shows the longest."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._write = bool(config.getoption("write_seconds"))
         self._files: Counter[str] = Counter()
+        self._cpu: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._files[file_of(report.nodeid)] += report.duration  # type: ignore[assignment]
+        file = file_of(report.nodeid)
+        self._files[file] += report.duration  # type: ignore[assignment]
+        self._cpu[file] += sum(
+            float(str(used)) for of, used in report.user_properties if of == _CPU
+        )  # type: ignore[assignment]
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         found = [(f"{seconds:7.1f}", file) for file, seconds in self._files.most_common()]
-        terminalreporter.section(f"slowest {_SHOWN} files")
+        terminalreporter.section(f"slowest {_SHOWN} files, of {self._cpu.total():.0f} s of CPU")
         for seconds, file in found[:_SHOWN]:
-            terminalreporter.line(f"{seconds}s {file}")
+            terminalreporter.line(f"{seconds} s {self._cpu[file]:7.1f} s of CPU  {file}")
         if self._write:
             lines = [f"{seconds} {file}\n" for seconds, file in found if float(seconds) >= _LEAST]
             KNOWN.write_text("".join(lines))

@@ -7,7 +7,8 @@ and when a fault was under way. Two rules:
   `/readyz` is not 200 and `penstock status` does not exit with 0, but for the first `FRESH` seconds
   after they reported otherwise: what was got over has begun to move, and may first repeat messages;
 * never worse: where everything committed was delivered promptly for `CALM` seconds, and no fault was
-  under way meanwhile, `/readyz` is 200 and `penstock status` exits with 0.
+  under way meanwhile, `/readyz` is 200 and `penstock status` exits with 0. It may exit with 1 for
+  consumers that publish what their stream holds: those are not counted here.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ class Report:
     good: bool
     text: str = ""
 
+    @property
+    def of_consumers(self) -> bool:
+        """Whether all problems that `penstock status` names are those of consumers that are behind."""
+        problems = [line for line in self.text.splitlines() if line.startswith("! ")]
+        return bool(problems) and all(
+            line.startswith("! consumer ") and "It is behind." in line for line in problems
+        )
+
 
 @dataclass
 class Evidence:
@@ -69,7 +78,11 @@ class Evidence:
             fresh = report.asked - bad.get(report.by, -FRESH) < FRESH
             if report.good and not fresh and self._still(report.asked - STILL, report.at):
                 yield "reported better than it was", report
-            elif not report.good and self._calm(report.asked - CALM, report.at):
+            elif (
+                not report.good
+                and not report.of_consumers
+                and self._calm(report.asked - CALM, report.at)
+            ):
                 yield "reported worse than it was", report
 
     def _still(self, first: float, end: float) -> bool:

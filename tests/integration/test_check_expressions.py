@@ -59,6 +59,26 @@ def test_all_well(look: Look) -> None:
     )  # fmt: skip
 
 
+def test_filters_of_consumers(
+    tmp_path: Path, file: Callable[..., Path], database: Database
+) -> None:
+    """Before a first run, too: its tables are read from the source."""
+    path = file()
+    config = json.loads(path.read_text())
+    config["sinks"]["events"] = {"type": "stream", "source": "shop", "tables": ["public.orders"]}
+    filters = {"big": "record.amount > 100", "typo": "record.amont > 100"}
+    config["consumers"] = {
+        name: {"stream": "events", "filters": {"sql": text}} for name, text in filters.items()
+    }
+    path.write_text(json.dumps(config))
+    found = {f.subject: f for f in check.inspect(path).findings}
+    assert found["consumer big"].level == "ok"
+    typo = found["consumer typo"]
+    assert (typo.level, typo.fix) == ("error", "correct `filters.sql`, or the source's `tables`")
+    assert typo.message.startswith("filters.sql: ")
+    assert "amont" in typo.message
+
+
 @pytest.mark.parametrize(
     ("sink", "message"),
     [

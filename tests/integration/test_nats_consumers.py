@@ -33,6 +33,7 @@ from penstock.core.errors import StoreError
 from penstock.core.message import Position, RoundPart
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.consumer import ConsumerBacklog, ConsumerStream
+from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.selected import selected
 from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
@@ -79,9 +80,9 @@ class Consuming:
         after = timedelta(seconds=detach_after)
         function = sql_filter.function_of(stream.name, self.filters.sql)
         of = ConsumerStream(stream.id, stream.kind, self.filters, after, function)
-        waiting = ConsumerBacklog(stream.source_id, NAME, of)
+        self.waiting = ConsumerBacklog(stream.source_id, NAME, of)
         self.drainer = SingleDrainer(
-            store.url, waiting, lambda: self.target, after, self.reports.put
+            store.url, self.waiting, lambda: self.target, after, self.reports.put
         )
 
     def done(self, position: Position) -> None:
@@ -188,6 +189,25 @@ def test_a_pause_leaves_out_what_tasks_publish_themselves(
         it.consumers.pause(NAME, paused=False)
         it.await_state("attached")
         assert it.keys() == [key(direct), *keys(late)]
+
+
+def test_one_that_is_left_in_the_stream_is_not_left_there_again(
+    store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two look at it at once: what came in between is in the stream alone, and nobody's to publish."""
+    with consuming(store, stream, start="new") as it:
+        it.done(START)
+        it.await_state("attached")
+        it.consumers.pause(NAME, paused=True)
+        it.await_state("paused")
+        late = it.publish(inserted(1))
+        with monkeypatch.context() as patch, store.connection() as connection:
+            patch.setattr(SinkBacklog, "attend", lambda *_: None)  # it has looked before
+            it.waiting.attend(connection, START)
+        it.done(late)
+        it.consumers.pause(NAME, paused=False)
+        it.await_state("attached")
+        assert it.keys() == [key(late)]
 
 
 def test_one_that_is_behind_for_long_is_left_in_the_stream(

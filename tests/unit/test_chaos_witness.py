@@ -74,3 +74,17 @@ def test_what_was_not_watched_is_not_judged() -> None:
     found = evidence(still=(0, 60))
     for at in (3.0, 59.5):
         assert lies(found, at, good=True) == lies(found, at, good=False) == []
+
+
+def test_a_consumer_that_reads_its_stream_is_behind_though_all_is_delivered() -> None:
+    behind = (
+        "! consumer events/copy: It is behind. 9 messages wait in its stream.\n    It catches up."
+    )
+    for text, expected in (
+        (behind, []),
+        (f"{behind}\n! sink plain: It is behind.", ["reported worse than it was"]),
+        ("! consumer events/copy: No server answers.", ["reported worse than it was"]),
+    ):
+        found = evidence()
+        found.reports = [Report("penstock status", 30.0, 30.5, good=False, text=text)]
+        assert [kind for kind, _ in found.lies()] == expected

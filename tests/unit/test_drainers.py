@@ -15,7 +15,7 @@ import pytest
 from tests.streams_help import Change, wire
 
 from penstock.core.delivery import Unfinished, Written
-from penstock.core.errors import SinkError
+from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position
 from penstock.sinks.backlog import drainer as drainer_module
 from penstock.sinks.backlog import drainers as drainers_module
@@ -281,3 +281,11 @@ def test_it_shrinks_to_one(pool: StorePool) -> None:
     pool.shrink()
     with pool.lend() as kept:
         assert not cast(Lent, kept).closed
+
+
+def test_what_is_closed_lends_nothing_more() -> None:
+    """A drainer that did not end in time must not go on beside that of the next run."""
+    pool = StorePool("", 2)
+    pool.close()
+    with pytest.raises(StoreError, match="closed"), pool.lend():
+        pass

@@ -282,6 +282,16 @@ def part(query: str, start: int, end: int, **counts: list[int]) -> dict[str, Any
     }  # fmt: skip
 
 
+def test_a_report_that_comes_late_takes_nothing_back(state: RunState) -> None:
+    """What follows begins where this is done: else it sends again what is delivered."""
+    state.update({"capture": "shop", "done": [200, 3]})
+    state.update({"capture": "shop", "done": [200, 1]})
+    state.update({"capture": "shop", "done": None})
+    assert state.sources["shop"].done == [200, 3]
+    state.update({"capture": "shop", "done": [201, -1]})
+    assert state.sources["shop"].done == [201, -1]
+
+
 def test_what_is_done_again_counts_once(state: RunState) -> None:
     assert state.begin_query({"source": "shop", "query": "one"}) == {"floors": {}}
     state.update(part("one", 0, 10, jetstream=[7, 70, 1, 2]))

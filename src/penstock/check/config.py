@@ -103,6 +103,13 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         expressed = any(sink.filter or sink.transform or sink.route for sink in sinks.values())
         if found is None and expressed:
             yield from expressions.inspect(source, sinks)
+        filters = {
+            consumer_name: consumer.filters.sql
+            for consumer_name, consumer in (config.consumers | config.nats_consumers).items()
+            if consumer.stream in sinks and consumer.filters.sql is not None
+        }
+        if filters:
+            yield from expressions.inspect_filters(source, filters)
     for name, target in config.targets.items():
         yield from inspect_target(name, target, config, bastions.get(name))
     yield from syncs.inspect(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from penstock import transforms
 from penstock.check.tables import identity_sql, rule_columns
@@ -19,7 +20,12 @@ from penstock.spark.plan import Checked, Plan, PlanError, plan
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
+from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.types import ConsumerError
 from penstock.transforms.base import TransformError
+
+_NEWEST: Final = 180_000
+"""The version of Postgres whose plan of a filter is made: what the tables refuse hangs on none."""
 
 
 def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
@@ -40,6 +46,29 @@ def findings(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]
         return [
             finding for name, sink in planned.items() for finding in _of_sink(name, sink, found)
         ]
+
+
+def inspect_filters(source: PostgresSource, filters: Mapping[str, str]) -> list[Finding]:
+    """Check the conditions in SQL of consumers of a source's streams, by the consumers' names.
+
+    Returns nothing of a source that can't be reached.
+    """
+    try:
+        with open_catalog(source) as catalog:
+            columns = source_columns(catalog)
+    except CaptureError:
+        return []  # the check of the source reports it
+    found = []
+    for name, text in filters.items():
+        what = f"consumer {name}"
+        try:
+            sql_filter.planned(text, columns, name, _NEWEST)
+        except ConsumerError as error:
+            fix = "correct `filters.sql`, or the source's `tables`"
+            found.append(Finding("error", what, error.message.removesuffix("."), fix))
+        else:
+            found.append(Finding("ok", what, f"{sql_filter.FIELD}: valid, every column exists"))
+    return found
 
 
 class _Found:

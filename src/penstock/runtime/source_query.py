@@ -76,11 +76,21 @@ class SourceQuery:
         """
         self._prepared, self._planner = prepared, prepared.pipeline.planner
         self._after = after
+        self._note_done(after)
 
     def note_altered(self, report: Report) -> None:
         """Note the table that was altered: the query is planned anew, from behind `after`."""
         self._planner.after = Position(*report["after"])
         self._planner.altered = tuple(report["altered"])
+
+    def _note_done(self, done: Sequence[int] | None) -> None:
+        """Have the next query go on behind what is delivered, where the slot stands before that.
+
+        A server that crashed knows of its slots what its last checkpoint has. What a sink's filter has
+        left out must not come again, behind what is newer, when the filter lets it through by now.
+        """
+        if done is not None:
+            self._planner.after = max(self._planner.after, Position(*done))
 
     @property
     def streams(self) -> bool:
@@ -108,6 +118,7 @@ class SourceQuery:
         """Keep the query running until the end of the run."""
         run, backoff = self._run, Backoff(*_BACKOFF_SECONDS)
         while not run.stopping.is_set():
+            self._note_done(self._state.done)
             pipeline = Pipeline(
                 spark, run.config, self._name, run.store.routes(self._name),
                 run.store.target(self._name), monitor, self._planner,

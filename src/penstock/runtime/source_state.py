@@ -67,6 +67,11 @@ class SourceState(HasFailure):
             self.waiting, self.waiting_since = earlier.waiting, earlier.waiting_since
             self.confirmed_lsn = earlier.confirmed_lsn
 
+    def note_done(self, done: list[int] | None) -> None:
+        """Note up to where all is delivered; two threads report it, and what comes late may be older."""
+        if done is not None and (self.done is None or done > self.done):
+            self.done = done
+
     def fail(self, failure: Failure) -> None:
         """Note a failure; it keeps the time of the first one since the last success."""
         self.failure = failure.lasting(self.failure, time.time())

@@ -82,6 +82,7 @@ class RunState(Collector):
         for key in _REPORTED:
             if key in report:
                 setattr(source, key, report[key])
+        source.note_done(report.get("done"))
         if "waited" in report:
             waited = report["waited"]
             source.waiting_since = None if waited is None else now - waited
@@ -140,7 +141,7 @@ class RunState(Collector):
         for name, new in ledger.add(report["query"], part, counts).items():
             self.sinks[name].count(new)
         source = self.sources[report["source"]]
-        source.done = report.get("done", source.done)
+        source.note_done(report.get("done"))
         now = time.time()
         for name, (delivered, duplicates) in report.get("outcomes", {}).items():
             sink = self.sinks[name]
@@ -283,5 +284,5 @@ _SINK_COUNTERS: Final = (
 _SOURCE_COUNTERS: Final = ("captured", "truncates_skipped", "reconnects", "restarts")
 _REPORTED: Final = (
     "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained",
-    "released", "done", "waiting",
+    "released", "waiting",
 )  # fmt: skip

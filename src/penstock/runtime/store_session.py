@@ -285,10 +285,8 @@ def uuids_of(store: Store, config: Config, source: str) -> dict[str, str]:
 
     They are made where there are none. Raises `StoreError`.
     """
-    sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
-    return {name: store.id_of("sink", name) for name in sinks} | {
-        name: store.id_of("consumer", name) for name in consumers
-    }
+    sinks = store.ids_of("sink", config.sinks_of(source))
+    return sinks | store.ids_of("consumer", config.nats_consumers_of(source))
 
 
 def register_streams(store: Store, config: Config, source: SourceRecord) -> dict[str, int]:

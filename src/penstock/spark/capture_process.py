@@ -71,8 +71,7 @@ class CaptureProcess:
                         slot=options.slot, publication=options.publication,
                     )
                 )  # fmt: skip
-            confirmed, _ = self._slot()
-        at = max(Position(confirmed, -1), Position(*options.after))
+            at = self._begin_at(*self._slot())
         self._initial = {"batch": 0} if options.latency == "realtime" else at.to_offset()
         return self._initial
 
@@ -117,6 +116,11 @@ class CaptureProcess:
             return catalog.slot(self._options.slot)
         finally:
             catalog.close()
+
+    def _begin_at(self, confirmed: int, written: int) -> Position:
+        """Return behind which position to begin, the slot being confirmed and the WAL written so far."""
+        at, after = Position(confirmed, -1), Position(*self._options.after)
+        return max(at, after) if after.lsn <= written else at  # else it is another server's
 
     def _running(self, start: Offset, end: Offset | None = None) -> MicroBatches | LongBatches:
         """Return the batches of the capture, started behind `start` if this is the first call.
@@ -177,7 +181,7 @@ class CaptureProcess:
             at = Position.from_offset(start)
             _refuse(at, last, confirmed, written, options.slot)
         else:  # a long batch's number: the slot has all that is known
-            at = max(Position(confirmed, -1), Position(*options.after))
+            at = self._begin_at(confirmed, written)
         capture = self._read(at)
         if not self._ends:
             return capture, None

@@ -77,14 +77,14 @@ class Pipeline:
             self._source, self._routes, self._store, self._monitor, plan.sinks if plan else {},
             self._consumers,
         )  # fmt: skip
-        options = self._options() | {"query": fan_out.query}
+        after = orjson.dumps([*self.planner.after]).decode()
+        options = self._options() | {"query": fan_out.query, "after": after}
         if plan is not None and plan.fields:
             options["fields"] = orjson.dumps([f.to_json() for f in plan.fields]).decode()
         if plan is not None:
             tables = [[*table, columns] for table, columns in plan.tables.items()]
             options["planned_tables"] = orjson.dumps(tables).decode()
             options["planned_lsn"] = str(plan.lsn)
-            options["after"] = orjson.dumps([*self.planner.after]).decode()
         messages = load(spark, options)
         if plan is not None:
             messages = plan.results(messages)

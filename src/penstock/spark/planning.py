@@ -45,7 +45,7 @@ class Planner:
         self.altered: Table | None = None
         """The table that the capture has found altered, until `plan` is called."""
         self.after = Position(0, -1)
-        """Up to where all was delivered then; this may be in the middle of a transaction."""
+        """Up to where all is delivered; this may be in the middle of a transaction."""
         self._in_vain: Counter[Table] = Counter()
 
     def plan(self) -> Plan | None:

@@ -10,6 +10,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
+from penstock.core.errors import StoreError
 from penstock.streams.connection import StoreConnection
 from penstock.streams.letters import DeadLetters
 
@@ -28,10 +29,13 @@ class StorePool:
         self._all = [StoreConnection(url) for _ in range(size)]
         self._idle = list(reversed(self._all))
         self._mine = threading.local()
+        self._closed = False
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection to this thread, in autocommit mode; wait for one where all are lent."""
+        if self._closed:  # what goes on in a thread that did not end in time is another's to do
+            raise StoreError("closed", "The connections to the store are closed.")
         mine: StoreConnection | None = getattr(self._mine, "connection", None)
         if mine is not None:
             with mine.lend() as connection:
@@ -60,6 +64,7 @@ class StorePool:
                 connection.close()
 
     def close(self) -> None:
-        """Close them all; what a thread waits for at one of them has a second, and is then ended."""
+        """Close them all, for good; what a thread waits for at one has a second, and is then ended."""
+        self._closed = True
         for connection in self._all:
             connection.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final, LiteralString, Self
 
@@ -90,10 +90,12 @@ class Store:
         ((made_at,),) = self._connection.rows(_SQL["made_at"])
         return str(made_at)
 
-    def id_of(self, kind: str, name: str) -> str:
-        """Return the UUID of a source, sink, consumer or target; it is made where there is none."""
-        ((found,),) = self._connection.rows(_SQL["id_of"], [kind, name])
-        return str(found)
+    def ids_of(self, kind: str, names: Collection[str]) -> dict[str, str]:
+        """Return the UUIDs of sources, sinks, consumers or targets; they are made where missing."""
+        if not names:
+            return {}
+        rows = self._connection.rows(_SQL["ids_of"], [kind, sorted(names)])
+        return {name: str(found) for name, found in rows}
 
     # Sources
 

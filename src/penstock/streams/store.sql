@@ -151,8 +151,8 @@ ORDER BY lsn DESC, idx DESC LIMIT 1
 SELECT st.id, st.name, st.source_id, so.name, st.kind, st.retention, st.created_at
 FROM penstock.streams st JOIN penstock.sources so ON so.id = st.source_id ORDER BY st.id
 
--- name: id_of
-SELECT penstock.id_of(%s, %s)::text
+-- name: ids_of
+SELECT name, penstock.id_of(%s, name) FROM unnest(%s::text[]) AS name
 
 -- name: create_stream
 INSERT INTO penstock.streams (name, source_id, kind, retention)

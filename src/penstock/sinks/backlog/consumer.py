@@ -139,7 +139,10 @@ class ConsumerBacklog(SinkBacklog):
     def _leave(self, connection: Connection, done: Position) -> None:
         with connection.transaction():
             lock_writers(connection, self.source_id)
-            self._leave_behind(connection, done, _IS_PAUSED)
+            # Once more, now that it stays as it is: what is left there must not be taken for published.
+            behind = backlog.behind(connection, self.source_id, self.name)
+            if behind is None or behind.stream_id is None:
+                self._leave_behind(connection, done, _IS_PAUSED)
 
     def _leave_behind(self, connection: Connection, done: Position, why: tuple[str, str]) -> None:
         """Leave what comes behind `done` in the stream, the writers being out."""

@@ -161,6 +161,8 @@ class Drainer:
                     self._on_report(reports.STORE_WORKS)
                 backoff.reset()
             except StoreError as error:
+                if self._stopping.is_set():
+                    return
                 self._store_failed = True
                 self._on_report(reports.store_failure(error))
                 self._stopping.wait(backoff.after_failure())

@@ -141,7 +141,8 @@ class Drainers:
 
     def done(self, source_id: int, position: Position) -> None:
         """Note that all parts of all rounds up to `position`, of the stream, have ended."""
-        self._done[source_id] = position
+        # Two threads report it: what comes late may be older.
+        self._done[source_id] = max(position, self._done.get(source_id, position))
         for member in list(self._members.values()):
             if member.drainer.source_id == source_id and member.drainer.is_busy:
                 member.drainer.poke()
@@ -181,6 +182,8 @@ class Drainers:
             try:
                 self._begin_what_is_behind()
             except StoreError as error:
+                if self._stopping.is_set():
+                    return
                 self._store_failed = True
                 self._on_report(reports.store_failure(error))
                 self._woken.set()
