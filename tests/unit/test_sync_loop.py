@@ -381,6 +381,8 @@ def test_what_vanishes_is_deleted_by_a_sweep(rig: Rig, crm: Crm) -> None:
         del crm.contacts[n]
     rig.until(lambda: (p := rig.progress()) is not None and p.asks is not None)
     assert rig.table.deleted == {"4"}
+    rig.loop._note_asked([Asked(UUID(ID), None, "resume", 1)], set())
+    rig.until(lambda: rig.table.deleted == {"1", "2", "3", "4", "5"})
 
 
 def test_what_cant_be_read_is_one_dead_letter(rig: Rig, crm: Crm) -> None:
