@@ -36,10 +36,12 @@ providers:
       deals: {<<: *collection, path: deals}
 credentials:
   key: {provider: crm, properties: {token: "${TOKEN}"}}
-syncs:
-  customers: {provider: crm, collections: [COLLECTIONS], credential: key, frequency: 1s}
 spark:
   master: local[2]
+"""
+SYNCS = """\
+syncs:
+  customers: {provider: crm, collections: [COLLECTIONS], credential: key, frequency: 1s}
 """
 
 
@@ -83,9 +85,15 @@ class Rig:
         self.configure("contacts")
         self.run = Penstock(folder, environment=self.environment)
 
-    def configure(self, collections: str) -> None:
+    def configure(self, collections: str | None) -> None:
         path = self.folder / "penstock.yaml"
-        path.write_text(CONFIG.replace("COLLECTIONS", collections))
+        syncs = "" if collections is None else SYNCS.replace("COLLECTIONS", collections)
+        path.write_text(CONFIG + syncs)
+
+    def slots(self) -> int:
+        with psycopg.connect(self.url) as connection:
+            query = "SELECT 1 FROM pg_replication_slots WHERE slot_name = 'penstock_syncs'"
+            return connection.execute(query).rowcount
 
     def count(self, collection: str = "crm:contacts") -> int:
         with psycopg.connect(self.url) as connection:
@@ -144,4 +152,14 @@ def test_kills_lose_nothing_and_settings_change_in_the_run(
 
         starts = [event for event in run.events() if event["event"] == "syncs run"]
         assert len(starts) <= 2, "only the killed workers began the query anew"
+
+        assert rig.slots() == 1
+        rig.configure(None)
+        assert (
+            penstock(
+                "apply", "--yes", "--prune", cwd=tmp_path, environment=rig.environment
+            ).returncode
+            == 0
+        )
+        rig.wait(lambda: rig.slots() == 0, "the end of the slot")
         assert run.stop() == 0

@@ -13,7 +13,7 @@ from penstock.cli.main import app
 from penstock.desired.from_file import apply_file
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
-from penstock.syncs.controls import Asked, SyncControls
+from penstock.syncs.controls import SyncControls
 
 FILE = """\
 store: "{url}"
@@ -65,9 +65,8 @@ def test_syncs_are_listed_shown_and_asked(
         assert json.loads(sync("list", "--json")[1])[0]["status"] == "paused"
         assert sync("resume", "billing")[0] == 0
         assert controls.paused() == set()
-        assert controls.take() == [
-            Asked(id_, "stripe:invoices", "run"), Asked(id_, None, "backfill"),
-            Asked(id_, None, "resume"),
+        assert [each[:3] for each in controls.asked()] == [
+            (id_, "stripe:invoices", "run"), (id_, None, "backfill"), (id_, None, "resume"),
         ]  # fmt: skip
         for words, expected in (
             (("show", "biling"), "did you mean billing?"),

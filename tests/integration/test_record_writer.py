@@ -200,12 +200,38 @@ def test_a_sweep_deletes_what_it_has_not_seen_but_no_large_share(
     assert held.is_held
     assert held.share == 0.4
     assert not any(row["deleted"] for row in table(url, sync).values())
-    assert sweeps.complete(sweep, 0.4) == Swept(10, 4, 4)
+    assert sweeps.complete(sweep, 0.4) == Swept(10, 4, 0, 4)
+    assert not any(row["deleted"] for row in table(url, sync).values())
+    sweep = sweeps.begin(sync, COLLECTION)
+    sweeps.add(sweep, sync, COLLECTION, [*ids[:6], "new"])
+    assert sweeps.complete(sweep, 0.4) == Swept(11, 4, 4)
     assert {i for i, row in table(url, sync).items() if row["deleted"]} == set(ids[6:])
     with pytest.raises(SyncError, match="are not in the records store") as caught:
         sweeps.complete(sweep, 1)
     assert caught.value.code == "sweep_lost"
     assert writer.write(sync, "stripe", COLLECTION, [record("r9")]) == Written(inserted=1)
+
+
+def test_what_two_sweeps_in_a_row_miss_is_deleted(writer: RecordWriter, url: str) -> None:
+    sync, sweeps = uuid4(), Sweeps(writer, url)
+    writer.write(sync, "stripe", COLLECTION, [record(id_) for id_ in "abcd"])
+
+    def begun(seen: str) -> UUID:
+        found = sweeps.begin(sync, COLLECTION)
+        sweeps.add(found, sync, COLLECTION, seen)
+        return found
+
+    def sweep(seen: str) -> Swept:
+        return sweeps.complete(begun(seen), 1)
+
+    assert sweep("acd") == Swept(4, 1, 0, 1)
+    assert sweep("abd") == Swept(4, 1, 0, 1)  # b had shifted to another page, and c has now
+    writer.write(sync, "stripe", COLLECTION, [record("c", 2)])  # it is there: the poll has seen it
+    assert sweep("abd") == Swept(4, 1, 0, 1)
+    sweeps.hold(begun(""))
+    assert sweep("ad") == Swept(4, 2, 2)
+    assert sweep("ad") == Swept(2, 0, 0)
+    assert {i for i, row in table(url, sync).items() if row["deleted"]} == {"b", "c"}
 
 
 def test_a_dropped_sweep_deletes_nothing(writer: RecordWriter, url: str) -> None:

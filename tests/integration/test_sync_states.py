@@ -68,8 +68,21 @@ def test_what_is_asked_and_paused_comes_to_the_loop(database: Database) -> None:
         controls = SyncControls(store)
         controls.pause(ID, "test")
         controls.ask(ID, "crm:contacts", "backfill", "test")
+        for _ in range(2):  # the first one is killed before it has stored what the command did
+            both.clear()
+            came.clear()
+            states = States(database.url, lambda _: None, note)
+            states.start()
+            assert both.wait(SECONDS)
+            ((asked,), paused) = came[0]
+            assert (asked[:3], paused) == ((ID, "crm:contacts", "backfill"), {str(ID)})
+            assert controls.asked() == [asked]
+            states.close(SECONDS)
         states = States(database.url, lambda _: None, note)
         states.start()
-        assert both.wait(SECONDS)
-        states.close(SECONDS)
-    assert came[0] == ([Asked(ID, "crm:contacts", "backfill")], {str(ID)})
+        there = progress()
+        of = shown(Entry(Sync(KEY[0], "customers", "crm", "key", "1", (KEY[1],)), there), 10.0)
+        states.save({KEY: (msgspec.json.encode(there), of)}, [asked.id])
+        assert states.close(SECONDS)
+        assert controls.asked() == []
+        assert load(store, [KEY[0]]) == {KEY: there}

@@ -48,6 +48,7 @@ syncs:
     collections: [contacts]
     credential: crm
     frequency: continuous
+    sweep_interval: 6h
     rate_limit: {{allowed_requests: 25, interval: 10s, max_concurrent_requests: 2}}
     max_age_days: 90
     status: disabled
@@ -155,9 +156,9 @@ def test_the_store_of_records_is_read_with_the_store(tmp_path: Path) -> None:
         (
             "max_age_days: 90",
             "max_age_dais: 90",
-            "30: syncs.crm.max_age_dais: unknown key; did you mean max_age_days?; expected one of: "
-            "provider, collections, credential, frequency, rate_limit, max_age_days, status, "
-            "max_deleted_share, external_id, metadata",
+            "31: syncs.crm.max_age_dais: unknown key; did you mean max_age_days?; expected one of: "
+            "provider, collections, credential, frequency, sweep_interval, rate_limit, max_age_days, "
+            "status, max_deleted_share, external_id, metadata",
         ),
         (
             "type: bearer, token",

@@ -11,7 +11,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
-from tests.loopback_api import Answer, Asked, LoopbackApi
+from tests.loopback_api import Answer, LoopbackApi
+from tests.loopback_api import Asked as Request
 
 from penstock.config.providers import RestProvider
 from penstock.core.errors import SparkError
@@ -19,6 +20,7 @@ from penstock.spark import sync_loop
 from penstock.spark.sync_lanes import SyncLane, work
 from penstock.spark.sync_loop import SyncLoop
 from penstock.syncs import lane as lanes
+from penstock.syncs.controls import Asked
 from penstock.syncs.errors import SyncError
 from penstock.syncs.lane import Client
 from penstock.syncs.progress import Progress
@@ -29,7 +31,9 @@ from penstock.syncs.sync import Limit, Sync
 
 ID = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 KEY = (ID, "crm:contacts")
-SECONDS = 10.0
+SECONDS = 30.0
+PAGES = 2
+"""So many pages an object takes: each page of two begins with an object of the one before."""
 
 
 class Table:
@@ -39,6 +43,8 @@ class Table:
         self.records: dict[str, bytes] = {}
         self.deleted: set[str] = set()
         self.swept: set[str] = set()
+        self.missed: set[str] = set()
+        self.obeyed: set[int] = set()
         self.letters: list[Any] = []
         self.progress: dict[Any, Progress] = {}
         self.writes = 0
@@ -53,12 +59,13 @@ class Fakes:
             store = None
 
             def __init__(self, url: str, stored: Callable[[Any], None], asked: Any) -> None:
-                self._stored = stored
+                self._stored, self.asked = stored, asked
 
             def start(self) -> None:
                 pass
 
-            def save(self, changed: Mapping[Any, Any]) -> None:
+            def save(self, changed: Mapping[Any, Any], obeyed: Any = ()) -> None:
+                table.obeyed.update(obeyed)
                 for key, (data, _) in changed.items():
                     table.progress[key] = msgspec.json.decode(data, type=Progress)
                 self._stored(list(changed))
@@ -113,8 +120,12 @@ class Fakes:
                 missing = known - table.swept
                 if known and len(missing) / len(known) > share:
                     return Swept(len(known), len(missing), 0)
-                table.deleted |= missing
-                return Swept(len(known), len(missing), len(missing))
+                gone, table.missed = missing & table.missed, missing - table.missed
+                table.deleted |= gone
+                return Swept(len(known), len(missing), len(gone), len(missing - gone))
+
+            def hold(self, sweep: UUID) -> None:
+                table.missed = set(table.records) - table.deleted - table.swept
 
             def drop(self, sweep: UUID) -> None:
                 pass
@@ -140,7 +151,7 @@ class Crm:
         self.gate = threading.Event()
         self.gate.set()
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, asked: Request) -> Answer:
         with self.lock:
             self.under_way += 1
             self.most_under_way = max(self.under_way, self.most_under_way)
@@ -291,7 +302,7 @@ def test_a_batch_ends_between_two_pages_and_the_next_one_goes_on(rig: Rig, crm: 
     rig.open(1)
     rig.until(lambda: backfilled(rig))
     assert len(rig.table.records) == 200
-    assert rig.table.writes - writes < 200 - there + 8  # it went on where it was
+    assert rig.table.writes - writes < PAGES * (200 - there) + 8  # it went on where it was
 
 
 def test_a_drain_ends_the_batch(rig: Rig, crm: Crm) -> None:
@@ -319,7 +330,29 @@ def test_a_restart_goes_on_where_it_was(rig: Rig, crm: Crm) -> None:
     after.until(lambda: backfilled(after))
     after.close()
     assert len(rig.table.records) == 59
-    assert rig.table.writes - writes < 59 - there + 8
+    assert rig.table.writes - writes < PAGES * (59 - there) + 8
+
+
+def test_a_command_is_removed_with_the_store_of_what_it_has_brought_about(
+    rig: Rig, crm: Crm
+) -> None:
+    crm.contacts = {n: n for n in range(1, 4)}
+    other = UUID(int=1)
+    rig.loop._note_asked(
+        [Asked(UUID(ID), None, "backfill", 7), Asked(other, None, "backfill", 8)], set()
+    )
+    rig.configure(frequency=1e6)
+    rig.open()
+    rig.until(lambda: backfilled(rig))
+    assert rig.table.obeyed == {7}  # nobody has the other sync
+    progress = rig.progress()
+    assert progress is not None
+    first = progress.succeeded_at
+    rig.loop._note_asked([Asked(UUID(ID), None, "backfill", 9)], set())
+    rig.until(lambda: 9 in rig.table.obeyed)
+    progress = rig.progress()
+    assert progress is not None
+    assert progress.backfill is not None or progress.succeeded_at != first
 
 
 def test_a_refused_credential_waits_for_another_one(rig: Rig, crm: Crm) -> None:
@@ -348,6 +381,8 @@ def test_what_vanishes_is_deleted_by_a_sweep(rig: Rig, crm: Crm) -> None:
         del crm.contacts[n]
     rig.until(lambda: (p := rig.progress()) is not None and p.asks is not None)
     assert rig.table.deleted == {"4"}
+    rig.loop._note_asked([Asked(UUID(ID), None, "resume", 1)], set())
+    rig.until(lambda: rig.table.deleted == {"1", "2", "3", "4", "5"})
 
 
 def test_what_cant_be_read_is_one_dead_letter(rig: Rig, crm: Crm) -> None:

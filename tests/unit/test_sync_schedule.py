@@ -96,6 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.writes = 0
         self.version = 0
         self.sweeps: dict[str, tuple[set[int], int]] = {}
+        self.missed: dict[Any, tuple[set[int], int]] = {}
         self.stored: dict[Any, bytes] = {}
         self.tasks: dict[int, dict[int, Task]] = {}
         self.number = 1
@@ -319,14 +320,18 @@ class Machine(RuleBasedStateMachine):
     def finish(self, lane: int, task: Task) -> None:
         assert task.job.sweep is not None
         seen, began = self.sweeps[task.job.sweep]
-        rows = self.table[task.job.sync, task.job.collection]
+        key = task.job.sync, task.job.collection
+        rows = self.table[key]
         known = [i for i, (_, gone, at) in rows.items() if not gone and at <= began]
-        missing = [i for i in known if i not in seen]
-        for i in missing:
+        missing = {i for i in known if i not in seen}
+        missed, before = self.missed.get(key, (set(), 0))
+        deleted = {i for i in missing & missed if rows[i][2] <= before}
+        for i in deleted:
             self.writes += 1
             rows[i] = rows[i][0], True, self.writes
-        n = len(missing)
-        self.scheduler.report(Swept(task.job.number, len(known), n, n), self.now)
+        self.missed[key] = missing - deleted, began
+        counts = len(known), len(missing), len(deleted), len(missing - deleted)
+        self.scheduler.report(Swept(task.job.number, *counts), self.now)
         self.end(lane, Ended(task.job.number))
 
     # -- what holds
@@ -538,6 +543,51 @@ def test_a_sweep_that_would_delete_too_much_asks() -> None:
     assert sweep(56.0, 41, 41).confirmed == 40
     assert entry.asks is None
     assert entry.counts.deleted == 41
+
+
+def test_a_shorter_frequency_counts_at_once() -> None:
+    made = scheduler(frequency=3600.0)
+    backfilled(made)
+    ((_, poll),) = made.hand_out(0.0)
+    run(made, poll, 1.0)
+    assert not made.hand_out(100.0)
+    made.configure([Sync("s", "s", "p", "c", "1", ("p:0",), frequency=60.0)], {}, 30.0)
+    assert not made.hand_out(30.0)
+    assert made.wake_at() == 61.0
+    assert made.hand_out(61.0)
+
+
+def test_a_second_look_follows_at_once_and_a_third_one_does_not() -> None:
+    made = scheduler()
+    backfilled(made)
+    ((_, poll),) = made.hand_out(0.0)
+    made.report(Planned(poll.number, [{}], Facts(Deletes.SWEEP), goes_on=True), 0.0)
+    made.report(Ended(poll.number), 0.0)
+
+    def swept_at(now: float, *found: int) -> float:
+        while True:
+            for _, job in made.hand_out(now):
+                if job.finish:
+                    made.report(Swept(job.number, 100, *found), now)
+                elif job.slice is None:
+                    goes_on = job.kind is Kind.POLL or job.kind is Kind.SWEEP
+                    facts = Facts(Deletes.SWEEP)
+                    made.report(Planned(job.number, [{}], facts, goes_on, "w"), now)
+                made.report(Ended(job.number), now)
+                if job.finish:
+                    return now
+            wake = made.wake_at()
+            assert wake is not None
+            now = max(now, wake)
+
+    first = swept_at(0.0, 2, 0, 2)
+    assert first >= 3600.0
+    assert progress(made).looks_again
+    second = swept_at(first, 3, 2, 1)
+    assert second - first < 60.0
+    third = swept_at(second, 1, 1, 0)
+    assert third - second >= 3600.0
+    assert not progress(made).looks_again
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from email.utils import format_datetime
 
 import httpx
 import pytest
@@ -173,3 +174,27 @@ def test_stripe_goes_on_where_the_last_object_is_gone() -> None:
         del stripe.customers[99]
         found |= {each.upstream_id for page in pages for each in page.records}
     assert len(found) == 250
+
+
+def test_stripe_sees_what_is_deleted_while_a_run_is_killed_at_the_first_page() -> None:
+    stripe = Stripe()
+    now = int(time.time())
+    stripe.customers = [
+        {"id": f"cus_{i}", "object": "customer", "created": now - 9000 - i} for i in range(150)
+    ]
+    with LoopbackApi(stripe) as api:
+        copy = Copy(made("stripe", api.url, api_key="k0"), "customers")
+        (slice_,) = copy.connector.plan(copy.collection, None, Kind.BACKFILL, copy.session)
+        first = next(iter(copy.connector.read(copy.collection, slice_, copy.session)))
+        copy.records |= {each.upstream_id: each for each in first.records}
+        # The run is killed; a customer goes, and another run reads the slice an hour later.
+        gone = stripe.customers.pop(3)
+        stripe.event("customer.deleted", now + 5, gone)
+        api.date = format_datetime(datetime.fromtimestamp(now + 3600, UTC), usegmt=True)
+        for page in copy.connector.read(copy.collection, slice_, copy.session):
+            copy.records |= {each.upstream_id: each for each in page.records}
+            copy.cursor |= page.cursor or {}
+        assert not copy.records["cus_3"].deleted
+        copy.job(Kind.POLL)
+        assert copy.records["cus_3"].deleted
+        assert copy.alive().keys() == {each["id"] for each in stripe.customers}

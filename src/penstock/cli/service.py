@@ -248,6 +248,15 @@ def _print_nothing(*_: object) -> None:
     """Stand in for `socketserver`'s printing of traces."""
 
 
+def _refuse_syncs(config: Config, *, once: bool) -> None:
+    active = [name for name, sync in config.syncs.items() if sync.status == "active"]
+    if once and active:
+        raise ConfigError(
+            [f"--once: sync {active[0]} is read for as long as the process runs; leave --once away, or"
+             " set `status: disabled`"]
+        )  # fmt: skip
+
+
 def run(config: Config, *, once: bool, listen: str) -> int:
     """Run `config` until a signal, or with `once` until what is there is delivered.
 
@@ -259,6 +268,7 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         raise ConfigError(
             ["--once: an outbox is relayed for as long as the process runs; leave --once away"]
         )
+    _refuse_syncs(config, once=once)
     if config.outboxes and not config.sources and (config.file is None or config.store is None):
         return Service(config, None, once=once).main(listen)  # relays alone
     if not config.sources and not config.outboxes:
@@ -277,8 +287,8 @@ def run(config: Config, *, once: bool, listen: str) -> int:
         with Store.open(store_url) as store:
             if config.file is not None:
                 apply_file(store, config.file)
-        service = Service(
-            feed.current(), store_url, once=once, feed=feed, of_file=list(config.sources)
-        )
+        current = feed.current()
+        _refuse_syncs(current, once=once)
+        service = Service(current, store_url, once=once, feed=feed, of_file=list(config.sources))
         opening.done()
         return service.main(listen)

@@ -115,6 +115,8 @@ class Sync(StrictModel):
     """The credential that it signs in with."""
     frequency: Frequency = timedelta(minutes=1)
     """How often it polls: a duration, or `continuous`."""
+    sweep_interval: Duration = timedelta(hours=1)
+    """How often all ids are listed, of collections whose deletes show in no other way."""
     rate_limit: RateLimit | None = None
     """The budget of its credential; that of the provider if unset, and the least of several syncs."""
     max_age_days: Whole | None = Field(None, ge=1, le=36_500)

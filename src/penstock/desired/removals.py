@@ -18,7 +18,9 @@ from typing import Any, Final
 import psycopg
 import structlog
 from psycopg import sql
+from pydantic import SecretStr
 
+from penstock.config import reserved
 from penstock.config.document import Spec
 from penstock.config.secret_values import masked
 from penstock.config.settings import Config
@@ -27,6 +29,7 @@ from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.errors import CaptureError
+from penstock.core.record_forms import SYNCS
 from penstock.desired import consumers
 from penstock.desired.configured import text_of, validated
 from penstock.desired.entities import Snapshot
@@ -73,12 +76,12 @@ def finish(
     Of a sink: its backlog, and the stream of its name, with the consumers; the sink may have been of
     another type at its end. Of a consumer of type nats: its place. Of a source: its slot, unless another
     source has it now, what the store knows of its position, and its checkpoints on this machine. A
-    publication stays. Of kind `slot`: the slot, unless a source has it now. Raises `StoreError`, and
-    `CaptureError` where the source can't be reached from here: then it is to be tried again, unless
-    another source has its name by now.
+    publication stays, and of the source `syncs` its streams, too. Of kind `slot`: the slot, unless a
+    source has it now. Raises `StoreError`, and `CaptureError` where the source can't be reached from
+    here: then it is to be tried again, unless another source has its name by now.
     """
     if removal.kind == "source":
-        _drop_slot(store, removal, environ)
+        _drop_slot(store, removal, base, environ)
         shutil.rmtree(base.checkpoint_folder(removal.name), ignore_errors=True)
     elif removal.kind == "slot":
         _drop_former_slot(store, removal, environ)
@@ -104,18 +107,22 @@ def finish(
         connection.execute(_SQL["delete_id"], {"kind": removal.kind, "name": removal.name})
 
 
-def _drop_slot(store: Store, removal: Removal, environ: Mapping[str, str]) -> None:
+def _drop_slot(store: Store, removal: Removal, base: Config, environ: Mapping[str, str]) -> None:
     with store.connection() as connection:
         state = read(connection)
     try:
-        source = _usable(removal, environ)
+        if removal.name == SYNCS:
+            source = reserved.source(base.records.store or SecretStr(store.url))
+        else:
+            source = _usable(removal, environ)
         if _is_read(source, removal.name, state, environ):
             return
         with open_catalog(reachable(source, removal.name, store)) as catalog:
             if catalog.slot() is not None:
                 catalog.drop_slot()
     except CaptureError as error:
-        if ("source", removal.name) not in state.entities:
+        is_back = removal.name == SYNCS and any(state.of_kind("sync"))
+        if not is_back and ("source", removal.name) not in state.entities:
             raise
         # Another source has its name by now, which need not wait for the former one.
         log.warning("the slot of a deleted source is left behind; drop it there", source=removal.name,

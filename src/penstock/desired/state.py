@@ -16,6 +16,7 @@ from penstock.config.models import BUILT_IN, REFERENCES
 from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
+from penstock.core.record_forms import SYNCS
 from penstock.desired import consumers
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
@@ -112,6 +113,8 @@ class DesiredState:
                         connection.execute(_SQL["remove_slot"], [name, Jsonb(spec), version])
                     if at is not None and version != at + 1:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
+                    if any(c.after is None and c.kind == "sync" for c in changes):
+                        connection.execute(_SQL["remove_syncs"], [SYNCS, version])
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
                     if any(c.after is None and c.kind in ("sync", "credential") for c in changes):
                         controls.forget(connection)

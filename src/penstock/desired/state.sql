@@ -61,6 +61,11 @@ WHERE e.kind = 'source' AND c.spec IS NOT NULL
 -- name: remove_slot
 INSERT INTO penstock.removals (kind, name, spec, version) VALUES ('slot', %s, %s, %s)
 
+-- name: remove_syncs
+-- The last sync takes the source that a configuration with syncs has of itself with it.
+INSERT INTO penstock.removals (kind, name, spec, version)
+SELECT 'source', %s, '{}', %s WHERE NOT EXISTS (SELECT FROM penstock.entities WHERE kind = 'sync')
+
 -- name: removals
 SELECT id, kind, name, spec, version, at FROM penstock.removals ORDER BY id
 

@@ -65,6 +65,8 @@ class SyncLoop:
         self._on_shown = on_shown
         self._setup = Setup()
         self._paused: set[str] = set()
+        self._asked: list[Asked] = []  # of syncs that are not configured here yet
+        self._obeyed: list[int] = []
         self._budgets: dict[str, Budget] = {}
         self._scheduler = Scheduler(SLOTS, self._concurrency, time.time_ns())
         self._known: dict[int, set[int]] = {}  # by lane: the clients that it was sent
@@ -173,6 +175,7 @@ class SyncLoop:
             self._budgets.setdefault(name, Budget(limit)).limit = limit
         self.configured = True
         self._schedule(known, now)
+        self._obey([], self._paused, now)
 
     def _schedule(self, known: Mapping[Key, Any], now: float) -> None:
         syncs = [
@@ -189,8 +192,14 @@ class SyncLoop:
             "run": self._scheduler.run_now, "backfill": self._scheduler.backfill,
             "resume": self._scheduler.resume,
         }  # fmt: skip
-        for one in asked:
-            commands[one.command](str(one.sync), one.collection, now)
+        waiting, self._asked = [*self._asked, *asked], []
+        known = {sync.id for sync in self._setup.syncs}
+        for one in waiting:
+            if str(one.sync) in known:
+                commands[one.command](str(one.sync), one.collection, now)
+                self._obeyed.append(one.id)
+            else:  # it was asked of a sync that this process is about to have; it may be gone, too
+                self._asked.append(one)
 
     def _concurrency(self, credential: str) -> int:
         return self._budgets.get(credential, Budget(Limit())).limit.concurrency
@@ -203,7 +212,7 @@ class SyncLoop:
 
     def _pause(self, now: float) -> float:
         wakes = [now + _IDLE_SECONDS, self._scheduler.wake_at()]
-        if self._scheduler.is_dirty:
+        if self._scheduler.is_dirty or self._obeyed:
             wakes.append(self._save_at)
         wakes += [budget.wake_at(now) for budget in self._budgets.values() if not budget.is_idle]
         return max(0.0, min(at for at in wakes if at is not None) - now)
@@ -265,9 +274,11 @@ class SyncLoop:
             entry = self._scheduler.entry(key)
             if entry is not None:
                 changed[key] = msgspec.json.encode(progress), shown(entry, now)
-        if changed:
+        if changed or self._obeyed:
             self._save_at = now + _SAVE_SECONDS
-            self._states.save(changed)
+            obeyed, self._obeyed = self._obeyed, []
+            self._states.save(changed, obeyed)
+        if changed:
             self._on_shown({key: of for key, (_, of) in changed.items()})
 
     def _end(self, now: float) -> None:

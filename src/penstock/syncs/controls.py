@@ -1,7 +1,8 @@
 """What is asked of syncs, by any process, and done by the run that has them; and what is shown of them.
 
-Pauses last until they are taken back. Commands wait in the store until the run takes them, and a
-notification on `CHANNEL` says that something has changed.
+Pauses last until they are taken back. Commands stay in the store until what they have brought about is
+stored, so that a run which is killed in between does them again. A notification on `CHANNEL` says that
+something has changed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ Command = Literal["run", "backfill", "resume"]
 
 
 class Asked(NamedTuple):
-    """A command that waits; without a collection it is for all of the sync."""
+    """A command that is not done; without a collection it is for all of the sync."""
 
     sync: UUID
     collection: str | None
     command: Command
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,10 @@ class SyncControls:
         with self._store.connection() as connection:
             return {row[0] for row in connection.execute(_SQL["paused"])}
 
-    def take(self) -> list[Asked]:
-        """Return what waits, and forget it."""
+    def asked(self) -> list[Asked]:
+        """Return what is not done yet, oldest first."""
         with self._store.connection() as connection:
-            return [Asked(*row) for row in connection.execute(_SQL["take"]).fetchall()]
+            return [Asked(*row) for row in connection.execute(_SQL["asked"]).fetchall()]
 
     def status(self, syncs: Iterable[UUID]) -> dict[UUID, SyncStatus]:
         """Return what is shown of syncs, by id."""
@@ -106,6 +108,11 @@ class SyncControls:
         with self._store.connection() as connection, connection.transaction():
             connection.execute(_SQL[query], values)
             connection.execute(_SQL["notify"])
+
+
+def done(connection: psycopg.Connection[Any], ids: Iterable[int]) -> None:
+    """Remove commands, with the transaction that stores what they have brought about."""
+    connection.execute(_SQL["done"], [list(ids)])
 
 
 def forget(connection: psycopg.Connection[Any]) -> None:

@@ -15,12 +15,12 @@ INSERT INTO penstock.sync_commands (sync_id, collection_id, command, asked_by) V
 -- name: notify
 SELECT pg_notify('penstock_syncs', '')
 
--- name: take
--- All that is asked, oldest first; it is gone when this is committed.
-WITH taken AS (
-    DELETE FROM penstock.sync_commands RETURNING id, sync_id, collection_id, command
-)
-SELECT sync_id, collection_id, command FROM taken ORDER BY id
+-- name: asked
+-- All that is asked and not done yet, oldest first.
+SELECT sync_id, collection_id, command, id FROM penstock.sync_commands ORDER BY id
+
+-- name: done
+DELETE FROM penstock.sync_commands WHERE id = ANY (%s)
 
 -- name: status
 -- Of each sync whether it is paused; of each of its collections what is shown.

@@ -12,10 +12,9 @@ from typing import Final, Literal
 
 from penstock.core.backoff import wait_after
 from penstock.syncs.connectors.contract import Deletes, Kind
-from penstock.syncs.deletes import asks
 from penstock.syncs.errors import PAUSING
 from penstock.syncs.jobs import FINISH, Job, PageDone, Planned, Problem, Swept
-from penstock.syncs.progress import Asked, Failed, Progress, Run
+from penstock.syncs.progress import Failed, Progress, Run
 from penstock.syncs.sync import Key, Sync
 
 FIRST: Final = (Kind.POLL, Kind.EVENTS)
@@ -140,10 +139,11 @@ class Entry:
         if kind in self.runs:
             at = 0.0
         elif kind is Kind.SWEEP:
-            since = progress.backfilled_at or 0.0
-            at = progress.due.get(kind, since + self.sync.sweep_interval)
+            at = (progress.swept_at or progress.backfilled_at or 0.0) + self.sync.sweep_interval
+            at = min(at, progress.due.get(kind, at))
         else:
-            at = progress.due.get(kind, 0.0)
+            every = max(self.sync.frequency, _CONTINUOUS_SECONDS)  # it may be shorter by now
+            at = min(progress.due.get(kind, 0.0), (progress.polled_at or 0.0) + every)
         if (failed := progress.failed.get(kind)) is not None and failed.retry_at is not None:
             at = max(at, failed.retry_at)
         waits = kind in FIRST and any(of not in FIRST for of in self.runs)
@@ -218,13 +218,7 @@ class Entry:
 
     def swept(self, flight: Flight, report: Swept, now: float) -> None:
         """Take what a complete sweep has found."""
-        progress, run = self.progress, flight.run
-        progress.counts.deleted += report.deleted
-        progress.confirmed = 0
-        share = self.sync.max_deleted_share
-        if not report.deleted and asks(report.known, report.missing, share, run.confirmed):
-            progress.asks = Asked(report.known, report.missing, now)
-        run.is_swept = True
+        self.progress.swept(flight.run, report, self.sync.max_deleted_share, now)
 
     def ended(self, flight: Flight, now: float) -> None:
         """Note that a job has ended well: its slice is done, or the whole run."""
@@ -251,7 +245,7 @@ class Entry:
             progress.backfilled_at = progress.backfilled_at or now
         elif kind is Kind.SWEEP:
             progress.swept_at = now
-            progress.due[kind] = now + sync.sweep_interval
+            progress.due[kind] = now if progress.looks_again else now + sync.sweep_interval
         else:
             # Where the feed begins must not be forgotten once the backfill has written something.
             self.must_store = progress.backfilled_at is None

@@ -245,7 +245,7 @@ class _Work:
             if found.is_held:
                 known, missing = found.known, found.missing
                 if deletes.asks(known, missing, job.max_share, job.confirmed):
-                    sweeps.drop(self._sweep)
+                    sweeps.hold(self._sweep)
                 else:
                     found = sweeps.complete(self._sweep, found.share)
-        self._report(Swept(job.number, found.known, found.missing, found.deleted))
+        self._report(Swept(job.number, found.known, found.missing, found.deleted, found.waiting))

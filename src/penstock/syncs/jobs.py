@@ -109,12 +109,17 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class Swept(msgspec.Struct, frozen=True, array_like=True, tag="swept"):
-    """A sweep was complete: of `known` records it missed some, and has deleted all of these or none."""
+    """A sweep was complete: of `known` records it missed some.
+
+    Those of them that the sweep before missed, too, are deleted, and others are `waiting` for the next;
+    or neither, as they are too many.
+    """
 
     job: int
     known: int
     missing: int
     deleted: int
+    waiting: int = 0
 
 
 Report = Planned | PageDone | Ended | Swept

@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from penstock.syncs.connectors.contract import Deletes, Json, Kind
-from penstock.syncs.jobs import FINISH, Facts, PageDone
+from penstock.syncs.deletes import asks
+from penstock.syncs.jobs import FINISH, Facts, PageDone, Swept
 
 _MOST_RETRIES: Final = 3
 """So often a run of polls goes on after a failure; then it is planned anew."""
@@ -193,6 +194,7 @@ class Progress(msgspec.Struct, kw_only=True):
         newest: The newest `updated_at` that was seen.
         due: When it is polled next, and so on, by kind.
         sweep: What the ids of the newest sweep are stored under.
+        looks_again: Whether the next sweep is the second look that one which has missed something wants.
         asks: A sweep that waits for an answer.
         confirmed: How many deletes of the next sweep an operator has agreed to.
         stuck: Records came and the cursor did not move.
@@ -211,6 +213,7 @@ class Progress(msgspec.Struct, kw_only=True):
     due: dict[Kind, float] = {}
     facts: Facts | None = None
     sweep: str | None = None
+    looks_again: bool = False
     asks: Asked | None = None
     confirmed: int = 0
     stuck: Failed | None = None
@@ -231,6 +234,18 @@ class Progress(msgspec.Struct, kw_only=True):
             self.cursor = merged(self.cursor, run.cursor)
         elif run.kind is Kind.BACKFILL and run.is_over:
             self.cursor = merged(run.cursor, self.cursor)
+
+    def swept(self, run: Run, report: Swept, share: float, now: float) -> None:
+        """Take what a complete sweep has found; `share` of the records may go without a question."""
+        self.counts.deleted += report.deleted
+        self.confirmed = 0
+        is_held = not (report.deleted or report.waiting)
+        if is_held and asks(report.known, report.missing, share, run.confirmed):
+            self.asks = Asked(report.known, report.missing, now)
+        run.is_swept = True
+        # What a second look is the first one to miss can wait: an API that loses objects all the time is
+        # not swept all the time.
+        self.looks_again = report.waiting > 0 and not self.looks_again
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -63,6 +63,7 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
                 id_, name, sync.provider, sync.credential, _version(id_, given, described),
                 sync.collection_ids,
                 frequency=sync.frequency.total_seconds(),
+                sweep_interval=sync.sweep_interval.total_seconds(),
                 max_age=None if sync.max_age_days is None else sync.max_age_days * _DAY,
                 max_deleted_share=float(sync.max_deleted_share),
                 limit=limit,

@@ -7,8 +7,6 @@ from typing import Final
 
 CONTINUOUS: Final = 0.0
 """The frequency of a sync that polls again as soon as it may."""
-SWEEP_SECONDS: Final = 3600.0
-"""Between two sweeps of a collection where its sync sets nothing."""
 
 Key = tuple[str, str]
 """A sync's id and a collection's id."""
@@ -50,7 +48,7 @@ class Sync:
     credential_version: str
     collections: tuple[str, ...]
     frequency: float = 60.0
-    sweep_interval: float = SWEEP_SECONDS
+    sweep_interval: float = 3600.0
     max_age: float | None = None
     max_deleted_share: float = 0.3
     limit: Limit | None = None

@@ -98,7 +98,7 @@ class InMemorySync:
         self._job(Kind.EVENTS)
 
     def sweep(self) -> None:
-        """List all ids: what is missing is deleted."""
+        """List all ids: what is missing is deleted, as by a second list that is the same."""
         missing = self.records.keys() - self._job(Kind.SWEEP)
         for key in missing:
             del self.records[key]

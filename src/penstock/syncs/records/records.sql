@@ -59,6 +59,14 @@ CREATE UNLOGGED TABLE penstock.record_sweep_ids (
     record_id uuid NOT NULL
 );
 CREATE INDEX ON penstock.record_sweep_ids (sweep_id, record_id);
+-- What the newest complete sweep of a collection missed: the next one deletes what it misses, too.
+CREATE UNLOGGED TABLE penstock.record_missing (
+    record_id uuid PRIMARY KEY,
+    sync_id uuid NOT NULL,
+    collection_id text NOT NULL,
+    began_at timestamptz NOT NULL
+);
+CREATE INDEX ON penstock.record_missing (sync_id, collection_id);
 
 -- name: session
 -- Lookups are by id, and the index they need is in memory.
@@ -144,10 +152,11 @@ WHERE r.sync_id = %(sync)s AND r.collection_id = %(collection)s AND NOT r.delete
   AND r.updated_at < %(began)s;
 
 -- name: delete_missing
--- Marks some of them as deleted, and returns how many.
+-- Marks some of them as deleted, and returns how many: those that the sweep before missed, too, and that
+-- were not written since that began.
 WITH gone AS (
-    SELECT r.id FROM penstock.records r
-    WHERE r.sync_id = %(sync)s AND r.collection_id = %(collection)s AND NOT r.deleted
+    SELECT r.id FROM penstock.records r JOIN penstock.record_missing m ON m.record_id = r.id
+    WHERE r.updated_at < m.began_at AND r.sync_id = %(sync)s AND r.collection_id = %(collection)s AND NOT r.deleted
       AND r.updated_at < %(began)s AND NOT EXISTS (
         SELECT FROM penstock.record_sweep_ids s WHERE s.sweep_id = %(sweep)s AND s.record_id = r.id)
     ORDER BY r.id LIMIT %(rows)s FOR UPDATE
@@ -155,6 +164,19 @@ WITH gone AS (
 UPDATE penstock.records r
 SET deleted = true, updated_at = greatest(now(), r.inserted_at + interval '1 microsecond')
 FROM gone WHERE r.id = gone.id AND NOT r.deleted;
+
+-- name: forget_missing
+DELETE FROM penstock.record_missing WHERE sync_id = %(sync)s
+  AND (%(collection)s::text IS NULL OR collection_id = %(collection)s);
+
+-- name: note_missing
+-- Notes what the sweep missed, and is not deleted.
+INSERT INTO penstock.record_missing (record_id, sync_id, collection_id, began_at)
+SELECT r.id, r.sync_id, r.collection_id, %(began)s
+FROM penstock.records r
+WHERE r.sync_id = %(sync)s AND r.collection_id = %(collection)s AND NOT r.deleted
+  AND r.updated_at < %(began)s AND NOT EXISTS (
+    SELECT FROM penstock.record_sweep_ids s WHERE s.sweep_id = %(sweep)s AND s.record_id = r.id);
 
 -- name: end_sweep
 WITH ids AS (DELETE FROM penstock.record_sweep_ids WHERE sweep_id = %(sweep)s)

@@ -1,7 +1,10 @@
-"""Deletes by absence: what a complete, error-free listing of all ids has not seen is marked deleted.
+"""Deletes by absence: what two complete, error-free listings of all ids in a row lack is deleted.
+
+One alone proves little: pages that an API counts shift while they are read, and an object that stood
+between two of them is in neither.
 
 The ids are spilled into a table of the records store, so that any number of tasks may add to a sweep,
-and none keeps them. A sweep that is not completed deletes nothing.
+and none keeps them. A sweep that is not complete counts for nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -33,11 +36,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep found: `missing` of `known` records. Of too large a share none is `deleted`."""
+    """What a sweep found: `missing` of `known` records.
+
+    Those that the sweep before missed, too, are `deleted`, and `waiting` ones are not before the next.
+    Of too large a share neither is any.
+    """
 
     known: int
     missing: int
     deleted: int
+    waiting: int = 0
 
     @property
     def share(self) -> float:
@@ -46,8 +54,8 @@ class Swept:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing was deleted because the share is too large."""
-        return self.missing > self.deleted
+        """Whether nothing was done because the share is too large."""
+        return self.missing > self.deleted + self.waiting
 
 
 class Sweeps:
@@ -79,12 +87,16 @@ class Sweeps:
         """Mark as deleted what the sweep has not seen, unless that is too large a share.
 
         What was written since the sweep began is left alone. A sweep that is held stays: `complete`
-        with a larger share deletes, and `drop` gives it up. Raises `SyncError` for a sweep that is lost.
+        with a larger share goes on, `hold` ends it. Raises `SyncError` for a sweep that is lost.
         """
         return self._run(lambda c: _complete(c, sweep, max_deleted_share))
 
+    def hold(self, sweep: UUID) -> None:
+        """End a complete sweep that deletes nothing; the next one deletes what it misses, too."""
+        self._run(lambda c: _hold(c, sweep))
+
     def drop(self, sweep: UUID) -> None:
-        """Give a sweep up: it deletes nothing."""
+        """Give a sweep up, as it is not complete: it counts for nothing."""
         self._run(lambda c: c.execute(SQL["end_sweep"], {"sweep": sweep}))
 
     def purge(self, sync_id: UUID, collection_id: str | None = None) -> int:
@@ -95,6 +107,7 @@ class Sweeps:
             total = 0
             while removed := connection.execute(SQL["purge"], values).rowcount:
                 total += removed
+            connection.execute(SQL["forget_missing"], values)
             return total
 
         return self._run(work)
@@ -110,28 +123,45 @@ class Sweeps:
 def _complete(connection: Connection, sweep: UUID, max_deleted_share: float) -> Swept:
     # One transaction, so that two tasks which complete it do so one after the other.
     with connection.transaction():
-        found = connection.execute(SQL["sweep"], [sweep]).fetchone()
-        if found is None:
-            raise SyncError(
-                "sweep_lost",
-                f"The ids of sweep {sweep} are not in the records store: it was completed or dropped, "
-                "or that Postgres crashed. Nothing is deleted.",
-                remedy="Sweep again.",
-                transient=True,
-            )
-        sync_id, collection_id, began = found
-        values = {"sync": sync_id, "collection": collection_id, "began": began, "sweep": sweep}
+        values = _locked(connection, sweep)
         known, missing = connection.execute(SQL["missing"], values).fetchone() or (0, 0)
         if known and missing / known > max_deleted_share:
             return Swept(known, missing, 0)
         deleted = 0
-        while marked := connection.execute(
-            SQL["delete_missing"], values | {"rows": _ROWS}
-        ).rowcount:
+        while missing and (
+            marked := connection.execute(SQL["delete_missing"], values | {"rows": _ROWS}).rowcount
+        ):
             deleted += marked
-        connection.execute(SQL["end_sweep"], {"sweep": sweep})
+        waiting = _note(connection, values)
     # A record that came in between is not deleted, nor is it missing.
-    return Swept(known, deleted, deleted)
+    return Swept(known, deleted + waiting, deleted, waiting)
+
+
+def _hold(connection: Connection, sweep: UUID) -> None:
+    with connection.transaction():
+        _note(connection, _locked(connection, sweep))
+
+
+def _locked(connection: Connection, sweep: UUID) -> dict[str, Any]:
+    found = connection.execute(SQL["sweep"], [sweep]).fetchone()
+    if found is None:
+        raise SyncError(
+            "sweep_lost",
+            f"The ids of sweep {sweep} are not in the records store: it was completed or dropped, "
+            "or that Postgres crashed. Nothing is deleted.",
+            remedy="Sweep again.",
+            transient=True,
+        )
+    sync_id, collection_id, began = found
+    return {"sync": sync_id, "collection": collection_id, "began": began, "sweep": sweep}
+
+
+def _note(connection: Connection, values: dict[str, Any]) -> int:
+    """Note what a complete sweep has missed, and end it; return how many these are."""
+    connection.execute(SQL["forget_missing"], values)
+    waiting = connection.execute(SQL["note_missing"], values).rowcount
+    connection.execute(SQL["end_sweep"], values)
+    return waiting
 
 
 def _copy(sweep: UUID, found: list[bytes], connection: Connection) -> None:

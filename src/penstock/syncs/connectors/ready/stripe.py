@@ -63,12 +63,17 @@ class StripeConnector(RestConnector):
         since = (cursor or {}).get(CURSOR)
         if kind is Kind.EVENTS:
             return []
-        if kind is not Kind.POLL or since is None:
+        if kind is Kind.SWEEP:
             return [Slice(kind)]
+        if kind is Kind.BACKFILL or since is None:
+            # Events count from here on, by the API's clock, which the request shows. The plan is stored
+            # before the list is read: what is deleted between its first page and a kill is among them.
+            self._get(session, "v1/events", {"limit": 1, **self.event_filter(collection.name)})
+            return [Slice(kind, {"began": _epoch(session.now) - 1})]
         start = datetime.fromtimestamp(int(since), UTC) - collection.overlap
         now = session.now
         if now - start > _KEPT:
-            return [Slice(kind)]
+            return [Slice(kind, {"began": _epoch(now) - 1})]
         slices: list[Slice] = []
         while now - start > _WINDOW:
             slices.append(Slice(kind, {"from": _epoch(start), "to": _epoch(start + _WINDOW)}))
@@ -89,7 +94,6 @@ class StripeConnector(RestConnector):
     def _listed(self, name: str, slice_: Slice, session: Session) -> Iterator[Page]:
         params = dict(self._of(name).params)
         resume = slice_.resume or {}
-        began: int | None = resume.get("began")
         if "after" in resume:
             params["starting_after"] = resume["after"]
         while True:
@@ -103,8 +107,6 @@ class StripeConnector(RestConnector):
                 params["created[lte]"] = resume["created"]
                 resume = {}
                 continue
-            if began is None:
-                began = _epoch(session.now) - 1
             records: list[Record] = []
             unreadable: list[Unreadable] = []
             for each in answer.data:
@@ -113,7 +115,7 @@ class StripeConnector(RestConnector):
             if slice_.kind is Kind.SWEEP and unreadable:
                 raise SyncError("bad_response", f"An object can't be read: {unreadable[0].reason}.")
             if not answer.has_more or not answer.data:
-                cursor = None if slice_.kind is Kind.SWEEP else {CURSOR: began}
+                cursor = None if slice_.kind is Kind.SWEEP else {CURSOR: slice_.of["began"]}
                 yield Page(records, unreadable, cursor=cursor, is_last=True)
                 return
             last, _, created = _OBJECT.read(answer.data[-1])
@@ -121,7 +123,7 @@ class StripeConnector(RestConnector):
             if after is None or after == params.get("starting_after"):
                 raise SyncError("bad_response", f"Stripe's list of {name} does not end.")
             params["starting_after"] = after
-            resume = {"after": after, "created": scalar(created), "began": began}
+            resume = {"after": after, "created": scalar(created)}
             yield Page(records, unreadable, resume)
 
     def _changed(self, name: str, of: Json, session: Session) -> Page:
