@@ -68,6 +68,12 @@ def test_the_demo_reports_what_the_pipeline_did(
     assert result["committed"] > 200
     assert result["committed"] - result["delivered"] == result["lost"]
     assert result["latency_ms"]["p50"] > 0
+    for way in ("events", "records"):
+        of = result[way]
+        assert (of["lost"] > 0) == (fault == "lose")
+        assert of["committed"] - of["delivered"] == of["lost"]
+        assert (of["out_of_order"], of["unexpected"], of["duplicates"]) == (0, 0, 0)
+        assert of["committed"] >= 40
     assert list(temp.iterdir()) == []
 
 

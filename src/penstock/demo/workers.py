@@ -1,4 +1,4 @@
-"""The demo's workers: they share the stream's consumer over HTTP, as workers of an application would."""
+"""The demo's workers: they read streams over HTTP, as workers of an application would."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 
-from penstock.demo.consumer import change_of
-from penstock.demo.ledger import Ledger
+from penstock.demo.consumer import change_of, change_of_record
+from penstock.demo.ledger import Change, Ledger
 
 STREAM = "orders"
 COUNT = 2
+RECORDS = "records"
+"""The stream of an API's records. A stream has one source, so that it is no part of `STREAM`."""
 _BATCH = 100
 _WAIT_MS = 500  # so that a worker sees within this time that it is to end
 _TIMEOUT = 30.0
@@ -21,14 +23,15 @@ _TIMEOUT = 30.0
 class Worker(threading.Thread):
     """Receives, enters every message in the ledger, acks; until it is stopped."""
 
-    def __init__(self, number: int, base_url: str, token: str, ledger: Ledger) -> None:
-        super().__init__(name=f"demo-worker-{number}", daemon=True)
+    def __init__(self, name: str, stream: str, base_url: str, token: str, ledger: Ledger) -> None:
+        super().__init__(name=f"demo-{name}", daemon=True)
         self.received = 0
         self.error: str | None = None
         self._ledger = ledger
+        self._change_of = _record if stream == RECORDS else change_of
         self._stop_asked = threading.Event()
         self._http = httpx.Client(
-            base_url=f"{base_url}/v1/streams/{STREAM}",
+            base_url=f"{base_url}/v1/streams/{stream}",
             headers={"Authorization": f"Bearer {token}"},
             timeout=_TIMEOUT,
             trust_env=False,
@@ -55,7 +58,7 @@ class Worker(threading.Thread):
             return
         now = time.perf_counter()
         for message in messages:
-            self._ledger.received(change_of(message["data"]), now)
+            self._ledger.received(self._change_of(message["data"]), now)
         self.received += len(messages)
         acks = [message["ack_id"] for message in messages]
         self._http.post("/ack", json={"ack_ids": acks}).raise_for_status()
@@ -65,3 +68,7 @@ class Worker(threading.Thread):
         answer.raise_for_status()
         data: list[dict[str, Any]] = answer.json()["data"]
         return data
+
+
+def _record(message: dict[str, Any]) -> Change:
+    return change_of_record(message["record"])
