@@ -42,6 +42,7 @@ TAKE = "WITH taken AS (DELETE FROM fake.log RETURNING *) SELECT * FROM taken ORD
 Queue = queue.SimpleQueue[dict[str, Any]]
 STREAM: Queue = queue.SimpleQueue()
 RECORDS: Queue = queue.SimpleQueue()
+APPLIED: Queue = queue.SimpleQueue()
 
 
 class Http(BaseHTTPRequestHandler):
@@ -60,7 +61,9 @@ class Http(BaseHTTPRequestHandler):
         self.answer({"data": data})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/apply":
+            APPLIED.put(yaml.safe_load(body))
         self.answer({"success": True})
 
     def answer(self, body: Any) -> None:
@@ -117,7 +120,8 @@ class Sync:
         return found
 
     def _all(self, path: str) -> list[Any]:
-        found, page = [], {}
+        found: list[Any] = []
+        page: dict[str, str] = {}
         while True:
             answer = self._http.get(path, params=page).raise_for_status().json()
             found += answer["data"]
@@ -143,9 +147,11 @@ async def main(config_file: str, listen: str, fault: str) -> None:
             await connection.execute(TRIGGER.format(table).encode())
         server = ThreadingHTTPServer((host, int(port)), Http)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        sync = Sync(config)
+        sync: Sync | None = None
         while not stop.is_set():
-            for kind, data in sync.poll(fault) if sync.is_due() else ():
+            if not APPLIED.empty():
+                sync = Sync(APPLIED.get())
+            for kind, data in sync.poll(fault) if sync is not None and sync.is_due() else ():
                 record = {
                     "collection_id": "fake_stripe:customers", "upstream_id": data["id"],
                     "data": data, "deleted": kind == "deleted",

@@ -62,9 +62,10 @@ def demo(fault: str, capfd: pytest.CaptureFixture[str], quiet: float = 5) -> tup
 def test_the_demo_reports_what_the_pipeline_did(
     temp: Path, capfd: pytest.CaptureFixture[str], fault: str, code: int, found: set[str]
 ) -> None:
-    exit_code, result = demo(fault, capfd, quiet=1.5)
+    # What is lost is waited for; all else comes, on a busy machine too.
+    exit_code, result = demo(fault, capfd, quiet=1.5 if fault == "lose" else 15)
     faults = {name for name in ("lost", "duplicates", "out_of_order", "unexpected") if result[name]}
-    assert (exit_code, faults) == (code, found)
+    assert (exit_code, faults) == (code, found), result
     assert result["committed"] > 200
     assert result["committed"] - result["delivered"] == result["lost"]
     assert result["latency_ms"]["p50"] > 0

@@ -1,6 +1,8 @@
-"""The demo's configuration, but for its sync: `fake_stripe.SETTINGS`."""
+"""The demo's configuration: what the pipeline starts with, and what is added while it runs."""
 
 from typing import Final
+
+from penstock.demo.fake_stripe import FakeStripeServer
 
 CONFIG: Final = """\
 sources:
@@ -19,13 +21,21 @@ sinks:
   {stream}:
     type: stream
     source: shop
-  api_events:
-    type: nats
-    source: syncs
-    url: {nats}
-    subject: "shop.api.{{collection_id}}.{{event_type}}"
 store: {store}
 spark:
   master: local[*]
   checkpoint: {folder}/checkpoints
 """
+_API_EVENTS: Final = """\
+sinks:
+  api_events:
+    type: nats
+    source: syncs
+    url: {nats}
+    subject: "shop.api.{{collection_id}}.{{event_type}}"
+"""
+
+
+def sync_of(api: FakeStripeServer, nats: str) -> str:
+    """Return what makes a sync of the fake API, and a sink of its events."""
+    return _API_EVENTS.format(nats=nats) + api.settings

@@ -10,24 +10,23 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psycopg
 from rich.console import Console
 
 from penstock.core.errors import EmbeddedError
-from penstock.demo.config import CONFIG
+from penstock.demo.config import CONFIG, sync_of
 from penstock.demo.consumer import Consumer
 from penstock.demo.customers import FIRST, CustomerWriter
 from penstock.demo.fake_stripe import COLLECTION, FakeStripe, FakeStripeServer
-from penstock.demo.ledger import Change, Ledger
+from penstock.demo.ledger import Change, Ledger, Result
 from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
 from penstock.demo.signals import signals
 from penstock.demo.view import View
-from penstock.demo.workers import COUNT, RECORDS, STREAM, Worker
+from penstock.demo.workers import COUNT, RECORDS, STREAM, Worker, add_entities, is_ready
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -41,6 +40,7 @@ _READY_TIMEOUT = 90.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25
+_LATE = 3.0  # seconds that the API's customers change where they could not while the shop wrote
 _LOG_TAIL = 2000
 
 JETSTREAM = "JetStream"
@@ -90,14 +90,14 @@ def run(
                 return 130
             demo.write(duration)
             demo.finish(quiet)
-            results = {way: ledger.result() for way, ledger in demo.ledgers.items()}
-    except (DemoError, EmbeddedError, psycopg.Error) as error:
+            results = demo.results()
+    except (DemoError, EmbeddedError, psycopg.Error, httpx.HTTPError) as error:
         view.fail(str(error))
         return 1
     view.summary(results)
     if as_json:
         named = {"stream": WORKERS, "events": API_EVENTS, "records": API_RECORDS}
-        ways = {name: results[way].as_dict() for name, way in named.items()}
+        ways = {name: results[way].as_dict() for name, way in named.items() if way in results}
         body = {**results[JETSTREAM].as_dict(), **ways}
         print(json.dumps(body), flush=True)  # noqa: T201 - the command's output
     return 0 if all(result.good for result in results.values()) else 1
@@ -120,6 +120,7 @@ class _Demo:
             API_EVENTS: Ledger([COLLECTION]),
             API_RECORDS: Ledger([COLLECTION], newest_only=True),
         }
+        self._ways = list(self.ledgers)
         self._folder = folder
         self._view = view
         self._stop = stop
@@ -139,7 +140,11 @@ class _Demo:
         self.ledgers[API_RECORDS].committed(changes, at)
 
     def _outstanding(self) -> int:
-        return sum(ledger.outstanding() for ledger in self.ledgers.values())
+        return sum(self.ledgers[way].outstanding() for way in self._ways)
+
+    def results(self) -> dict[str, Result]:
+        """Return the outcome of each way."""
+        return {way: self.ledgers[way].result() for way in self._ways}
 
     def start(self, command: PipelineCommand) -> bool:
         """Start everything but the writers; False if the user ends the demo."""
@@ -151,6 +156,7 @@ class _Demo:
         store = postgres.create_database("store")
         with Store.open(store) as opened:
             token = opened.tokens.create("demo", "worker", None)
+            admin = opened.tokens.create("demo-admin", "admin")
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
         self._servers["nats-server"] = nats
@@ -170,7 +176,6 @@ class _Demo:
             CONFIG.format(
                 postgres=self._url, nats=nats.url, store=store, stream=STREAM, folder=self._folder
             )
-            + served.settings
         )
         listen = f"127.0.0.1:{free_port()}"
         self._pipeline = GuardedProcess(
@@ -194,11 +199,16 @@ class _Demo:
         ]
         for worker in self._readers:
             worker.start()
-        return self._await_first()
+        if not self._await_first():
+            return False
+        # Added to the run, not there from its start: so the first row waits for no query but its own.
+        self._view.step("adding a sync of the API…")
+        add_entities(url, admin, sync_of(served, nats.url))
+        return True
 
     def _await_pipeline(self, url: str) -> bool:
         deadline = time.monotonic() + _READY_TIMEOUT
-        while not _answers(url):
+        while not is_ready(url):
             self._check_pipeline()
             if time.monotonic() > deadline:
                 raise DemoError(
@@ -289,9 +299,9 @@ class _Demo:
 
     def finish(self, quiet: float) -> None:
         """Wait for what is on its way, end the pipeline, and read what it published at the end."""
-        # A short demo may end before the sync has begun.
-        patience = quiet if self._customers.is_started else max(quiet, _READY_TIMEOUT)
-        self._drain(patience, lambda: self._outstanding() == 0, "waiting for the last rows")
+        if not self._customers.is_started:
+            self._finish_late()
+        self._drain(quiet, lambda: self._outstanding() == 0, "waiting for the last rows")
         self._view.close()
         self._view.step("stopping the workers and the pipeline…")
         for worker in self._readers:
@@ -308,6 +318,23 @@ class _Demo:
         self._drain(quiet, self._consumer.caught_up, "reading the rest")
         self._view.close()
 
+    def _finish_late(self) -> None:
+        """Let the API's customers change after all, where the writing was over before the sync began."""
+        ledgers = [self.ledgers[API_EVENTS], self.ledgers[API_RECORDS]]
+
+        def is_copied() -> bool:
+            return self._stop.is_set() or not any(ledger.outstanding() for ledger in ledgers)
+
+        self._drain(_READY_TIMEOUT, is_copied, "waiting for the API's customers")
+        self._change_customers()
+        if self._customers.is_started:
+            self._stop.wait(_LATE)
+            self._customers.stop()
+            self._customers.join()
+        elif self._stop.is_set():
+            self._view.step("stopped before the API's customers were copied: they are not counted")
+            self._ways = [JETSTREAM, WORKERS]
+
     def _drain(self, quiet: float, done: Callable[[], bool], note: str) -> None:
         last, since = self._arrived(), time.monotonic()
         while not done() and time.monotonic() - since < quiet:
@@ -318,11 +345,3 @@ class _Demo:
 
     def _arrived(self) -> int:
         return self._consumer.last_seq + sum(worker.received for worker in self._readers)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own address
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False

@@ -18,6 +18,7 @@ RECORDS = "records"
 _BATCH = 100
 _WAIT_MS = 500  # so that a worker sees within this time that it is to end
 _TIMEOUT = 30.0
+_RETRY = 0.2
 
 
 class Worker(threading.Thread):
@@ -53,7 +54,11 @@ class Worker(threading.Thread):
 
     def _step(self) -> None:
         parameters = {"batch_size": _BATCH, "wait_for_ms": _WAIT_MS}
-        messages = self._data(self._http.get("/receive", params=parameters))
+        answer = self._http.get("/receive", params=parameters)
+        if answer.status_code == httpx.codes.NOT_FOUND and not self.received:
+            self._stop_asked.wait(_RETRY)  # the stream of records comes with the first sync
+            return
+        messages = self._data(answer)
         if not messages:
             return
         now = time.perf_counter()
@@ -72,3 +77,20 @@ class Worker(threading.Thread):
 
 def _record(message: dict[str, Any]) -> Change:
     return change_of_record(message["record"])
+
+
+def add_entities(base_url: str, token: str, document: str) -> None:
+    """Add what a document has to the desired state, which the run follows; raises `HTTPError`."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/yaml"}
+    with httpx.Client(
+        base_url=base_url, headers=headers, timeout=_TIMEOUT, trust_env=False
+    ) as http:
+        http.post("/v1/apply", content=document).raise_for_status()
+
+
+def is_ready(url: str) -> bool:
+    """Return whether the pipeline answers that it is ready."""
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
