@@ -42,7 +42,7 @@ def left_over(temp: Path) -> list[str]:
 
 def test_the_demo_delivers_everything_in_order(temp: Path) -> None:
     demo = start_demo(temp, "--duration", "8", "--rate", "300", "--json")
-    out, err = demo.communicate(timeout=180)
+    out, err = demo.communicate(timeout=300)
     assert demo.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert (result["lost"], result["out_of_order"], result["unexpected"]) == (0, 0, 0)

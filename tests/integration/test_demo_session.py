@@ -66,7 +66,7 @@ def test_the_demo_reports_what_the_pipeline_did(
     exit_code, result = demo(fault, capfd, quiet=1.5 if fault == "lose" else 15)
     faults = {name for name in ("lost", "duplicates", "out_of_order", "unexpected") if result[name]}
     assert (exit_code, faults) == (code, found), result
-    assert result["committed"] > 200
+    assert result["committed"] > 100  # a busy machine does not reach the rate
     assert result["committed"] - result["delivered"] == result["lost"]
     assert result["latency_ms"]["p50"] > 0
     for way in ("events", "records"):

@@ -51,8 +51,7 @@ class CustomerWriter:
 
     def join(self) -> None:
         """Wait until every change is recorded."""
-        if self.is_started:
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(1 / CHANGES_A_SECOND):

@@ -288,7 +288,9 @@ class _Demo:
                 if any(writer.error for writer in self._writers):
                     break
         finally:
-            writing: list[Writer | CustomerWriter] = [*self._writers, self._customers]
+            writing: list[Writer | CustomerWriter] = [*self._writers]
+            if self._customers.is_started:
+                writing.append(self._customers)
             for each in writing:
                 each.stop()
             for each in writing:
