@@ -98,7 +98,7 @@ def test_a_provider_of_a_file_by_itself_has_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "crm.yaml"
     file.write_text(crm("https://api"))
     name, provider = read_provider(file, {})
-    assert (name, list(provider.collections)) == ("crm", ["contacts"])  # type: ignore[union-attr]
+    assert (name, list(provider.collections)) == ("crm", ["contacts"])
     file.write_text(crm("https://api").replace("path: contacts", "pth: contacts"))
     with pytest.raises(ConfigError, match=r"crm.yaml:7: providers.crm.collections.contacts.pth"):
         read_provider(file, {})
