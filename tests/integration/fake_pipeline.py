@@ -1,4 +1,4 @@
-"""A stand-in for the pipeline: triggers, and a loop that passes on what they logged.
+"""A stand-in for the pipeline: triggers, polls of the API, and a loop that passes on what they found.
 
 Run as `fake_pipeline.py <config> <listen> <fault>`; the fault makes it misbehave as a broken
 pipeline would, so that a test can see the demo find out: none, lose, swap, repeat, invent, crash.
@@ -13,10 +13,12 @@ import queue
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import nats
 import psycopg
 import yaml
@@ -37,7 +39,10 @@ TRIGGER = """CREATE TRIGGER log_change AFTER INSERT OR UPDATE OR DELETE ON {}
 TAKE = "WITH taken AS (DELETE FROM fake.log RETURNING *) SELECT * FROM taken ORDER BY seq"
 
 
-STREAM: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+Queue = queue.SimpleQueue[dict[str, Any]]
+STREAM: Queue = queue.SimpleQueue()
+RECORDS: Queue = queue.SimpleQueue()
+APPLIED: Queue = queue.SimpleQueue()
 
 
 class Http(BaseHTTPRequestHandler):
@@ -48,14 +53,17 @@ class Http(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         data: list[dict[str, Any]] = []
         if "/receive" in self.path:
+            stream = RECORDS if "/records/" in self.path else STREAM
             with contextlib.suppress(queue.Empty):
-                data.append({"ack_id": "1", "data": STREAM.get(timeout=0.2)})
+                data.append({"ack_id": "1", "data": stream.get(timeout=0.2)})
                 while len(data) < 100:
-                    data.append({"ack_id": "1", "data": STREAM.get_nowait()})
+                    data.append({"ack_id": "1", "data": stream.get_nowait()})
         self.answer({"data": data})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/apply":
+            APPLIED.put(yaml.safe_load(body))
         self.answer({"success": True})
 
     def answer(self, body: Any) -> None:
@@ -82,6 +90,46 @@ def misbehave(rows: list[Any], fault: str) -> list[Any]:
     return rows
 
 
+class Sync:
+    """Polls the API's customers, and knows what has changed."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        provider = config["providers"]["fake_stripe"]
+        key = config["credentials"]["fake_stripe"]["properties"]["api_key"]
+        headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=provider["base_url"], headers=headers, trust_env=False)
+        self._known: dict[str, Any] = {}
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + 0.1
+        return True
+
+    def poll(self, fault: str) -> list[tuple[str, dict[str, Any]]]:
+        listed = {each["id"]: each for each in self._all("/v1/customers")}
+        gone = [each["data"]["object"]["id"] for each in self._all("/v1/events")]
+        if fault == "lose":
+            listed = {k: c for k, c in listed.items() if c["metadata"]["version"] != "2"}
+        changed = [each for key, each in listed.items() if self._known.get(key) != each]
+        found = [("updated" if each["id"] in self._known else "inserted", each) for each in changed]
+        found += [("deleted", self._known.pop(key)) for key in gone if key in self._known]
+        self._known |= {each["id"]: each for kind, each in found if kind != "deleted"}
+        return found
+
+    def _all(self, path: str) -> list[Any]:
+        found: list[Any] = []
+        page: dict[str, str] = {}
+        while True:
+            answer = self._http.get(path, params=page).raise_for_status().json()
+            found += answer["data"]
+            if not answer["has_more"]:
+                return found
+            page = {"page": answer["next_page"]}
+
+
 async def main(config_file: str, listen: str, fault: str) -> None:
     config = yaml.safe_load(Path(config_file).read_text())
     host, port = listen.split(":")
@@ -99,7 +147,18 @@ async def main(config_file: str, listen: str, fault: str) -> None:
             await connection.execute(TRIGGER.format(table).encode())
         server = ThreadingHTTPServer((host, int(port)), Http)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        sync: Sync | None = None
         while not stop.is_set():
+            if not APPLIED.empty():
+                sync = Sync(APPLIED.get())
+            for kind, data in sync.poll(fault) if sync is not None and sync.is_due() else ():
+                record = {
+                    "collection_id": "fake_stripe:customers", "upstream_id": data["id"],
+                    "data": data, "deleted": kind == "deleted",
+                }  # fmt: skip
+                RECORDS.put({"record": record})
+                event = json.dumps({"event": {**record, "event_type": kind}}).encode()
+                await jetstream.publish(f"shop.api.fake_stripe:customers.{kind}", event)
             rows = await (await connection.execute(TAKE)).fetchall()
             for _, table, action, record in misbehave(rows, fault):
                 message = {"record": record, "action": action, "metadata": {"table_name": table}}

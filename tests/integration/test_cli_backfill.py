@@ -18,9 +18,11 @@ from penstock.cli.backfill_watch import Pace, duration, line
 from penstock.cli.main import app
 from penstock.config.file import load
 from penstock.embedded.handles import Database
+from penstock.embedded.store import open_store
 from penstock.postgres import setup
 from penstock.runtime.state import RunState
 from penstock.streams.store import Store
+from penstock.syncs.records.schema import prepare
 
 TABLES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric, note text, made timestamptz);
@@ -340,3 +342,23 @@ def test_status(folder: Path, backfills: Backfills, database: Database) -> None:
         assert "! backfill 1: division by zero" in shown.output
     finally:
         server.close()
+
+
+SYNC = """\
+credentials: {live: {provider: stripe, properties: {api_key: none}}}
+syncs: {billing: {provider: stripe, collections: [customers], credential: live, status: disabled}}
+"""
+
+
+def test_records_in_the_embedded_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is known only while it runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_STORE_URL", raising=False)
+    Path("penstock.yaml").write_text(SYNC)
+    with open_store(load("penstock.yaml", {})) as url, Store.open(url) as store:
+        prepare(url)
+        result = CliRunner().invoke(app, ["backfill", "start", "--sink", "records"])
+        assert result.exit_code == 0, result.output
+        assert "Started backfill 1 of penstock.records to sink records" in result.output
+        (made,) = Backfills(store).find()
+    assert (made.source, made.table_schema, made.table_name) == ("syncs", "penstock", "records")

@@ -62,12 +62,19 @@ def demo(fault: str, capfd: pytest.CaptureFixture[str], quiet: float = 5) -> tup
 def test_the_demo_reports_what_the_pipeline_did(
     temp: Path, capfd: pytest.CaptureFixture[str], fault: str, code: int, found: set[str]
 ) -> None:
-    exit_code, result = demo(fault, capfd, quiet=1.5)
+    # What is lost is waited for; all else comes, on a busy machine too.
+    exit_code, result = demo(fault, capfd, quiet=1.5 if fault == "lose" else 15)
     faults = {name for name in ("lost", "duplicates", "out_of_order", "unexpected") if result[name]}
-    assert (exit_code, faults) == (code, found)
-    assert result["committed"] > 200
+    assert (exit_code, faults) == (code, found), result
+    assert result["committed"] > 100  # a busy machine does not reach the rate
     assert result["committed"] - result["delivered"] == result["lost"]
     assert result["latency_ms"]["p50"] > 0
+    for way in ("events", "records"):
+        of = result[way]
+        assert (of["lost"] > 0) == (fault == "lose")
+        assert of["committed"] - of["delivered"] == of["lost"]
+        assert (of["out_of_order"], of["unexpected"], of["duplicates"]) == (0, 0, 0)
+        assert of["committed"] >= 40
     assert list(temp.iterdir()) == []
 
 

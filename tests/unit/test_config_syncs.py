@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.document import document_of, read_document
+from penstock.config.document import document_of
 from penstock.config.file import load, load_store
-from penstock.config.providers import AirbyteProvider, RestProvider
+from penstock.config.provider_file import read_provider
+from penstock.config.providers import RestProvider
 from penstock.config.secret_values import masked, secrets
 from penstock.config.settings import Config
 from penstock.config.syncs import CONTINUOUS, collection_id
@@ -265,17 +266,19 @@ def test_a_provider_shows_placeholders_and_no_secret() -> None:
     assert shown["collections"]["a"]["params"] == {"access_token": "***", "properties": "a,b"}
 
 
-def test_a_manifest_is_read_into_its_provider(tmp_path: Path) -> None:
-    (tmp_path / "pokemon.yaml").write_text("version: ${X}\n")
+def test_a_manifest_of_airbyte_is_refused_with_what_to_do(tmp_path: Path) -> None:
     text = "providers: {poke: {type: airbyte, manifest: {file: pokemon.yaml}}}"
-    config = read(tmp_path, text)
-    provider = config.providers["poke"]
-    assert isinstance(provider, AirbyteProvider)
-    assert provider.manifest == "version: ${X}\n"
-    spec = read_document(tmp_path / "penstock.yaml", {}).entities["provider", "poke"]
-    assert spec["manifest"] == {"file": "pokemon.yaml", "code": "version: $${X}\n"}
-    with pytest.raises(ConfigError, match="no file is read for this"):
+    reason = (
+        r"providers\.poke\.type: manifests of Airbyte are not read: airbyte-cdk .*"
+        r"describe the API with type: rest, or .* with type: python"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        read(tmp_path, text)
+    with pytest.raises(ConfigError, match=reason):
         document_of(text, {})
+    (tmp_path / "poke.yaml").write_text("type: airbyte\nmanifest: x\n")
+    with pytest.raises(ConfigError, match=reason):
+        read_provider(tmp_path / "poke.yaml", {})
 
 
 def test_a_rotated_credential_touches_no_source(tmp_path: Path) -> None:

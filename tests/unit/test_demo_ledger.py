@@ -54,6 +54,38 @@ def test_order_between_rows_is_free() -> None:
     assert faults(result) == (0, 0, 0, 0)
 
 
+def newest(committed: list[Change], received: list[Change]) -> Result:
+    ledger = Ledger(TABLES, newest_only=True)
+    for change in committed:
+        ledger.committed([change], 0.0)
+    for change in received:
+        ledger.received(change, 0.05)
+    return ledger.result()
+
+
+def test_the_newest_version_stands_for_those_before_it() -> None:
+    assert faults(newest([INSERT, UPDATE, AGAIN, DELETE], [DELETE])) == (0, 0, 0, 0)
+    assert faults(newest([INSERT, UPDATE, AGAIN], [UPDATE])) == (1, 0, 0, 0)
+    assert faults(newest([INSERT, UPDATE], [UPDATE, INSERT])) == (0, 0, 1, 0)
+    early = Ledger(TABLES, newest_only=True)
+    early.received(UPDATE, 0.0)
+    early.committed([INSERT], 0.1)
+    assert early.result().unexpected == 1, "nothing has changed it so far"
+    early.committed([UPDATE], 0.2)
+    assert faults(early.result()) == (0, 0, 0, 0)
+
+
+def test_what_came_before_the_clock_makes_no_rate() -> None:
+    ledger = Ledger(TABLES)
+    ledger.committed([INSERT], 0.0)
+    ledger.received(INSERT, 5.0)
+    ledger.restart_clock()
+    ledger.committed([UPDATE], 10.0)
+    ledger.received(UPDATE, 12.0)
+    assert ledger.result().rows_per_second == pytest.approx(0.5)
+    assert ledger.result().delivered == 2
+
+
 @pytest.mark.parametrize("gone", [INSERT, UPDATE, AGAIN, DELETE])
 def test_a_lost_change_is_found(gone: Change) -> None:
     changes = [INSERT, UPDATE, AGAIN, DELETE]
@@ -199,12 +231,15 @@ def test_the_view_shows_counts_and_summary(terminal: bool) -> None:
     ledger.committed([INSERT, OTHER], 1.0)
     ledger.received(INSERT, 1.012)
     view.step("starting [Spark]…")
-    view.update(ledger.counts(), ledger.counts(), [3, 4], "writing")
+    records = Ledger(["customers"])
+    records.committed([Change("customers", 1, "insert", 1)], 1.0)
+    view.update(ledger.counts(), ledger.counts(), [3, 4], *records.counts(), "writing")
     view.summary({"JetStream": ledger.result(), "stream": Ledger(TABLES).result()})
     text = out.getvalue()
     assert "starting [Spark]…" in text
     assert "12 ms" in text
     assert "worker 1 took 3, worker 2 took 4" in text
+    assert "API records: 1 versions, 0 delivered or replaced, lag 1" in text
     assert "JetStream: orders 2 never arrived in version 1" in text
     assert ("customers" in text) == terminal
 

@@ -98,7 +98,7 @@ def test_a_provider_of_a_file_by_itself_has_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "crm.yaml"
     file.write_text(crm("https://api"))
     name, provider = read_provider(file, {})
-    assert (name, list(provider.collections)) == ("crm", ["contacts"])  # type: ignore[union-attr]
+    assert (name, list(provider.collections)) == ("crm", ["contacts"])
     file.write_text(crm("https://api").replace("path: contacts", "pth: contacts"))
     with pytest.raises(ConfigError, match=r"crm.yaml:7: providers.crm.collections.contacts.pth"):
         read_provider(file, {})
@@ -129,8 +129,48 @@ def test_try_prints_what_a_connector_reads(
     assert (code, "no collection 'contact'" in text) == (1, True)
     code, text = try_("strip")
     assert (code, "did you mean stripe?" in text) == (2, True)
+    assert "crm.yaml or my.py:read" in text
     code, text = try_("mine.py")
     assert (code, "mine.py:read" in text) == (2, True)
+    code, text = try_("none.yaml")
+    assert (code, "none.yaml: no such file" in text, "init" in text) == (2, True, False)
+    code, text = try_("crm.yaml", "--property", "api_key=")
+    assert (code, "--property api_key: it is empty" in text) == (2, True)
+    code, text = try_("crm.yaml")
+    assert code == 1
+    assert "--property 'NAME=${VARIABLE}'" in text
+    code, text = try_("crm.yaml", "--property", "api_key=${NONE:-}")
+    assert (code, "it is empty" in text) == (2, True)
+
+
+def test_a_sync_is_tried_by_its_provider(
+    tmp_path: Path, api: LoopbackApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.yaml").write_text(file_of(api.url))
+    code, text = try_("contacts")
+    assert (code, "contacts is a sync: name its provider, as in penstock sync try crm" in text) == (
+        2, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        (Answer({"message": "no scope"}, 403), "403: no scope"),
+        (Answer(b"<html>login</html>"), "malformed"),
+        (Answer(b"", 302, {"Location": "https://other.example/"}), "redirects to https://other"),
+    ],
+)
+def test_a_check_of_an_api_that_refuses_has_the_cause_and_a_remedy(
+    tmp_path: Path, refusal: Answer, message: str
+) -> None:
+    with LoopbackApi(lambda _: refusal) as refusing:
+        found = {f.subject: f for f in inspect(config_of(tmp_path, file_of(refusing.url)))}
+    tried = found["credential bad"]
+    assert (tried.level, message in tried.message) == ("error", True)
+    assert tried.fix
+    assert "never-shown" not in str(found)
 
 
 def test_try_takes_a_function_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,10 @@ from penstock.syncs.errors import SyncError
 
 _NO_DELETES: Final = "set `deletes: {type: sweep}` for the collection, if all its ids can be listed"
 
+_NO_ANSWER: Final = (
+    "see whether the API answers from this machine, and whether its address is right"
+)
+
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Check all credentials and syncs of a configuration."""
@@ -51,7 +55,7 @@ def _tried(config: Config, name: str, credential: Credential, store: Store | Non
         with probe.opened(provider, settings, properties, keeper) as (connector, session):
             connector.check(session)
     except SyncError as error:
-        return Finding("error", what, error.message, error.remedy)
+        return Finding("error", what, error.message, error.remedy or _NO_ANSWER)
     except StoreError as error:
         return Finding(
             "warning", what, f"not tried, as its tokens are in the store: {error.message}"

@@ -66,7 +66,13 @@ def start_backfill(
     as_json: AsJson = False,
 ) -> None:
     """Ask for a backfill. `penstock run` reads the rows; live changes do not wait for them."""
+    from pydantic import SecretStr
+
+    from penstock.backfill.request import Backfills
+    from penstock.cli.store import opened_both
+    from penstock.config import reserved
     from penstock.desired.with_file import configured
+    from penstock.streams.store import Store
 
     with errors():
         found = configured(config, store_url)
@@ -76,8 +82,12 @@ def start_backfill(
         settings = of.sinks.get(sink)
         if settings is None:
             raise fail(missing(found, "sink", sink, of.sinks))
-        requests = _requests(of.sources[settings.source], sink, settings, table, where, start)
-        with _store(config, store_url) as store:
+        source = of.sources[settings.source]
+        with opened_both(config, store_url) as (url, records), Store.open(url) as opened:
+            if not reserved.is_known(source):
+                source = reserved.source(SecretStr(records))  # the embedded store runs only now
+            requests = _requests(source, sink, settings, table, where, start)
+            store = Backfills(opened)
             numbers = store.create(requests)
             made = store.find(ids=numbers)
     if as_json:

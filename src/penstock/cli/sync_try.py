@@ -73,7 +73,7 @@ def try_connector(
     """
     from penstock.syncs import probe
 
-    with errors():
+    with errors(), _properties_named():
         found = _configured(config, store_url)
         note_failure(found)
         name, settings = _provider(connector, collections or (), found)
@@ -103,6 +103,20 @@ def try_connector(
     raise typer.Exit(int(bad > 0))
 
 
+@contextlib.contextmanager
+def _properties_named() -> Iterator[None]:
+    """Name the option by which a property is given, where one is missing."""
+    from penstock.syncs.errors import SyncError
+
+    try:
+        yield
+    except SyncError as error:
+        if error.code != "credential":
+            raise
+        remedy = f"{error.remedy} To try it: --property 'NAME=${{VARIABLE}}', or --credential NAME."
+        raise SyncError(error.code, error.message, remedy=remedy.strip()) from None
+
+
 def _configured(config: Path, store_url: str | None) -> Configured:
     """Return the configuration, an empty one where there is no file and no store."""
     from penstock.config.settings import Config
@@ -122,6 +136,8 @@ def _provider(
 
     path, colon, _ = text.rpartition(":")
     if text.endswith((".yaml", ".yml")):
+        if not Path(text).is_file():
+            raise fail(f"{text}: no such file; it has the keys of one provider, as type: rest", 2)
         return read_provider(text)
     if text.endswith(".py"):
         raise fail(f"{text}: name the function or class too, as in {text}:read", 2)
@@ -137,7 +153,11 @@ def _provider(
         return text, None
     if ("provider", text) in found.refused:
         raise fail(missing(found, "provider", text, own), 2)
-    raise fail(unknown("provider", text, [*own, *READY]), 2)
+    if text in found.config.syncs:
+        provider = found.config.syncs[text].provider
+        raise fail(f"{text} is a sync: name its provider, as in penstock sync try {provider}", 2)
+    reason = unknown("provider", text, [*own, *READY])
+    raise fail(f"{reason}; a YAML file or a function is named as in crm.yaml or my.py:read", 2)
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:
@@ -151,6 +171,8 @@ def _given(texts: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             raise fail("--property: expected a name and its value, as in api_key=${API_KEY}", 2)
         values[name] = str(filled(value, os.environ, (name,), document))
+        if not values[name] and not document.problems:
+            raise fail(f"--property {name}: it is empty: give its value, or leave it out", 2)
     if document.problems:
         raise fail("; ".join(f"--property {at[0]}: {text}" for _, at, text in document.problems), 2)
     return values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from penstock.config.providers import ANY, AirbyteProvider, ProviderSettings
+from penstock.config.providers import ANY, ProviderSettings
 
 _READY: Final[dict[str, tuple[str, ...]]] = {
     "stripe": ("charges", "customers", "invoices", "prices", "products", "subscriptions"),
@@ -21,5 +21,4 @@ def collections_of(name: str, provider: ProviderSettings | None) -> Collection[s
     """
     if provider is None:
         return _READY.get(name)
-    named = None if isinstance(provider, AirbyteProvider) else provider.collections
-    return None if named is None or ANY in named else list(named)
+    return None if ANY in provider.collections else list(provider.collections)

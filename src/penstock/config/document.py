@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from penstock.config import yaml_lines
 from penstock.config.models import SECTIONS, type_of
-from penstock.config.providers import AirbyteProvider
 from penstock.config.reader import Parts, Reader
 from penstock.config.settings import Config
 from penstock.core.text import Path, dotted
@@ -100,13 +99,6 @@ def _entities(root: Any, parts: Parts) -> Iterator[tuple[Key, Spec]]:
 def _with_text(spec: dict[str, Any], parts: Parts, key: Key) -> Spec:
     """Return a spec with the text of the file that it names, if it names one."""
     kind, name = key
-    provider = parts.providers.get(name) if kind == "provider" else None
-    if isinstance(provider, AirbyteProvider) and isinstance(spec["manifest"], dict):
-        manifest = {
-            "file": spec["manifest"]["file"],
-            "code": yaml_lines.escaped(provider.manifest),
-        }
-        return {**spec, "manifest": manifest}
     sink = parts.sinks.get(name) if kind == "sink" else None
     transform = None if sink is None else sink.transform
     if transform is None or transform.lua is None or not transform.lua.file:

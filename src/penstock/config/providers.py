@@ -9,12 +9,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.config.api_logins import Auth
 from penstock.config.durations import Duration
 from penstock.config.strict import Flag, StrictModel, Whole
-from penstock.config.texts import text_and_file
 
 READY: Final = ("stripe", "salesforce", "servicenow", "hubspot", "github")
 """The providers that need no entry: they are in the package."""
@@ -297,27 +296,15 @@ class PythonProvider(StrictModel):
     allow_private: Flag = False
 
 
-class AirbyteProvider(StrictModel):
-    """A declarative manifest of Airbyte's; needs the extra `penstock[airbyte]`."""
-
-    type: Literal["airbyte"]
-    manifest: Text
-    """The manifest's YAML, or `{file: path}` where a file holds it."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """The manifest's own settings, besides the credential's properties."""
-    rate_limit: RateDefaults = RateDefaults()
-    allow_private: Flag = False
-
-    @field_validator("manifest", mode="before")
-    @classmethod
-    def _read_manifest(cls, value: Any, info: ValidationInfo) -> Any:
-        expected = "Airbyte's YAML, or {file: path} where a file holds it"
-        return text_and_file(value, info, expected)[0]
-
-
-PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider | AirbyteProvider]]] = {
+PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider]]] = {
     "rest": RestProvider,
     "python": PythonProvider,
-    "airbyte": AirbyteProvider,
 }
-ProviderSettings = RestProvider | PythonProvider | AirbyteProvider
+ProviderSettings = RestProvider | PythonProvider
+OTHER_TYPES: Final = {
+    "airbyte": (
+        "manifests of Airbyte are not read: airbyte-cdk can't be installed beside Penstock's packages;"
+        " describe the API with type: rest, or yield its objects from a function with type: python"
+    )
+}
+"""Types that users look for and Penstock does not have, and what to do instead."""

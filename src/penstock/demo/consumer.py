@@ -1,4 +1,4 @@
-"""The demo's consumer: reads JetStream as a worker would and enters every message in the ledger."""
+"""The demo's consumer: one of JetStream, for the changes of tables and the events of the API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from penstock.demo.fake_stripe import COLLECTION
 from penstock.demo.ledger import DELETED, Change, Ledger
 from penstock.embedded.handles import JetStream, Msg
 
@@ -15,11 +16,12 @@ SUBJECTS = "shop.>"
 
 
 class Consumer:
-    """Follows the stream from its first message on."""
+    """Follows the stream from its first message on; `events` is the ledger of the API's events."""
 
-    def __init__(self, client: JetStream, ledger: Ledger) -> None:
+    def __init__(self, client: JetStream, ledger: Ledger, events: Ledger) -> None:
         self._client = client
         self._ledger = ledger
+        self._events = events
         self.last_seq = 0
 
     def start(self) -> None:
@@ -38,16 +40,40 @@ class Consumer:
         except (KeyError, TypeError, ValueError) as error:
             self._ledger.stray(f"{message.subject}: {type(error).__name__}: {error}")
         else:
-            self._ledger.received(change, now)
+            (self._events if change.table == COLLECTION else self._ledger).received(change, now)
         self.last_seq = message.seq
 
 
 def read_change(subject: str, data: bytes) -> Change:
     """Return the change of a message; raises `ValueError` or `KeyError` if it cannot."""
-    change = change_of(orjson.loads(data))
-    if subject != f"shop.public.{change.table}.{change.action}":
+    message = orjson.loads(data)
+    if "event" in message:
+        change = change_of_event(message["event"])
+        wanted = f"shop.api.{change.table}.{message['event']['event_type']}"
+    else:
+        change = change_of(message)
+        wanted = f"shop.public.{change.table}.{change.action}"
+    if subject != wanted:
         raise ValueError(f"a message of {change.table}, {change.action}, on the wrong subject")
     return change
+
+
+def change_of_event(event: dict[str, Any]) -> Change:
+    """Return the change of an API's event; raises `ValueError` or `KeyError` if it cannot."""
+    action = {"inserted": "insert", "updated": "update", "deleted": "delete"}[event["event_type"]]
+    change = change_of_record(event)
+    if (action == "delete") != (change.version == DELETED):
+        raise ValueError(f"event {event['event_type']} does not go with deleted {event['deleted']}")
+    if (action == "insert") != (change.version == 1):
+        raise ValueError(f"event {event['event_type']} does not go with version {change.version}")
+    return change._replace(action=action)
+
+
+def change_of_record(record: dict[str, Any]) -> Change:
+    """Return the version of a record; raises `ValueError` or `KeyError` if it cannot."""
+    version = DELETED if record["deleted"] else int(record["data"]["metadata"]["version"])
+    number = int(record["upstream_id"].removeprefix("cus_"))
+    return Change(record["collection_id"], number, "record", version)
 
 
 def change_of(message: dict[str, Any]) -> Change:

@@ -99,9 +99,14 @@ class _Table:
 
 
 class Ledger:
-    """Takes both sides from any thread."""
+    """Takes both sides from any thread.
 
-    def __init__(self, tables: Iterable[str]) -> None:
+    With `newest_only` a message has the newest version of its row, and stands for those before it:
+    they count as delivered with it.
+    """
+
+    def __init__(self, tables: Iterable[str], *, newest_only: bool = False) -> None:
+        self._newest_only = newest_only
         self._tables = {table: _Table() for table in tables}
         self._lock = threading.Lock()
         self._duplicates = 0
@@ -110,6 +115,7 @@ class Ledger:
         self._examples: list[str] = []
         self._first: float | None = None
         self._last = 0.0
+        self._before = 0  # delivered before the clock began
 
     def committed(self, changes: Iterable[Change], at: float) -> None:
         """Record the changes of one transaction; `at` is when its COMMIT returned, in seconds."""
@@ -121,10 +127,12 @@ class Ledger:
                 table.committed += 1
                 row = table.rows.setdefault(change.id, _Row())
                 received = row.early.pop(change.version, None)
-                if received is None:
-                    row.missing[change.version] = at
-                else:
+                if received is not None:
                     self._match(table, at, received)
+                elif self._newest_only and change.version < row.highest:
+                    table.delivered += 1
+                else:
+                    row.missing[change.version] = at
 
     def received(self, change: Change, at: float) -> None:
         """Record a message, which may come before its own `committed`."""
@@ -138,20 +146,26 @@ class Ledger:
                 self._duplicates += 1  # a replay is no change of order
                 return
             row.seen.add(change.version)
-            if change.version < row.highest:
+            replaced = change.version < row.highest
+            if replaced:
                 self._out_of_order += 1
                 self._example(f"{_name(change)} came after {_version(row.highest)}")
             row.highest = max(row.highest, change.version)
             committed = row.missing.pop(change.version, None)
-            if committed is None:
-                row.early[change.version] = at
-            else:
+            if committed is not None:
                 self._match(table, committed, at)
+            elif not (replaced and self._newest_only):
+                row.early[change.version] = at
+            if self._newest_only:
+                for version in [each for each in row.missing if each < change.version]:
+                    del row.missing[version]
+                    table.delivered += 1
 
     def restart_clock(self) -> None:
         """Measure rate and latency from the next commit on; what was counted stays counted."""
         with self._lock:
             self._first = None
+            self._before = sum(table.delivered for table in self._tables.values())
             for table in self._tables.values():
                 table.latencies = array("d")
                 table.recent.clear()
@@ -204,7 +218,7 @@ class Ledger:
                     if len(lost) < 3:
                         gone = f"{name} {key} never arrived in"
                         lost += [f"{gone} {_version(version)}" for version in row.missing]
-            took = self._last - (self._first or 0.0)
+            took, timed = self._last - (self._first or 0.0), delivered - self._before
             return Result(
                 committed=committed,
                 delivered=delivered,
@@ -212,7 +226,7 @@ class Ledger:
                 duplicates=self._duplicates,
                 out_of_order=self._out_of_order,
                 unexpected=unexpected,
-                rows_per_second=delivered / took if delivered and took > 0 else 0.0,
+                rows_per_second=timed / took if timed and took > 0 else 0.0,
                 latency=latency([x for t in self._tables.values() for x in t.latencies]),
                 examples=tuple((lost[:3] + examples)[:6]),
             )

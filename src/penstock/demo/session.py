@@ -1,4 +1,4 @@
-"""`penstock demo`: servers, shop, pipeline, consumer and workers put together, compared, taken down."""
+"""`penstock demo`: servers, shop, fake API, pipeline and readers put together, compared, taken down."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import httpx
 import psycopg
 from rich.console import Console
 
 from penstock.core.errors import EmbeddedError
+from penstock.demo.config import CONFIG, sync_of
 from penstock.demo.consumer import Consumer
-from penstock.demo.ledger import Change, Ledger
+from penstock.demo.customers import FIRST, CustomerWriter
+from penstock.demo.fake_stripe import COLLECTION, FakeStripe, FakeStripeServer
+from penstock.demo.ledger import Change, Ledger, Result
 from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
+from penstock.demo.signals import signals
 from penstock.demo.view import View
-from penstock.demo.workers import COUNT, STREAM, Worker
+from penstock.demo.workers import COUNT, RECORDS, STREAM, Worker, add_entities, is_ready
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -38,33 +40,13 @@ _READY_TIMEOUT = 90.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25
+_LATE = 3.0  # seconds that the API's customers change where they could not while the shop wrote
 _LOG_TAIL = 2000
 
 JETSTREAM = "JetStream"
-WORKERS = f"stream, {COUNT} workers"
-
-CONFIG = """\
-sources:
-  shop:
-    type: postgres
-    url: {postgres}
-    tables: ["public.*"]
-    slot: penstock_demo
-    publication: penstock_demo
-sinks:
-  jetstream:
-    type: nats
-    source: shop
-    url: {nats}
-    subject: "shop.{{schema}}.{{table}}.{{action}}"
-  {stream}:
-    type: stream
-    source: shop
-store: {store}
-spark:
-  master: local[*]
-  checkpoint: {folder}/checkpoints
-"""
+WORKERS = f"{COUNT} workers"
+API_EVENTS = "API events"
+API_RECORDS = "API records"
 
 
 class DemoError(Exception):
@@ -94,7 +76,7 @@ def run(
     view = View(Console(stderr=as_json))
     stop = threading.Event()
     try:
-        with _signals(stop), contextlib.ExitStack() as stack:
+        with signals(stop), contextlib.ExitStack() as stack:
             # Entered first, so left last: everything of the demo stands in this folder.
             folder = Path(
                 stack.enter_context(
@@ -108,13 +90,15 @@ def run(
                 return 130
             demo.write(duration)
             demo.finish(quiet)
-            results = {JETSTREAM: demo.ledger.result(), WORKERS: demo.stream_ledger.result()}
-    except (DemoError, EmbeddedError, psycopg.Error) as error:
+            results = demo.results()
+    except (DemoError, EmbeddedError, psycopg.Error, httpx.HTTPError) as error:
         view.fail(str(error))
         return 1
     view.summary(results)
     if as_json:
-        body = {**results[JETSTREAM].as_dict(), "stream": results[WORKERS].as_dict()}
+        named = {"stream": WORKERS, "events": API_EVENTS, "records": API_RECORDS}
+        ways = {name: results[way].as_dict() for name, way in named.items() if way in results}
+        body = {**results[JETSTREAM].as_dict(), **ways}
         print(json.dumps(body), flush=True)  # noqa: T201 - the command's output
     return 0 if all(result.good for result in results.values()) else 1
 
@@ -130,8 +114,13 @@ class _Demo:
         stack: contextlib.ExitStack,
         rate: int,
     ) -> None:
-        self.ledger = Ledger(TABLES)
-        self.stream_ledger = Ledger(TABLES)
+        self.ledgers = {
+            JETSTREAM: Ledger(TABLES),
+            WORKERS: Ledger(TABLES),
+            API_EVENTS: Ledger([COLLECTION]),
+            API_RECORDS: Ledger([COLLECTION], newest_only=True),
+        }
+        self._ways = list(self.ledgers)
         self._folder = folder
         self._view = view
         self._stop = stop
@@ -139,14 +128,23 @@ class _Demo:
         self._rate = rate
         self._servers: dict[str, EmbeddedPostgres | EmbeddedNats] = {}
         self._writers: list[Writer] = []
-        self._workers: list[Worker] = []
+        self._workers: list[Worker] = []  # of the tables' stream
+        self._readers: list[Worker] = []  # these, and the one of the API's records
 
     def _committed(self, changes: list[Change], at: float) -> None:
-        self.ledger.committed(changes, at)
-        self.stream_ledger.committed(changes, at)
+        self.ledgers[JETSTREAM].committed(changes, at)
+        self.ledgers[WORKERS].committed(changes, at)
+
+    def _changed(self, changes: list[Change], at: float) -> None:
+        self.ledgers[API_EVENTS].committed(changes, at)
+        self.ledgers[API_RECORDS].committed(changes, at)
 
     def _outstanding(self) -> int:
-        return self.ledger.outstanding() + self.stream_ledger.outstanding()
+        return sum(self.ledgers[way].outstanding() for way in self._ways)
+
+    def results(self) -> dict[str, Result]:
+        """Return the outcome of each way."""
+        return {way: self.ledgers[way].result() for way in self._ways}
 
     def start(self, command: PipelineCommand) -> bool:
         """Start everything but the writers; False if the user ends the demo."""
@@ -158,11 +156,18 @@ class _Demo:
         store = postgres.create_database("store")
         with Store.open(store) as opened:
             token = opened.tokens.create("demo", "worker", None)
+            admin = opened.tokens.create("demo-admin", "admin")
         self._view.step("starting nats-server…")
         nats = self._stack.enter_context(EmbeddedNats(self._folder / "nats"))
         self._servers["nats-server"] = nats
-        self._consumer = Consumer(self._stack.enter_context(JetStream(nats.url)), self.ledger)
+        client = self._stack.enter_context(JetStream(nats.url))
+        self._consumer = Consumer(client, self.ledgers[JETSTREAM], self.ledgers[API_EVENTS])
         self._consumer.start()
+        self._view.step("starting a fake of a Stripe-like API…")
+        api = FakeStripe()
+        served = self._stack.enter_context(FakeStripeServer(api))
+        self._customers = CustomerWriter(api, self._changed)
+        self._customers.write_first()
         if self._stop.is_set():
             return False
         self._view.step("starting Spark…")
@@ -183,17 +188,27 @@ class _Demo:
         self._stack.callback(self._pipeline.stop, signal.SIGTERM, patience=_STOP_PATIENCE)
         if not self._await_pipeline(f"http://{listen}/readyz"):
             return False
+        url = f"http://{listen}"
         self._workers = [
-            Worker(number, f"http://{listen}", token, self.stream_ledger)
+            Worker(f"worker-{number}", STREAM, url, token, self.ledgers[WORKERS])
             for number in range(1, COUNT + 1)
         ]
-        for worker in self._workers:
+        self._readers = [
+            *self._workers,
+            Worker("records", RECORDS, url, token, self.ledgers[API_RECORDS]),
+        ]
+        for worker in self._readers:
             worker.start()
-        return self._await_first()
+        if not self._await_first():
+            return False
+        # Added to the run, not there from its start: so the first row waits for no query but its own.
+        self._view.step("adding a sync of the API…")
+        add_entities(url, admin, sync_of(served, nats.url))
+        return True
 
     def _await_pipeline(self, url: str) -> bool:
         deadline = time.monotonic() + _READY_TIMEOUT
-        while not _answers(url):
+        while not is_ready(url):
             self._check_pipeline()
             if time.monotonic() > deadline:
                 raise DemoError(
@@ -209,7 +224,8 @@ class _Demo:
         self._view.step("pipeline ready; waiting for the first message…")
         started = time.monotonic()
         write_first(self._url, self._committed)
-        while self._outstanding():
+        rows = [self.ledgers[JETSTREAM], self.ledgers[WORKERS]]
+        while any(ledger.outstanding() for ledger in rows):
             self._check_pipeline()
             if time.monotonic() - started > _READY_TIMEOUT:
                 raise DemoError(
@@ -219,10 +235,20 @@ class _Demo:
             if self._stop.wait(0.01):
                 return False
         seconds = time.monotonic() - started
-        self.ledger.restart_clock()
-        self.stream_ledger.restart_clock()
+        for ledger in rows:
+            ledger.restart_clock()
         self._view.step(f"first message received, {seconds:.1f} s after its commit")
         return True
+
+    def _change_customers(self) -> None:
+        """Let the API's customers change once the sync has copied those that were there before."""
+        ledgers = [self.ledgers[API_EVENTS], self.ledgers[API_RECORDS]]
+        if self._customers.is_started or any(ledger.outstanding() for ledger in ledgers):
+            return
+        for ledger in ledgers:
+            ledger.restart_clock()
+        self._view.step(f"the API's {FIRST} customers are copied; from now on they change")
+        self._customers.start()
 
     def _check_pipeline(self) -> None:
         if self._pipeline.returncode is not None:
@@ -234,13 +260,16 @@ class _Demo:
             if server.pid is None:
                 tail = server.log_path.read_text(errors="replace")[-_LOG_TAIL:].strip()
                 raise DemoError(f"{name} ended unexpectedly; its log ends with:\n{tail}")
-        for worker in self._workers:
+        for worker in self._readers:
             if worker.error is not None:
                 raise DemoError(f"{worker.name} could not go on: {worker.error}")
 
     def _update(self, note: str) -> None:
         taken = [worker.received for worker in self._workers]
-        self._view.update(self.ledger.counts(), self.stream_ledger.counts(), taken, note)
+        counts = {way: ledger.counts() for way, ledger in self.ledgers.items()}
+        (events,), (records,) = counts[API_EVENTS], counts[API_RECORDS]
+        jetstream = [*counts[JETSTREAM], events._replace(table="API events")]
+        self._view.update(jetstream, counts[WORKERS], taken, records, note)
 
     def write(self, duration: float) -> None:
         """Let the shop write for `duration` seconds, or until a signal."""
@@ -253,27 +282,33 @@ class _Demo:
             while (left := deadline - time.monotonic()) > 0:
                 if self._stop.wait(min(_REFRESH, left)):
                     break
+                self._change_customers()
                 self._update("writing")
                 self._check_pipeline()
                 if any(writer.error for writer in self._writers):
                     break
         finally:
-            for writer in self._writers:
-                writer.stop()
-            for writer in self._writers:
-                writer.join()
+            writing: list[Writer | CustomerWriter] = [*self._writers]
+            if self._customers.is_started:
+                writing.append(self._customers)
+            for each in writing:
+                each.stop()
+            for each in writing:
+                each.join()
         for writer in self._writers:
             if writer.error is not None:
                 raise DemoError(f"the shop could not write: {writer.error}") from writer.error
 
     def finish(self, quiet: float) -> None:
         """Wait for what is on its way, end the pipeline, and read what it published at the end."""
+        if not self._customers.is_started:
+            self._finish_late()
         self._drain(quiet, lambda: self._outstanding() == 0, "waiting for the last rows")
         self._view.close()
         self._view.step("stopping the workers and the pipeline…")
-        for worker in self._workers:
+        for worker in self._readers:
             worker.stop()
-        for worker in self._workers:
+        for worker in self._readers:
             worker.join(_STOP_PATIENCE)
         code = self._pipeline.stop(signal.SIGTERM, patience=_STOP_PATIENCE)
         if code != 0:
@@ -285,6 +320,23 @@ class _Demo:
         self._drain(quiet, self._consumer.caught_up, "reading the rest")
         self._view.close()
 
+    def _finish_late(self) -> None:
+        """Let the API's customers change after all, where the writing was over before the sync began."""
+        ledgers = [self.ledgers[API_EVENTS], self.ledgers[API_RECORDS]]
+
+        def is_copied() -> bool:
+            return self._stop.is_set() or not any(ledger.outstanding() for ledger in ledgers)
+
+        self._drain(_READY_TIMEOUT, is_copied, "waiting for the API's customers")
+        self._change_customers()
+        if self._customers.is_started:
+            self._stop.wait(_LATE)
+            self._customers.stop()
+            self._customers.join()
+        elif self._stop.is_set():
+            self._view.step("stopped before the API's customers were copied: they are not counted")
+            self._ways = [JETSTREAM, WORKERS]
+
     def _drain(self, quiet: float, done: Callable[[], bool], note: str) -> None:
         last, since = self._arrived(), time.monotonic()
         while not done() and time.monotonic() - since < quiet:
@@ -294,33 +346,4 @@ class _Demo:
                 last, since = arrived, time.monotonic()
 
     def _arrived(self) -> int:
-        return self._consumer.last_seq + sum(worker.received for worker in self._workers)
-
-
-@contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP request the end; a second SIGINT interrupts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def request(number: int, _frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, request) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own address
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
+        return self._consumer.last_seq + sum(worker.received for worker in self._readers)

@@ -46,9 +46,10 @@ class View:
         counts: Sequence[TableCount],
         stream: Sequence[TableCount],
         workers: Sequence[int],
+        records: TableCount,
         note: str,
     ) -> None:
-        """Show where the tables stand in JetStream, and what each worker has had of the stream."""
+        """Show where tables and API stand in JetStream, and what the workers have had of streams."""
         now = time.monotonic()
         rates = self._rates(now, counts)
         if self._console.is_terminal:
@@ -56,6 +57,7 @@ class View:
             shown = Group(
                 table,
                 Text(_workers_line(stream, workers)),
+                Text(_records_line(records)),
                 Text(f"{now - self._started:5.1f} s  {note}", style="dim"),
             )
             if self._live is None:
@@ -66,6 +68,7 @@ class View:
             self._next_line = now + _LINE_EVERY
             self.step(_line(counts, sum(rates.values()), note))
             self.step(_workers_line(stream, workers))
+            self.step(_records_line(records))
 
     def _rates(self, now: float, counts: Sequence[TableCount]) -> dict[str, float]:
         self._history.append((now, {count.table: count.delivered for count in counts}))
@@ -96,14 +99,14 @@ class View:
         def row(name: str, show: Callable[[Result], str | Text]) -> None:
             table.add_row(name, *map(show, results.values()))
 
-        row("row changes committed", lambda r: f"{r.committed:,}")
+        row("changes committed", lambda r: f"{r.committed:,}")
         row("delivered", lambda r: f"{r.delivered:,}")
         row("lost", lambda r: _verdict(r.lost))
         row("out of order", lambda r: _verdict(r.out_of_order))
-        row("never committed, but received", lambda r: _verdict(r.unexpected))
+        row("received, never committed", lambda r: _verdict(r.unexpected))
         row("duplicates", lambda r: f"{r.duplicates:,}")
-        row("rows per second", lambda r: f"{r.rows_per_second:,.0f}")
-        row("latency p50, commit to consumer", lambda r: _ms(r.latency.p50))
+        row("changes per second", lambda r: f"{r.rows_per_second:,.0f}")
+        row("latency p50, to consumer", lambda r: _ms(r.latency.p50))
         row("latency p99", lambda r: _ms(r.latency.p99))
         self._console.print(table)
         for way, result in results.items():
@@ -112,8 +115,8 @@ class View:
 
 
 def _live_table(counts: Sequence[TableCount], rates: dict[str, float]) -> Table:
-    table = Table(title="Postgres → Spark → JetStream", title_justify="left")
-    table.add_column("table", min_width=9)
+    table = Table(title="Postgres and an API → Spark → JetStream", title_justify="left")
+    table.add_column("", min_width=10)
     # Wide enough that the table doesn't jump, narrow enough for 80 columns.
     for name, width in zip(_COLUMNS, (9, 9, 6, 8, 8, 6), strict=True):
         table.add_column(name, justify="right", min_width=width)
@@ -145,6 +148,13 @@ def _workers_line(stream: Sequence[TableCount], workers: Sequence[int]) -> str:
     worst = max((c.latency.p50 for c in stream if c.latency.p50 is not None), default=None)
     each = ", ".join(f"worker {n} took {count:,}" for n, count in enumerate(workers, 1))
     return f"stream: {each}, lag {sum(c.lag for c in stream):,}, p50 {_ms(worst)}"
+
+
+def _records_line(records: TableCount) -> str:
+    return (
+        f"API records: {records.committed:,} versions, {records.delivered:,} delivered or replaced, "
+        f"lag {records.lag:,}, p50 {_ms(records.latency.p50)}"
+    )
 
 
 def _line(counts: Sequence[TableCount], rate: float, note: str) -> str:

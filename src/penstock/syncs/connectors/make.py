@@ -13,7 +13,6 @@ import yaml
 
 from penstock.config.providers import (
     READY,
-    AirbyteProvider,
     ProviderSettings,
     PythonProvider,
     RestProvider,
@@ -52,12 +51,6 @@ def connector_of(
             from penstock.syncs.connectors.python import PythonConnector  # noqa: PLC0415
 
             return PythonConnector(provider, settings, properties)
-        case AirbyteProvider():
-            raise SyncError(
-                "connector",
-                f"Provider {provider}: this version of Penstock reads no manifests of Airbyte's.",
-                remedy="Describe the API with type: rest, or read it with type: python.",
-            )
     if provider not in READY:
         raise SyncError(
             "connector",
