@@ -51,7 +51,7 @@ class Swept:
 
 
 class Sweeps:
-    """Sweeps and purges of the records store; its methods raise `StoreError`.
+    """Sweeps of the records store; its methods raise `StoreError`.
 
     It shares the connection of a writer, and so its thread.
     """
@@ -86,18 +86,6 @@ class Sweeps:
     def drop(self, sweep: UUID) -> None:
         """Give a sweep up: it deletes nothing."""
         self._run(lambda c: c.execute(SQL["end_sweep"], {"sweep": sweep}))
-
-    def purge(self, sync_id: UUID, collection_id: str | None = None) -> int:
-        """Remove the records of a sync, or of one collection; return how many. It is no event."""
-
-        def work(connection: Connection) -> int:
-            values = {"sync": sync_id, "collection": collection_id, "rows": _ROWS}
-            total = 0
-            while removed := connection.execute(SQL["purge"], values).rowcount:
-                total += removed
-            return total
-
-        return self._run(work)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         try:
