@@ -146,7 +146,7 @@ def _again(of: Syncing, records: int, limit: float) -> float:
 
     def done() -> bool:
         shown = of.collection(SYNC)
-        return shown["records_read"] >= read + records and shown["phase"] == "polling"
+        return bool(shown["records_read"] >= read + records and shown["phase"] == "polling")
 
     of.wait("reading all again", done, limit)
     asked = of.api.asked()
