@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.streams.run import Run
@@ -33,7 +33,7 @@ def measure(run: Run, parts: Collection[str], scale: Scale) -> Iterator[str]:
     yield report.facts(run.peers_python)
     if "copy" in parts:
         with run.tolerate("copy"):
-            peers = copying.PEERS
+            peers: Sequence[copying.Peer] = copying.PEERS
             if not report.version(run.peers_python):
                 run.failures.append(
                     f"copy: {run.peers_python} has no dlt: `make bench` installs it"

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import dlt
 from dlt.sources.rest_api import rest_api_resources
@@ -30,29 +31,28 @@ def main() -> None:
     nesting = {} if spec["nesting"] is None else {"max_table_nesting": spec["nesting"]}
     for _ in range(spec["times"]):
         sys.stdin.readline()
-        resources = rest_api_resources(
-            {
-                "client": {
-                    "base_url": spec["api"],
-                    "paginator": {
-                        "type": "cursor", "cursor_path": "cursors.next", "cursor_param": "cursor",
+        config: Any = {
+            "client": {
+                "base_url": spec["api"],
+                "paginator": {
+                    "type": "cursor", "cursor_path": "cursors.next", "cursor_param": "cursor",
+                },
+            },
+            "resource_defaults": {
+                "primary_key": "id", "write_disposition": spec["write_disposition"],
+            },
+            "resources": [
+                {
+                    "name": spec["path"],
+                    **nesting,
+                    "endpoint": {
+                        "path": spec["path"], "data_selector": "data",
+                        "params": {"limit": spec["page"]},
                     },
-                },
-                "resource_defaults": {
-                    "primary_key": "id", "write_disposition": spec["write_disposition"],
-                },
-                "resources": [
-                    {
-                        "name": spec["path"],
-                        **nesting,
-                        "endpoint": {
-                            "path": spec["path"], "data_selector": "data",
-                            "params": {"limit": spec["page"]},
-                        },
-                    }
-                ],
-            }
-        )  # fmt: skip
+                }
+            ],
+        }  # fmt: skip
+        resources = rest_api_resources(config)
         pipeline.run(resources, loader_file_format=spec["loader_file_format"])
         print(time.time(), flush=True)
 
