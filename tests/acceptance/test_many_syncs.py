@@ -29,13 +29,17 @@ class Crm:
     def __init__(self) -> None:
         self.versions = [1] * RECORDS
         self.askers: dict[int, int] = {}  # by the client's port
-        self.meets: threading.Barrier | None = None
+        self.spreads = False
+        self.spread = threading.Event()
+        """Is set once two executors have asked: where it `spreads`, none is answered before."""
 
     def answer(self, asked: Asked) -> Answer:
         if asked.port not in self.askers:
             self.askers[asked.port] = _owner(asked.port)
-        if self.meets is not None:
-            self.meets.wait(PATIENCE)
+        if len(set(self.askers.values())) > 1:
+            self.spread.set()
+        if self.spreads:
+            self.spread.wait(PATIENCE)
         return Answer([{"id": n, "version": of} for n, of in enumerate(self.versions)])
 
 
@@ -65,7 +69,7 @@ def document(url: str, store: str, syncs: int, spark: dict[str, Any]) -> str:
     provider = {
         "type": "rest", "base_url": url, "allow_private": True,
         "paginator": {"type": "single_page"},
-        "rate_limit": {"allowed_requests": 10_000, "max_concurrent_requests": 16},
+        "rate_limit": {"allowed_requests": 10_000, "max_concurrent_requests": syncs},
         "collections": {"contacts": {"path": "contacts", "deletes": {"type": "none"}}},
     }  # fmt: skip
     sync = {
@@ -142,8 +146,8 @@ def test_many_syncs_on_one_query_deliver_each_record_once(
 def test_the_fetching_spreads_over_the_workers_of_a_cluster(
     database: Database, tmp_path: Path, crm: Crm, api: LoopbackApi, cluster: str
 ) -> None:
-    syncs = 16
-    crm.meets = threading.Barrier(2)  # no request is answered while it is the only one
+    syncs = 40  # more than one task takes at a time
+    crm.spreads = True
     spark = {
         "master": cluster,
         "conf": {
@@ -157,7 +161,8 @@ def test_the_fetching_spreads_over_the_workers_of_a_cluster(
     (tmp_path / "penstock.yaml").write_text(document(api.url, database.url, syncs, spark))
     with Penstock(tmp_path) as run:
         run.start()
-        run.wait_for(lambda: _sum(run, "inserted") == syncs * RECORDS, 2 * PATIENCE, "all records")
+        run.wait_for(crm.spread.is_set, PATIENCE, "asking the API from two executors")
+        run.wait_for(lambda: _sum(run, "inserted") == syncs * RECORDS, PATIENCE, "all records")
         executors = set(crm.askers.values())
         assert 0 not in executors, "executors alone ask the API"
         assert len(executors) == 2
