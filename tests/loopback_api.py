@@ -21,8 +21,6 @@ class Asked:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
-    port: int = 0
-    """The client's."""
 
     @property
     def json(self) -> Any:
@@ -61,8 +59,7 @@ class LoopbackApi:
                     for name, values in parse_qs(parts.query, keep_blank_values=True).items()
                 }
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                body, port = self.rfile.read(length), self.client_address[1]
-                asked = Asked(self.command, parts.path, query, headers, body, port)
+                asked = Asked(self.command, parts.path, query, headers, self.rfile.read(length))
                 api.asked.append(asked)
                 found = answer(asked)
                 content = found.content()

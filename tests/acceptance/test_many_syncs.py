@@ -1,14 +1,12 @@
-"""Many syncs on one query: each record once, and the fetching spreads over a Spark cluster."""
+"""Many syncs on one query: each record is delivered once, and each change."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -24,33 +22,13 @@ COLLECTION = "crm:contacts"
 
 
 class Crm:
-    """A list of objects, and which processes have asked for it."""
+    """A list of objects."""
 
     def __init__(self) -> None:
         self.versions = [1] * RECORDS
-        self.askers: dict[int, int] = {}  # by the client's port
-        self.spreads = False
-        self.spread = threading.Event()
-        """Is set once two executors have asked: where it `spreads`, none is answered before."""
 
     def answer(self, asked: Asked) -> Answer:
-        if asked.port not in self.askers:
-            self.askers[asked.port] = _owner(asked.port)
-        if len(set(self.askers.values())) > 1:
-            self.spread.set()
-        if self.spreads:
-            self.spread.wait(PATIENCE)
         return Answer([{"id": n, "version": of} for n, of in enumerate(self.versions)])
-
-
-def _owner(port: int) -> int:
-    """Return the executor whose Python worker has a port."""
-    found = [c.pid for c in psutil.net_connections("tcp4") if c.laddr and c.laddr.port == port]
-    for pid in found:
-        for process in psutil.Process(pid).parents() if pid else ():
-            if any("CoarseGrainedExecutorBackend" in text for text in process.cmdline()):
-                return process.pid
-    return 0
 
 
 @pytest.fixture
@@ -140,35 +118,4 @@ def test_many_syncs_on_one_query_deliver_each_record_once(
 
         runs = [event for event in run.events() if event["event"] == "syncs run"]
         assert [event["syncs"] for event in runs] == [SYNCS], "one query has them all"
-        assert run.stop() == 0
-
-
-def test_the_fetching_spreads_over_the_workers_of_a_cluster(
-    database: Database, tmp_path: Path, crm: Crm, api: LoopbackApi, cluster: str
-) -> None:
-    syncs = 40  # more than one task takes at a time
-    crm.spreads = True
-    spark = {
-        "master": cluster,
-        "conf": {
-            "spark.executor.memory": "512m", "spark.cores.max": 4,
-            "spark.driver.host": "127.0.0.1",
-            # The query of the table of records would take one worker alone, were that the first.
-            "spark.scheduler.minRegisteredResourcesRatio": 1.0,
-            "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
-        },
-    }  # fmt: skip
-    (tmp_path / "penstock.yaml").write_text(document(api.url, database.url, syncs, spark))
-    with Penstock(tmp_path) as run:
-        run.start()
-        run.wait_for(crm.spread.is_set, PATIENCE, "asking the API from two executors")
-        run.wait_for(lambda: _sum(run, "inserted") == syncs * RECORDS, PATIENCE, "all records")
-        executors = set(crm.askers.values())
-        assert 0 not in executors, "executors alone ask the API"
-        assert len(executors) == 2
-        with database.connect() as connection:
-            rows = connection.execute(
-                "SELECT count(DISTINCT sync_id), count(*) FROM penstock.records"
-            )
-            assert rows.fetchone() == (syncs, syncs * RECORDS)
         assert run.stop() == 0

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.integration.nats_servers import await_true
 from penstock.core.group_hash import group_hash
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.embedded.process import GuardedProcess
+from penstock.embedded.process import GuardedProcess, free_port
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -170,6 +170,43 @@ def test_a_job_of_ones_own_in_real_time(
             process.stop()
     finally:
         nats.delete_stream("THINGS")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A Spark standalone master and two workers, each a process of its own on loopback."""
+    import pyspark  # noqa: PLC0415
+
+    home = Path(next(iter(pyspark.__path__)))
+    submit = str(home / "bin" / "spark-class")
+    port, ui = free_port(), free_port()
+    environment = {
+        **ENVIRONMENT,
+        "SPARK_HOME": str(home),
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    master = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    processes = [
+        GuardedProcess(
+            [submit, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
+             "--webui-port", str(ui)],
+            log=tmp_path / "master.log", env=environment,
+        )
+    ]  # fmt: skip
+    processes += [
+        GuardedProcess(
+            [submit, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "1",
+             "--memory", "1g", "--webui-port", "0", master],
+            log=tmp_path / f"worker-{n}.log", env=environment,
+        )
+        for n in (1, 2)
+    ]  # fmt: skip
+    try:
+        yield master
+    finally:
+        for process in reversed(processes):
+            process.stop()
 
 
 def test_a_pipeline_on_a_cluster_of_two_workers(
