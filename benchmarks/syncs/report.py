@@ -80,7 +80,7 @@ def many(found: Sequence[Many], idle_s: float) -> str:
     ]  # fmt: skip
     most = found[-1]
     sizes = [of.pss for of in most.memory.values()]
-    verdicts = [at_most("memory at the end / at the beginning", sizes[-1] / sizes[0], 1.1, 1.0)]
+    verdicts = [at_most("memory at most / at the beginning", max(sizes) / sizes[0], 1.1, 1.05)]
     idle = ""
     if most.cpu_percent is not None:
         verdicts.append(at_most("idle, % of a core", most.cpu_percent, 25, 10))
