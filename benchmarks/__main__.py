@@ -29,6 +29,7 @@ from benchmarks.outbox import relay
 from benchmarks.streams import benchmark as streams
 from benchmarks.streams import crew, matrix, sizes
 from benchmarks.streams.run import Run
+from benchmarks.syncs import benchmark as syncs
 
 PYTHON_VARIABLE = "PENSTOCK_BENCH_PYTHON"
 PEERS_PYTHON = contenders.HERE.parent / ".venv-bench" / "bin" / "python"
@@ -36,9 +37,10 @@ RATES = (100, 1000, 10_000)
 LATENCY_S, CONSUME_S = 15.0, 5.0
 BESIDE_PEERS = ("drain", "latency", "resources")
 RIGGED = (*BESIDE_PEERS, "transforms", "backfill", "outbox")
-UNRIGGED = ("consume", "configuration")
+UNRIGGED = ("consume", "configuration", "syncs")
 PARTS = {
     "consume": streams.PARTS, "outbox": outbox.PARTS, "configuration": configuration.PARTS,
+    "syncs": syncs.PARTS,
 }  # fmt: skip
 VARIANTS = {variant.name: variant for variant in transforms.VARIANTS}
 SINKS = {contender.name: contender for contender in backfill.SINKS}
@@ -69,18 +71,27 @@ def _joined(values: Iterable[int]) -> str:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=f"{syncs.BOUND}."
+    )
     parser.add_argument("what", nargs="?", default="all", choices=[*RIGGED, *UNRIGGED, "all"])
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--rows", type=int, default=300_000, help="of drain, transforms and outbox")
     parser.add_argument("--backfill-rows", type=int, default=1_000_000, help="default %(default)s")
+    parser.add_argument(
+        "--records", type=int, default=syncs.RECORDS, help="of syncs; default %(default)s"
+    )
+    parser.add_argument(
+        "--syncs", type=int, default=syncs.SYNCS, help="of syncs' part many; default %(default)s"
+    )
     parser.add_argument(
         "--shapes", default="large,single", help="of transactions, of drain and outbox"
     )
     parser.add_argument(
         "--seconds",
         type=float,
-        help="at each rate of a latency, and beside a backfill (15), of each case of consume (5)",
+        help="at each rate of a latency, and beside a backfill (15), of each case of consume (5), of"
+        " syncs' changes (60)",
     )
     parser.add_argument("--rates", default=_joined(RATES), help="rows a second, of latency")
     parser.add_argument(
@@ -146,6 +157,7 @@ def main() -> int:
         "backfill": [*SINKS],
         "outbox": [*RELAYS],
         "configuration": [],
+        "syncs": [],
         "all": [*known, *crew.SIDES],
     }.get(options.what, [*known])
     wanted = named("--only", options.only, choices)
@@ -192,6 +204,9 @@ def main() -> int:
         relays=tuple(RELAYS[n] for n in wanted if n in RELAYS) or relay.VARIANTS,
         outbox_parts=parts_of("outbox"),
     )
+    of_syncs = syncs.Scale(
+        options.records, options.syncs, change_s=options.seconds or syncs.CHANGE_S
+    )
     if options.quick:
         scale = dataclasses.replace(
             scale, rows=min(options.rows, 100_000), rounds=1, seconds=5.0, idle_s=5.0,
@@ -199,6 +214,9 @@ def main() -> int:
         )  # fmt: skip
         run = dataclasses.replace(run, rounds=1, seconds=2.0, messages=100_000, groups=10_000)
         plan = dataclasses.replace(plan, held_s=10.0, sizes=(10_000, 100_000))
+        of_syncs = syncs.Scale(
+            min(options.records, 50_000), min(options.syncs, 50), change_s=15.0, idle_s=60.0
+        )
     # SIGTERM must run the `with` blocks that end the servers and contenders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts, failures = [], run.failures
@@ -213,6 +231,8 @@ def main() -> int:
         parts += streams.measure(run, plan)
     if options.what in ("configuration", "all"):
         parts += configuration.measure(run, parts_of("configuration"), scale.seconds, scale.idle_s)
+    if options.what in ("syncs", "all"):
+        parts += syncs.measure(run, parts_of("syncs"), of_syncs)
     parts.append(report.strangers(strangers.percent()))
     parts.append(report.failures(failures))
     text = "# Benchmarks\n\n" + "\n".join(part for part in parts if part)

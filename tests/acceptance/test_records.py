@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlencode
 from uuid import UUID
 
 import orjson
@@ -10,7 +11,7 @@ import orjson
 from penstock.embedded.handles import Database, JetStream
 from penstock.streams.store import Store
 from penstock.syncs.connectors.contract import Record
-from penstock.syncs.records.sweep import Sweeps
+from penstock.syncs.records.purge import purge
 from penstock.syncs.records.writer import RecordWriter
 
 from ..pipeline import PATIENCE, Penstock
@@ -76,6 +77,17 @@ def test_from_the_records_table_to_http_and_nats(
         assert events[1]["changes"]["data"] == {"state": "open"}  # type: ignore[index]
         assert events[3]["changes"]["deleted"] is True  # type: ignore[index]
 
+        def found(**filters: object) -> list[str]:
+            asked = urlencode({"sync_id": SYNC, **filters})
+            return [each["event"]["event"] for each in api("GET", f"/v1/events?{asked}")["data"]]
+
+        of = {"collection_id": "servicenow:incident", "upstream_id": "inc_2891"}
+        assert found() == found(**of) == found(provider="servicenow", **of) == types
+        assert found(**of, deleted="true") == found(deleted="true") == ["deleted"]
+        assert found(upstream_id="inc_2891") == types
+        assert found(upstream_id="inc_1") == found(**{**of, "upstream_id": "inc_1"}) == []
+        assert found(collection_id="servicenow:task") == found(provider="crm") == []
+
         def newest() -> list[dict[str, object]]:
             return [orjson.loads(m.data)["record"] for m in nats.messages("NEWEST")]
 
@@ -89,7 +101,7 @@ def test_from_the_records_table_to_http_and_nats(
         opened = [each["event"]["event"] for each in api.receive("opened")]
         assert opened[0] == "inserted"
 
-        assert Sweeps(writer, database.url).purge(SYNC) == 1
+        assert purge(database.url, SYNC) == 1
         writer.write(SYNC, "servicenow", "servicenow:incident", [incident("new")])
         pipeline.wait_for(lambda: len(nats.messages("CHANGES")) == 5, PATIENCE, "no event of it")
         writer.close()

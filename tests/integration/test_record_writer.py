@@ -22,6 +22,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.syncs.connectors.contract import Record
 from penstock.syncs.errors import SyncError
 from penstock.syncs.records import schema
+from penstock.syncs.records.purge import purge
 from penstock.syncs.records.rows import record_id
 from penstock.syncs.records.sweep import Sweeps, Swept
 from penstock.syncs.records.writer import RecordWriter, Written
@@ -160,7 +161,7 @@ def test_syncs_that_share_ids_do_not_meet(writer: RecordWriter, url: str) -> Non
     writer.write(one, "stripe", COLLECTION, [record("a", 1)])
     assert writer.write(other, "stripe", COLLECTION, [record("a", 2)]) == Written(inserted=1)
     assert writer.write(one, "stripe", "stripe:invoices", [record("a", 3)]) == Written(inserted=1)
-    assert Sweeps(writer, url).purge(one, COLLECTION) == 1
+    assert purge(url, one, COLLECTION) == 1
     assert len(table(url, one)) == len(table(url, other)) == 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from tests.loopback_api import Answer, Asked, LoopbackApi
 from typer.testing import CliRunner
 
@@ -14,7 +15,7 @@ from penstock.cli.main import app
 from penstock.config.collections import collections_of
 from penstock.config.file import load
 from penstock.config.provider_file import read_provider
-from penstock.config.providers import READY
+from penstock.config.providers import READY, PythonCollection, RestCollection
 from penstock.config.settings import Config
 from penstock.core.errors import ConfigError
 from penstock.syncs.connectors.make import connector_of
@@ -181,3 +182,10 @@ def test_try_takes_a_function_of_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     code, text = try_("mine.py:read", "--collection", "things", "--json")
     assert code == 0, text
     assert '"upstream_id": "7", "data": {"id": 7, "of": "things"}' in text
+
+
+@pytest.mark.parametrize("key", ["", [], ["id", ""]])
+def test_a_key_names_fields(key: object) -> None:
+    for collection, more in ((RestCollection, {"path": "things"}), (PythonCollection, {})):
+        with pytest.raises(ValidationError, match="the fields, that identify an object"):
+            collection.model_validate({**more, "primary_key": key})

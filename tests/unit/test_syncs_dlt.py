@@ -1,10 +1,17 @@
-"""What the import of dlt's REST client brings: no file, no thread, and only where pages need it."""
+"""dlt's REST client: its import brings no file and no thread, and its paginators read what they need."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import requests
+
+from penstock.config.providers import CursorPages
+from penstock.syncs.connectors.paginators import paginator
 
 CODE = """
 import sys, threading
@@ -27,3 +34,27 @@ def test_what_the_import_brings(tmp_path: Path) -> None:
         env={"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)},
     )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "following"),
+    [
+        ("next", {"data": [{"id": 1}], "next": "b"}, "b"),
+        ("meta.next", {"data": [], "meta": {"next": 12345678901234567890}}, "12345678901234567890"),
+        # It leads into the list.
+        ("data[0].next", {"data": [{"id": 1, "next": "c"}]}, "c"),
+        ("$.data", {"data": "d"}, "d"),
+        ("*.next", {"data": {"next": "e"}}, "e"),
+    ],
+)  # fmt: skip
+def test_a_paginator_reads_an_answer_without_its_objects(
+    path: str, body: dict[str, object], following: str
+) -> None:
+    settings = CursorPages(type="cursor", cursor_path=path, cursor_param="from")
+    response = requests.Response()
+    response._content = json.dumps(body).encode()
+    made = paginator(settings, None, "data")
+    made.update_state(response, [1])
+    request = requests.Request("GET", "http://api.example", params={})
+    made.update_request(request)
+    assert str(request.params["from"]) == following

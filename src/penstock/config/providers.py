@@ -177,10 +177,27 @@ class NoDeletes(StrictModel):
     type: Literal["none"]
 
 
-class RestCollection(Endpoint):
-    """A collection of a REST API."""
+class Keyed(StrictModel):
+    """What identifies an object."""
 
     primary_key: str | list[str] = "id"
+
+    @field_validator("primary_key")
+    @classmethod
+    def _some_key(cls, value: str | list[str]) -> str | list[str]:
+        if not value or (isinstance(value, list) and not all(value)):
+            raise ValueError("expected the field, or the fields, that identify an object")
+        return value
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The fields that identify an object."""
+        return (self.primary_key,) if isinstance(self.primary_key, str) else tuple(self.primary_key)
+
+
+class RestCollection(Endpoint, Keyed):
+    """A collection of a REST API."""
+
     created_path: str | None = None
     incremental: Incremental | None = None
     exclude_path: str | None = None
@@ -193,23 +210,11 @@ class RestCollection(Endpoint):
     """How all ids are listed; without it, as the first read lists all."""
     delete_notes: str = ""
 
-    @field_validator("primary_key")
-    @classmethod
-    def _some_key(cls, value: str | list[str]) -> str | list[str]:
-        if not value or (isinstance(value, list) and not all(value)):
-            raise ValueError("expected the field, or the fields, that identify an object")
-        return value
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if isinstance(self.paginator, Keyset) and self.incremental is None:
             raise ValueError("the paginator keyset needs incremental: with cursor_path")
         return self
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The fields that identify an object."""
-        return (self.primary_key,) if isinstance(self.primary_key, str) else tuple(self.primary_key)
 
 
 class RateDefaults(StrictModel):
@@ -265,21 +270,15 @@ def _function(value: str) -> str:
     return value
 
 
-class PythonCollection(StrictModel):
+class PythonCollection(Keyed):
     """A collection whose objects a function yields."""
 
-    primary_key: str | list[str] = "id"
     created_path: str | None = None
     incremental: Incremental | None = None
     deletes: Annotated[
         Tombstones | FlagDeletes | SweepDeletes | NoDeletes, Field(discriminator="type")
     ] = NoDeletes(type="none")
     delete_notes: str = ""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The fields that identify an object."""
-        return (self.primary_key,) if isinstance(self.primary_key, str) else tuple(self.primary_key)
 
 
 class PythonProvider(StrictModel):

@@ -22,6 +22,7 @@ from penstock.spark.sync_lanes import CLIENT, GRANT, JOB, OPEN, STOP
 from penstock.syncs.budget import Answer, Budget
 from penstock.syncs.controls import Asked
 from penstock.syncs.jobs import encode, report_of
+from penstock.syncs.lane import Client
 from penstock.syncs.schedule import Scheduler
 from penstock.syncs.setup import Setup
 from penstock.syncs.shown import Shown, shown
@@ -70,7 +71,7 @@ class SyncLoop:
         self._budgets: dict[str, Budget] = {}
         self._scheduler = Scheduler(SLOTS, self._concurrency, time.time_ns())
         self._known: dict[int, set[int]] = {}  # by lane: the clients that it was sent
-        self._numbers: dict[str, int] = {}  # of the clients, by sync
+        self._numbers: dict[str, int] = {}  # of the clients, by sync: syncs share one that is equal
         self._next_client = 0
         self._states = States(store_url, self._note_stored, self._note_asked)
         self._calls: list[Callable[[float], None]] = []
@@ -167,9 +168,17 @@ class SyncLoop:
             self._server.close()  # so that the tasks end, and the query with them
 
     def _configure(self, setup: Setup, known: Mapping[Key, Any], now: float) -> None:
+        shared: dict[tuple[str, str], tuple[int, Client]] = {}
         for sync, client in setup.clients.items():
-            if self._setup.clients.get(sync) != client:
-                self._numbers[sync], self._next_client = self._next_client, self._next_client + 1
+            of = client.credential, client.provider
+            if of not in shared or shared[of][1] != client:
+                if self._setup.clients.get(sync) != client:
+                    self._numbers[sync], self._next_client = (
+                        self._next_client,
+                        self._next_client + 1,
+                    )
+                shared[of] = self._numbers[sync], client
+            self._numbers[sync] = shared[of][0]
         self._setup = setup
         for name, limit in setup.limits.items():
             self._budgets.setdefault(name, Budget(limit)).limit = limit

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import orjson
 import psycopg
 
 from penstock.core import queries
@@ -99,6 +100,11 @@ def secret_key(folder: Path | None, environment: Mapping[str, str] = os.environ)
             remedy=f"Run: chmod 600 {path}",
         )
     return SecretKey([path.read_text().strip()])
+
+
+def origin_of(properties: Mapping[str, str]) -> str:
+    """Return what tokens were got with: the credential's properties, which are secrets."""
+    return orjson.dumps(properties, option=orjson.OPT_SORT_KEYS).decode()
 
 
 class StoredTokens:

@@ -30,6 +30,8 @@ from penstock.syncs.session import ApiSession
 
 _WRITERS: Final = 4
 """So many connections to the records table a lane has at most."""
+_IDLE: Final = 64
+"""So many sessions a lane keeps for jobs to come at most, however many credentials there are."""
 _TOO_MANY: Final = 429
 
 
@@ -98,6 +100,7 @@ class _Tools:
 
     def __init__(self, lane: Lane, client: Client, number: int) -> None:
         self._lane = lane
+        self.number = number
         self.budget = RemoteBudget(client.credential, lane.send, number)
         self.connector: Connector = connector_of(
             client.provider, client.settings, client.properties
@@ -137,7 +140,8 @@ class Lane:
         self._records_url = records_url
         self._slots = slots
         self._clients: dict[int, Client] = {}
-        self._idle: dict[int, list[_Tools]] = {}
+        self._idle: dict[int, list[_Tools]] = {}  # by client, the one used last at the end
+        self._idle_count = 0
         self._running: dict[int, RemoteBudget | None] = {}
         self._asking: dict[int, RemoteBudget] = {}
         self._numbers = itertools.count()
@@ -250,20 +254,35 @@ class Lane:
         if was_stopped:
             budget.stop()
         run(job, tools, budget.control, lambda report: self.send(_fields(report)))
-        with self._lock:
-            if self._closed:
-                tools.session.close()
-            else:
-                self._idle.setdefault(client, []).append(tools)
+        self._put_back(client, tools)
 
     def _take(self, client: int) -> _Tools:
         with self._lock:
             if idle := self._idle.get(client):
+                self._idle_count -= 1
                 return idle.pop()
             of, number = self._clients[client], next(self._numbers)
         tools = _Tools(self, of, number)
         self._asking[number] = tools.budget
         return tools
+
+    def _put_back(self, client: int, tools: _Tools) -> None:
+        """Keep a connector and its session for the next job; the one used longest ago gives way."""
+        with self._lock:
+            if self._closed:
+                tools.session.close()
+                return
+            idle = self._idle.pop(client, [])
+            self._idle[client] = [*idle, tools]
+            self._idle_count += 1
+            if self._idle_count <= _IDLE:
+                return
+            oldest = next(of for of, kept in self._idle.items() if kept)
+            gone = self._idle[oldest].pop(0)
+            self._idle_count -= 1
+            self._idle = {of: kept for of, kept in self._idle.items() if kept}
+            del self._asking[gone.number]
+        gone.session.close()
 
 
 def _fields(report: Report) -> list[Any]:

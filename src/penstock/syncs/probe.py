@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from penstock.config.api_logins import ClientCredentials, RefreshToken
 from penstock.config.providers import ProviderSettings
 from penstock.config.syncs import Credential
@@ -19,7 +17,7 @@ from penstock.streams.store import Store
 from penstock.syncs.auth import TokenKeeper
 from penstock.syncs.connectors.contract import Collection, Connector, Kind, Page, Session
 from penstock.syncs.connectors.make import connector_of, session_of
-from penstock.syncs.credentials import StoredTokens, secret_key
+from penstock.syncs.credentials import StoredTokens, origin_of, secret_key
 from penstock.syncs.errors import SyncError
 from penstock.syncs.session import LocalBudget
 
@@ -52,8 +50,7 @@ def keeper_of(store: Store, name: str, credential: Credential) -> StoredTokens:
     """
     log = embedded_log(store.url)
     key = secret_key(None if log is None else Path(log).parent)
-    origin = orjson.dumps(properties_of(credential), option=orjson.OPT_SORT_KEYS).decode()
-    return StoredTokens(store.connection, key, name, origin)
+    return StoredTokens(store.connection, key, name, origin_of(properties_of(credential)))
 
 
 def properties_of(credential: Credential) -> dict[str, str]:

@@ -7,8 +7,6 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
-import orjson
-
 from penstock.config.providers import (
     ProviderSettings,
     PythonProvider,
@@ -17,7 +15,7 @@ from penstock.config.providers import (
 )
 from penstock.config.settings import Config
 from penstock.syncs.connectors.make import ready_settings
-from penstock.syncs.credentials import SecretKey
+from penstock.syncs.credentials import SecretKey, origin_of
 from penstock.syncs.errors import SyncError
 from penstock.syncs.lane import Client
 from penstock.syncs.sync import Limit, Sync
@@ -45,11 +43,11 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
         credential = config.credentials[sync.credential]
         settings = config.providers.get(sync.provider)
         properties = {k: v.get_secret_value() for k, v in credential.properties.items()}
-        given = orjson.dumps(properties, option=orjson.OPT_SORT_KEYS)
+        given = origin_of(properties)
         is_oauth = _auth_type(sync.provider, settings).startswith("oauth2")
         clients[id_] = Client(
             sync.credential, sync.provider, settings, properties, key,
-            given.decode() if is_oauth else "",
+            given if is_oauth else "",
         )  # fmt: skip
         limit = None
         if (rate := sync.rate_limit) is not None:
@@ -60,7 +58,8 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
         described = b"" if settings is None else settings.model_dump_json().encode()
         syncs.append(
             Sync(
-                id_, name, sync.provider, sync.credential, _version(id_, given, described),
+                id_, name, sync.provider, sync.credential,
+                _version(sync.credential, given.encode(), described),
                 sync.collection_ids,
                 frequency=sync.frequency.total_seconds(),
                 sweep_interval=sync.sweep_interval.total_seconds(),
@@ -99,7 +98,7 @@ def _auth_type(provider: str, settings: ProviderSettings | None) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _version(sync: str, properties: bytes, settings: bytes) -> str:
+def _version(credential: str, properties: bytes, settings: bytes) -> str:
     """Return what changes with a credential; it is stored, and shows nothing of it."""
     about = properties + b"\0" + settings
-    return hashlib.pbkdf2_hmac("sha256", about, sync.encode(), _ROUNDS).hex()[:16]
+    return hashlib.pbkdf2_hmac("sha256", about, credential.encode(), _ROUNDS).hex()[:16]

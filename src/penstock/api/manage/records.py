@@ -22,15 +22,16 @@ from penstock.config.consumers import storable
 from penstock.config.strict import Whole
 from penstock.core import queries
 from penstock.streams.connect import connect
-from penstock.streams.consumers.search import Members
+from penstock.streams.consumers.search import EventKey
 from penstock.streams.consumers.types import UnknownStream
 from penstock.streams.errors import store_error
 from penstock.streams.records import START
+from penstock.syncs.records import purge
+from penstock.syncs.records.rows import record_id
 
 _SQL: Final = queries.load("penstock.api.manage", "records.sql")
 _TABLE_MISSING: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 _EVENTS: Final = "events"
-_PURGED_AT_ONCE: Final = 10_000
 
 _Text = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(storable)]
 
@@ -154,12 +155,14 @@ def add(api: APIRouter, context: Context) -> None:
             "collection_id": query.collection_id, "upstream_id": query.upstream_id,
             "deleted": None if query.deleted is None else str(query.deleted).lower(),
         }  # fmt: skip
-        members = Members("event", {name: text for name, text in given.items() if text is not None})
+        key = EventKey({name: text for name, text in given.items() if text is not None})
+        if sync is not None and query.collection_id and query.upstream_id:
+            key = key._replace(record_id=record_id(sync, query.collection_id, query.upstream_id))
         try:
             search = await context.consumers.search(_EVENTS)
         except UnknownStream:
             return json_answer({"data": [], "next": None})
-        found = await search.page((begin[0], begin[1]), query.limit + 1, members)
+        found = await search.page((begin[0], begin[1]), query.limit + 1, key)
         page = found[: query.limit]
         last = cursor_of(*page[-1].at) if len(found) > len(page) else None
         data = b",".join([message.message for message in page])
@@ -177,35 +180,22 @@ def add(api: APIRouter, context: Context) -> None:
     async def purge_records(request: Request) -> Response:
         asked = _Purge.model_validate(await read_object(request))
         sync = await sync_of(asked.sync_id)
-        values = {"sync": sync, "collection": asked.collection_id, "rows": _PURGED_AT_ONCE}
-        count = await context.run(_counted, context, values)
+        assert sync is not None  # noqa: S101 - the body has one
+        of = context.records_url, sync, asked.collection_id
+        count = await context.run(purge.count, *of)
         if asked.count is None or count == 0:
             return json_answer({"count": count, "purged": 0})
         if asked.count != count:
             raise Problem(
                 409, f"There are {count} records now, not {asked.count}: count them again."
             )
-        return json_answer(
-            {"count": count, "purged": await context.run_long(_purged, context, values)}
-        )
+        return json_answer({"count": count, "purged": await context.run_long(purge.purge, *of)})
 
 
 def _sync_id(context: Context, name: str) -> UUID | None:
     with context.store.connection() as connection:
         row = connection.execute(_SQL["sync_id"], [name]).fetchone()
     return None if row is None else row[0]
-
-
-def _counted(context: Context, values: dict[str, Any]) -> int:
-    rows = _asked(context, "count", values)
-    return int(rows[0]["count"]) if rows else 0
-
-
-def _purged(context: Context, values: dict[str, Any]) -> int:
-    total = 0
-    while removed := _asked(context, "purge", values)[0]["count"]:
-        total += int(removed)
-    return total
 
 
 def _asked(context: Context, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,18 +15,3 @@ WHERE (%(after)s::uuid IS NULL OR id > %(after)s)
   AND (%(upstream)s::text IS NULL OR upstream_id = %(upstream)s)
   AND (%(deleted)s::boolean IS NULL OR deleted = %(deleted)s)
 ORDER BY id LIMIT %(limit)s
-
--- name: count
-SELECT count(*) AS count FROM penstock.records
-WHERE sync_id = %(sync)s AND (%(collection)s::text IS NULL OR collection_id = %(collection)s)
-
--- name: purge
--- Removes some of them, and returns how many.
-WITH gone AS (
-    SELECT id FROM penstock.records
-    WHERE sync_id = %(sync)s AND (%(collection)s::text IS NULL OR collection_id = %(collection)s)
-    ORDER BY id LIMIT %(rows)s FOR UPDATE
-), done AS (
-    DELETE FROM penstock.records r USING gone WHERE r.id = gone.id RETURNING 1
-)
-SELECT count(*) AS count FROM done

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from psycopg import sql
 
 from penstock.config.consumers import ConsumerSettings
+from penstock.config.reserved import TABLE
 from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import Position
 from penstock.streams.consumers.entry import StreamPosition
 from penstock.streams.consumers.reader import Reader
-from penstock.streams.consumers.selection import ALL
+from penstock.streams.consumers.selection import ALL, PROVIDER
 from penstock.streams.consumers.sessions import Sessions, composed
 from penstock.streams.consumers.view import StreamRef
 from penstock.streams.copy import KEY_BYTES
@@ -23,10 +25,16 @@ from penstock.streams.records import commit_position, stream_end
 
 _GROUPS: Final = sql.SQL("(m.group_hash = ANY (%(hashes)s) OR m.old_group_hash = ANY (%(hashes)s))")
 _KEYS: Final = sql.SQL("m.key = ANY (%(keys)s)")
-_MEMBERS: Final = sql.SQL(
-    "NOT EXISTS (SELECT FROM unnest(%(names)s::text[], %(texts)s::text[]) AS w (name, value)"
-    " WHERE m.message::json -> %(part)s ->> w.name IS DISTINCT FROM w.value)"
-)
+_HASH: Final = sql.SQL("m.group_hash = %(hash)s")
+_RECORDS: Final = key_start(*TABLE.split("."))
+_EVENTS: Final = {
+    "sync_id": sql.SQL("m.table_schema = %(sync_id)s"),
+    "collection_id": sql.SQL("m.table_name = %(collection_id)s"),
+    "provider": sql.SQL("{} = %(provider)s").format(PROVIDER),
+    # Looked at where the columns fit.
+    "upstream_id": sql.SQL("m.message::json -> 'event' ->> 'upstream_id' = %(upstream_id)s"),
+    "deleted": sql.SQL("m.message::json -> 'event' ->> 'deleted' = %(deleted)s"),
+}
 _TABLE: Final = sql.SQL("m.table_schema = %(schema)s AND m.table_name = %(table)s")
 
 
@@ -46,11 +54,11 @@ class Key(NamedTuple):
     columns: tuple[str, ...] = ()
 
 
-class Members(NamedTuple):
-    """The messages whose `part`, such as `event`, has these texts as its members."""
+class EventKey(NamedTuple):
+    """The events of records, each by its text; `record_id` is the one record's that may have any."""
 
-    part: str
     texts: Mapping[str, str]
+    record_id: UUID | None = None
 
 
 class Found(NamedTuple):
@@ -81,7 +89,7 @@ class StreamSearch:
         return await self._reader.at_time(text)
 
     async def page(
-        self, after: StreamPosition, limit: int, key: Key | Members | None = None
+        self, after: StreamPosition, limit: int, key: Key | EventKey | None = None
     ) -> list[Found]:
         """Return the first messages behind `after`, `limit` at most, those of `key` if it is given.
 
@@ -92,7 +100,7 @@ class StreamSearch:
         return await view.whole(lambda: self._page(after, limit, key))
 
     async def _page(
-        self, after: StreamPosition, limit: int, key: Key | Members | None
+        self, after: StreamPosition, limit: int, key: Key | EventKey | None
     ) -> list[Found]:
         view = self._reader.view
         found: list[Found] = []
@@ -115,14 +123,13 @@ class StreamSearch:
 
 
 def _condition(
-    key: Key | Members | None, *, of_rows: bool
-) -> tuple[sql.Composable, dict[str, str | Sequence[str] | Sequence[int]]]:
+    key: Key | EventKey | None, *, of_rows: bool
+) -> tuple[sql.Composable, dict[str, Any]]:
     """Return the condition that a message is of `key`, and its parameters."""
-    if key is None or (isinstance(key, Members) and not key.texts):
+    if key is None:
         return ALL, {}
-    if isinstance(key, Members):
-        names, texts = list(key.texts), list(key.texts.values())
-        return _MEMBERS, {"part": key.part, "names": names, "texts": texts}
+    if isinstance(key, EventKey):
+        return _events(key)
     if of_rows and not key.columns:
         names = [_row_key(key, values) for values in key.values]
         return _KEYS, {"keys": names}
@@ -131,6 +138,15 @@ def _condition(
     # Of two groups with one hash only this table's is meant.
     condition = sql.SQL("{} AND {}").format(_GROUPS, _TABLE)
     return condition, {"hashes": hashes, "schema": key.schema, "table": key.table}
+
+
+def _events(key: EventKey) -> tuple[sql.Composable, dict[str, Any]]:
+    values: dict[str, Any] = dict(key.texts)
+    conditions: list[sql.Composable] = [of for name, of in _EVENTS.items() if name in values]
+    if key.record_id is not None:
+        values["hash"] = group_hash(b'%b["%b"]]' % (_RECORDS, str(key.record_id).encode()))
+        conditions.insert(0, _HASH)
+    return sql.SQL(" AND ").join(conditions) if conditions else ALL, values
 
 
 def _row_key(key: Key, values: bytes) -> str:

@@ -12,7 +12,7 @@ from penstock.core.tables import TablePattern
 from penstock.streams.names import segment_table
 
 ALL: Final = sql.SQL("true")
-_PROVIDER: Final = sql.SQL(
+PROVIDER: Final = sql.SQL(
     "CASE WHEN strpos(m.table_name, ':') > 0 THEN split_part(m.table_name, ':', 1) ELSE '' END"
 )
 
@@ -30,7 +30,7 @@ def matches(filters: Filters, *, deletes: bool = True) -> sql.Composable:
     for value, names in (
         (sql.SQL("m.table_schema"), filters.resource_id),
         (sql.SQL("m.table_schema"), filters.sync_id),
-        (_PROVIDER, filters.provider),
+        (PROVIDER, filters.provider),
         (sql.SQL("m.action"), filters.action),
     ):
         if ANY not in names:

@@ -11,6 +11,7 @@ Value = datetime | Decimal
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SERVICENOW: Final = "%Y-%m-%d %H:%M:%S"
 _SECOND: Final = timedelta(seconds=1)
+_UNITS: Final = {"unix": _SECOND, "unix_ms": timedelta(milliseconds=1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class CursorFormat:
                 raise ValueError(f"{text[:40]!r} is no time") from None
             return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
         try:
+            if text.isdecimal() and text.isascii() and self.name in _UNITS:
+                return _EPOCH + int(text) * _UNITS[self.name]
             number = Decimal(text)
             if not number.is_finite():
                 raise InvalidOperation

@@ -182,7 +182,7 @@ class ListReader:
         from penstock.syncs.connectors.paginators import client, paginator  # noqa: PLC0415 - 0.5 s
 
         request = self._request(at, None)
-        pager = paginator(self._paginator, resume)
+        pager = paginator(self._paginator, resume, self._endpoint.data_selector)
         pages = client(session, request["url"], self._headers()).paginate(
             path=request["url"],
             method=request["method"],

@@ -7,9 +7,12 @@ pipelines, its state, its configuration and its telemetry are not.
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import msgspec
 import requests
 from dlt.common.configuration.specs.runtime_configuration import RuntimeConfiguration
 from dlt.sources.helpers.rest_client import paginators as dlt
@@ -18,7 +21,7 @@ from dlt.sources.helpers.rest_client.client import RESTClient
 from penstock.config.providers import Paginator
 from penstock.syncs.auth import without_parameter
 from penstock.syncs.connectors.contract import Json, Session
-from penstock.syncs.connectors.objects import items
+from penstock.syncs.connectors.objects import items, names
 
 _MADE: Final[Mapping[str, type[dlt.BasePaginator]]] = {
     "single_page": dlt.SinglePagePaginator,
@@ -29,6 +32,8 @@ _MADE: Final[Mapping[str, type[dlt.BasePaginator]]] = {
     "offset": dlt.OffsetPaginator,
     "page_number": dlt.PageNumberPaginator,
 }
+_PLAIN: Final = re.compile(r"\$?\.?[\w-]+(?:\.[\w-]+)*")
+"""A path of names alone, which looks at no other member."""
 _NO_TOTAL: Final = frozenset({"offset", "page_number"})
 
 
@@ -39,16 +44,39 @@ class _Client(RESTClient):
         return items(response.content, str(data_selector))
 
 
+class _Light:
+    """A response whose JSON lacks the list of objects: no paginator reads it, and it is nearly all."""
+
+    def __init__(self, response: requests.Response, unread: str) -> None:
+        self._response: Final = response
+        self._unread: Final = unread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    def json(self) -> Any:
+        try:
+            members = msgspec.json.decode(self._response.content, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._response.json()
+        return {k: json.loads(bytes(raw)) for k, raw in members.items() if k != self._unread}
+
+
 class ResumablePaginator(dlt.BasePaginator):
     """A paginator of dlt's whose state can be kept, and set.
 
     Pages that are counted by an offset begin with the last object of the page before: where another one
     stands there, they have shifted. `steps_back`: the next page is one of those.
+
+    `unread` is the member of an answer that it does not look at.
     """
 
-    def __init__(self, inner: dlt.BasePaginator, resume: Json | None) -> None:
+    def __init__(
+        self, inner: dlt.BasePaginator, resume: Json | None, unread: str | None = None
+    ) -> None:
         super().__init__()
         self._inner: Final = inner
+        self._unread: Final = unread
         self._resume: Final = resume
         self.steps_back = resume is not None and resume.get("anchor") is not None
 
@@ -72,6 +100,8 @@ class ResumablePaginator(dlt.BasePaginator):
     def update_state(self, response: requests.Response, data: list[Any] | None = None) -> None:
         """Note an answer."""
         inner = self._inner
+        if self._unread is not None:
+            response = cast("requests.Response", _Light(response, self._unread))
         if not isinstance(inner, dlt.OffsetPaginator):
             inner.update_state(response, data)
             return
@@ -105,13 +135,26 @@ class ResumablePaginator(dlt.BasePaginator):
         }
 
 
-def paginator(settings: Paginator, resume: Json | None) -> ResumablePaginator:
-    """Return the paginator of the settings, which goes on where `resume` says."""
+def paginator(settings: Paginator, resume: Json | None, selector: str = "$") -> ResumablePaginator:
+    """Return the paginator of the settings, which goes on where `resume` says.
+
+    `selector` is the path of the objects in an answer.
+    """
     arguments = settings.model_dump(exclude={"type"}, exclude_none=True)
     if settings.type in _NO_TOTAL:
         # dlt expects `total` otherwise.
         arguments.setdefault("total_path", None)
-    return ResumablePaginator(_MADE[settings.type](**arguments), resume)
+    made = _MADE[settings.type](**arguments)
+    return ResumablePaginator(made, resume, _unread(settings, selector))
+
+
+def _unread(settings: Paginator, selector: str) -> str | None:
+    """Return the member of an answer that has the objects, None where a path may lead into it."""
+    top = next(iter(names(selector)), None)
+    paths = [value for name, value in settings if name.endswith("_path") and value is not None]
+    if top is None or any(top in of or not _PLAIN.fullmatch(of) for of in paths):
+        return None
+    return top
 
 
 def client(session: Session, url: str, headers: Mapping[str, str]) -> RESTClient:

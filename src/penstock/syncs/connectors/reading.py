@@ -63,6 +63,7 @@ class Reading:
         self._member: Final = DELETES_CURSOR if self._kind is Kind.EVENTS else CURSOR
         resume = self._resume or {}
         self._newest: str | None = resume.get("newest")
+        self._newest_value: Value | None = None
         self._until: datetime | None = (
             datetime.fromisoformat(resume["until"]) if "until" in resume else None
         )
@@ -108,8 +109,10 @@ class Reading:
 
     def _note(self, value: Value, text: str) -> None:
         assert self._format is not None  # noqa: S101 - it has read the value
-        if self._newest is None or value > self._format.parse(self._newest):  # type: ignore[operator]
-            self._newest = text
+        if self._newest is not None and self._newest_value is None:
+            self._newest_value = self._format.parse(self._newest)
+        if self._newest_value is None or value > self._newest_value:  # type: ignore[operator]
+            self._newest, self._newest_value = text, value
 
     def _refuse(
         self, answer: Answer, unreadable: Sequence[Unreadable], values: Sequence[Value]

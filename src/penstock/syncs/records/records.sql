@@ -182,6 +182,10 @@ WHERE r.sync_id = %(sync)s AND r.collection_id = %(collection)s AND NOT r.delete
 WITH ids AS (DELETE FROM penstock.record_sweep_ids WHERE sweep_id = %(sweep)s)
 DELETE FROM penstock.record_sweeps WHERE id = %(sweep)s;
 
+-- name: count
+SELECT count(*) FROM penstock.records
+WHERE sync_id = %(sync)s AND (%(collection)s::text IS NULL OR collection_id = %(collection)s);
+
 -- name: purge
 -- Removes some of the records of a sync, or of one of its collections.
 WITH gone AS (

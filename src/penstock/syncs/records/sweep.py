@@ -59,7 +59,7 @@ class Swept:
 
 
 class Sweeps:
-    """Sweeps and purges of the records store; its methods raise `StoreError`.
+    """Sweeps of the records store; its methods raise `StoreError`.
 
     It shares the connection of a writer, and so its thread.
     """
@@ -98,19 +98,6 @@ class Sweeps:
     def drop(self, sweep: UUID) -> None:
         """Give a sweep up, as it is not complete: it counts for nothing."""
         self._run(lambda c: c.execute(SQL["end_sweep"], {"sweep": sweep}))
-
-    def purge(self, sync_id: UUID, collection_id: str | None = None) -> int:
-        """Remove the records of a sync, or of one collection; return how many. It is no event."""
-
-        def work(connection: Connection) -> int:
-            values = {"sync": sync_id, "collection": collection_id, "rows": _ROWS}
-            total = 0
-            while removed := connection.execute(SQL["purge"], values).rowcount:
-                total += removed
-            connection.execute(SQL["forget_missing"], values)
-            return total
-
-        return self._run(work)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         try:

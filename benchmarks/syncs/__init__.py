@@ -1,0 +1,1 @@
+"""Syncs beside dlt: what a backfill, a poll and many syncs take."""
