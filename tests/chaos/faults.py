@@ -79,7 +79,7 @@ class World:
         """The end of what each has said since its last start, without what is said again and again."""
         found = []
         for pipeline in self.pipelines:
-            newest = {}
+            newest: dict[str, str] = {}
             for line in pipeline.log().splitlines():
                 said = re.sub(r', "timestamp": .*|[0-9.]+', "", line)
                 newest.pop(said, None)
