@@ -233,7 +233,8 @@ def test_the_view_shows_counts_and_summary(terminal: bool) -> None:
     view.step("starting [Spark]…")
     records = Ledger(["customers"])
     records.committed([Change("customers", 1, "insert", 1)], 1.0)
-    view.update(ledger.counts(), ledger.counts(), [3, 4], *records.counts(), "writing")
+    (of_records,) = records.counts()
+    view.update(ledger.counts(), ledger.counts(), [3, 4], of_records, "writing")
     view.summary({"JetStream": ledger.result(), "stream": Ledger(TABLES).result()})
     text = out.getvalue()
     assert "starting [Spark]…" in text
