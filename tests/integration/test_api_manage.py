@@ -129,7 +129,7 @@ def test_a_streams_own_group_stays(shop: Shop) -> None:
         ({"max_deliver": 0}, "max_deliver"),
         ({"max_ack_pending": 100_001}, "max_ack_pending"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"deliver_policy": "last"}, "deliver_policy"),
+        ({"deliver_policy": "latest"}, "deliver_policy"),
         ({"filters": {"action": "upsert"}}, "filters.action[0]"),
         ({"filters": {"tables": "x"}}, "filters.tables"),
         ({"filters": {"table": "a\0b"}}, "filters.table[0]"),
@@ -211,7 +211,8 @@ def test_what_is_no_place_to_rewind_to(shop: Shop) -> None:
 
 def test_what_a_consumer_needs(shop: Shop) -> None:
     answer = shop.client.post("/v1/http-consumers", json={})
-    assert "name: field required" in problem(answer, 422, "name", "stream")["detail"]
+    # Without a stream it is a consumer of the syncs' records.
+    assert "name: field required" in problem(answer, 422, "name")["detail"]
     path = shop.consumer()
     problem(shop.client.patch(path, json={"name": "other"}), 422, "name")
 
