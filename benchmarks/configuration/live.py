@@ -22,6 +22,7 @@ from benchmarks.contenders import HERE, ContenderError, Running
 from benchmarks.latency import arrivals_of, delays_of
 from benchmarks.probe import Probe, Received
 from benchmarks.rig import POLL_S, say
+from penstock.embedded.handles import JetStream
 
 SINKS, CONSUMERS = 100, 1_000
 RATE = 1_000
@@ -82,18 +83,20 @@ def changes(rounds: int, seconds: float) -> list[Changed]:
 
 
 def _change(of: Bed, running: Running, seconds: float) -> Changed:
-    with _received(of) as received, _writer(of, 2 * seconds + SPAN_S) as writer:
+    with (
+        JetStream(of.nats_url) as streams,
+        _received(of) as received,
+        _writer(of, 2 * seconds + SPAN_S) as writer,
+    ):
+        streams.add_stream(_NEW, f"{_NEW}.>")  # its messages are another sink's, too
         time.sleep(seconds)
-        spec = document(of, nats=1)["sinks"]["s0"] | {"subject": f"{STREAM}.{_NEW}.{{table}}"}
+        spec = document(of, nats=1)["sinks"]["s0"] | {"subject": f"{_NEW}.{{table}}"}
         asked = time.monotonic_ns()
         code, answer = of.ask(running, f"/v1/sinks/{_NEW}", spec, "PUT")
         if code not in (200, 201):
             raise ContenderError(f"the change was refused with {code}: {answer}")
         with Probe(of.nats_url) as probe:
-            subject = f"{STREAM}.{_NEW}.>"
-            of.wait(
-                running, "delivering to the new sink", lambda: probe.count_of(STREAM, subject) > 0
-            )
+            of.wait(running, "delivering to the new sink", lambda: probe.count(_NEW) > 0)
         first_s = (time.monotonic_ns() - asked) / 1e9
         writer.wait(6 * seconds + 60)
         last = _committed(of)[-2]
