@@ -54,8 +54,10 @@ def test_a_query_that_is_started_again_goes_on_behind_what_is_delivered(
             run.start().wait_ready()
 
             def delivered(count: int) -> None:
-                found = lambda: nats.info(name).state.last_seq >= count  # noqa: E731
-                run.wait_for(found, PATIENCE, f"delivering {count} messages")
+                def there() -> bool:
+                    return nats.info(name).state.last_seq >= count
+
+                run.wait_for(there, PATIENCE, f"delivering {count} messages")
 
             write(1, 100)
             delivered(100)

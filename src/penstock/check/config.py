@@ -109,7 +109,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             if consumer.stream in sinks and consumer.filters.sql is not None
         }
         if filters:
-            yield from expressions.inspect_filters(source, filters)
+            yield from expressions.inspect_filters(name, source, filters)
     for name, target in config.targets.items():
         yield from inspect_target(name, target, config, bastions.get(name))
     yield from syncs.inspect(config)

@@ -25,7 +25,7 @@ from penstock.streams.consumers.types import ConsumerError
 from penstock.transforms.base import TransformError
 
 _NEWEST: Final = 180_000
-"""The version of Postgres whose plan of a filter is made: what the tables refuse hangs on none."""
+"""The version of Postgres that a filter is planned for: what the tables refuse is the same for all."""
 
 
 def inspect(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]:
@@ -48,10 +48,10 @@ def findings(source: PostgresSource, sinks: Mapping[str, Sink]) -> list[Finding]
         ]
 
 
-def inspect_filters(source: PostgresSource, filters: Mapping[str, str]) -> list[Finding]:
-    """Check the conditions in SQL of consumers of a source's streams, by the consumers' names.
+def inspect_filters(name: str, source: PostgresSource, filters: Mapping[str, str]) -> list[Finding]:
+    """Check the conditions in SQL of consumers of the streams of the source `name`.
 
-    Returns nothing of a source that can't be reached.
+    They are given by the consumers' names. Returns nothing of a source that can't be reached.
     """
     try:
         with open_catalog(source) as catalog:
@@ -59,8 +59,8 @@ def inspect_filters(source: PostgresSource, filters: Mapping[str, str]) -> list[
     except CaptureError:
         return []  # the check of the source reports it
     found = []
-    for name, text in filters.items():
-        what = f"consumer {name}"
+    for consumer, text in filters.items():
+        what = f"consumer {consumer}"
         try:
             sql_filter.planned(text, columns, name, _NEWEST)
         except ConsumerError as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.config.settings import Config
+from penstock.core.message import Position
 from penstock.core.monitor import Handler, Monitor, Report
 from penstock.runtime.nats_consumers import consumer_routes_of
 from penstock.runtime.reconcile import runs_alike
@@ -82,14 +83,14 @@ class NextQuery:
         same = runs_alike(config, self._config, self.source)
         return same and store.target(self.source) == self._target
 
-    def go(self, handler: Handler, after: Sequence[int] | None = None) -> StreamingQuery:
+    def go(self, handler: Handler, after: Position) -> StreamingQuery:
         """Let it read the slot, which is free now; `handler` gets its reports.
 
-        `after` is the position up to which all is delivered, perhaps in the middle of a transaction.
+        Up to `after` all is delivered, perhaps to the middle of a transaction.
         """
         assert self._query is not None  # noqa: S101 - `start` comes first
         self._handler = handler
-        self._send({"command": "go", **({} if after is None else {"after": [*after]})})
+        self._send({"command": "go", "after": [*after]})
         return self._query
 
     def close(self) -> None:

@@ -64,7 +64,6 @@ class SourceQuery:
         self._state = run.state.sources[name]
         self._planner = Planner(run.config.sources[name], run.config.sinks_of(name))
         self._prepared: NextQuery | None = None
-        self._after: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
         self.names: set[str] = set()
         """The names of all queries that it had in the session."""
@@ -75,7 +74,6 @@ class SourceQuery:
         `after` is the position up to which all is delivered, where that is known.
         """
         self._prepared, self._planner = prepared, prepared.pipeline.planner
-        self._after = after
         self._note_done(after)
 
     def note_altered(self, report: Report) -> None:
@@ -86,8 +84,8 @@ class SourceQuery:
     def _note_done(self, done: Sequence[int] | None) -> None:
         """Have the next query go on behind what is delivered, where the slot stands before that.
 
-        A server that crashed knows of its slots what its last checkpoint has. What a sink's filter has
-        left out must not come again, behind what is newer, when the filter lets it through by now.
+        A server that crashed has of a slot what it saved last. What a filter has left out must not come
+        late, behind newer messages, because the filter of now lets it through.
         """
         if done is not None:
             self._planner.after = max(self._planner.after, Position(*done))
@@ -155,7 +153,8 @@ class SourceQuery:
 
     def _begin(self, pipeline: Pipeline) -> StreamingQuery:
         if self._prepared is not None:
-            query, self._prepared = self._prepared.go(self._run.handle, self._after), None
+            query = self._prepared.go(self._run.handle, self._planner.after)
+            self._prepared = None
             return query
         query = pipeline.start(once=self._run.once)
         for name in self._run.config.sinks_of(self._name):
