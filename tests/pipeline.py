@@ -200,6 +200,35 @@ def kill(processes: list[psutil.Process]) -> None:
             process.kill()
 
 
+WORKER = "penstock.spark.daemon"
+"""What runs tasks of Spark's, and the daemon that forks it."""
+CAPTURE = "pyspark.sql.streaming.python_streaming_source_runner"
+"""What captures a source."""
+# A fork has the command line of its server, and a name of its own.
+_FORKS = "penstock.spark.fork_server"
+_NAMES = {WORKER: "worker", CAPTURE: "python_streamin"}
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Whether it runs `WORKER` or `CAPTURE`; one that is gone does not."""
+    with contextlib.suppress(psutil.Error, OSError):
+        command = process.cmdline()
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        return module in command or (_FORKS in command and name == _NAMES[module])
+    return False
+
+
+def spark_workers(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those of a tree that run tasks of Spark's, without the daemon that they were forked from."""
+    daemons = {process.pid for process in processes if runs(process, WORKER)}
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() in daemons:
+                found.append(process)
+    return found
+
+
 def left_of(family: list[psutil.Process], timeout: float = PATIENCE) -> list[str]:
     """Wait for processes to end, and name those that don't."""
     _, alive = psutil.wait_procs(family, timeout)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,7 +33,7 @@ from ..backfill_help import (
     from_stream,
     writing,
 )
-from ..pipeline import PATIENCE, Penstock, penstock
+from ..pipeline import CAPTURE, PATIENCE, Penstock, penstock, runs
 
 NUMBERS, UUIDS, TEXTS, PAIRS = KINDS
 ROWS = 2_000
@@ -350,12 +349,7 @@ def test_a_query_that_ends_in_the_middle(shop: Shop) -> None:
     make_many(shop)
     (number,) = shop.start("--sink", "latest", "--table", "many")
     shop.pipeline.wait_for(lambda: shop.in_store(number)[1] > 0, PATIENCE, "under way")
-    readers = []
-    for process in shop.pipeline.tree():
-        with suppress(psutil.Error):  # other workers come and go
-            if "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline():
-                readers.append(process)
-    (reader,) = readers
+    (reader,) = [process for process in shop.pipeline.tree() if runs(process, CAPTURE)]
     reader.kill()
     shop.ends(number)
     assert shop.pipeline.status()["sources"]["shop"]["restarts"] >= 1

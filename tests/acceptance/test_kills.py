@@ -6,7 +6,6 @@ and none was held by two at a time.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx
-import psutil
 import psycopg
 import pytest
 
@@ -28,7 +26,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import free_port
 
-from ..pipeline import COMMAND, Penstock, penstock, strays
+from ..pipeline import COMMAND, Penstock, kill, penstock, spark_workers, strays
 from ..workers_help import Delivery, Ledger, Workers
 
 ACK_WAIT: Final = 1.5
@@ -198,14 +196,7 @@ class World:
                 return True
             if time.monotonic() - last > 0.5:  # one between two tasks is not missed
                 last = time.monotonic()
-                with contextlib.suppress(psutil.NoSuchProcess):  # one ended by itself meanwhile
-                    tree = self.pipeline.tree()
-                    daemons = {
-                        p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())
-                    }
-                    for process in tree:
-                        if process.ppid() in daemons:
-                            process.kill()
+                kill(spark_workers(self.pipeline.tree()))
             return False
 
         self._wait(restarted, "starting the query again")

@@ -27,7 +27,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import PATIENCE, Penstock, left_of, penstock
+from ..pipeline import PATIENCE, Penstock, left_of, penstock, spark_workers
 
 PG_PASSWORD = "pg-s3cret-hunter2"
 NATS_PASSWORD = "nats-s3cret-hunter3"
@@ -109,9 +109,7 @@ class Shop:
 
     def workers(self) -> list[psutil.Process]:
         """The Python workers of Spark's tasks; the captures' processes are left out."""
-        tree = self.pipeline.tree()
-        daemons = {p.pid for p in tree if "penstock.spark.daemon" in " ".join(p.cmdline())}
-        return [p for p in tree if p.ppid() in daemons]
+        return spark_workers(self.pipeline.tree())
 
     def wait_messages(self, stream: str, count: int) -> list[Msg]:
         self.wait_for(

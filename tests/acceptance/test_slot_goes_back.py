@@ -13,7 +13,7 @@ from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import PATIENCE, Penstock, kill
+from ..pipeline import CAPTURE, PATIENCE, Penstock, kill, runs
 
 CONFIG = """\
 sources:
@@ -84,10 +84,6 @@ def waiting(run: Penstock) -> int:
 
 
 def captures(run: Penstock) -> list[psutil.Process]:
-    found = [
-        process
-        for process in run.tree()[1:]
-        if "python_streaming_source_runner" in " ".join(process.cmdline())
-    ]
+    found = [process for process in run.tree()[1:] if runs(process, CAPTURE)]
     assert found
     return found

@@ -14,7 +14,7 @@ import pytest
 from penstock.embedded.handles import Database
 
 from ..loopback_api import Answer, Asked, LoopbackApi
-from ..pipeline import PATIENCE, Penstock, penstock
+from ..pipeline import PATIENCE, WORKER, Penstock, penstock, runs
 
 CONFIG = """\
 store: ${STORE}
@@ -129,7 +129,7 @@ def test_kills_lose_nothing_and_settings_change_in_the_run(
         run.start().wait_ready()
         rig.wait(lambda: rig.count() > there + 100, "more of the backfill")
         for process in psutil.Process(run.process.pid).children(recursive=True):
-            if "penstock.spark.daemon" in " ".join(process.cmdline()):
+            if runs(process, WORKER):
                 process.kill()  # the daemon of Spark's workers, and what it has forked
                 break
         crm.slowly.clear()

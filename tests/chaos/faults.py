@@ -20,7 +20,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import PATIENCE, Penstock, kill
+from ..pipeline import CAPTURE, PATIENCE, WORKER, Penstock, kill, runs
 from .changes import Changes
 
 _STALL_SECONDS = 7.0  # longer than a sink waits for an ack
@@ -97,14 +97,14 @@ def _kill_tree(world: World) -> None:
     kill(world.pipeline.tree())
 
 
-def _kill_one(world: World, chosen: Callable[[str], bool]) -> None:
+def _kill_one(world: World, chosen: Callable[[psutil.Process], bool]) -> None:
     """Kill one process below the pipeline's own, as soon as there is one of that kind."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         found = []
         for process in world.pipeline.tree()[1:]:
             with contextlib.suppress(psutil.Error):
-                if chosen(" ".join(process.cmdline())):
+                if chosen(process):
                     found.append(process)
         if found:
             kill([world.random.choice(found)])
@@ -114,15 +114,15 @@ def _kill_one(world: World, chosen: Callable[[str], bool]) -> None:
 
 
 def _kill_jvm(world: World) -> None:
-    _kill_one(world, lambda command: "org.apache.spark.deploy.SparkSubmit" in command)
+    _kill_one(world, lambda process: "org.apache.spark.deploy.SparkSubmit" in process.cmdline())
 
 
 def _kill_worker(world: World) -> None:
-    _kill_one(world, lambda command: "penstock.spark.daemon" in command)
+    _kill_one(world, lambda process: runs(process, WORKER))
 
 
 def _kill_capture(world: World) -> None:
-    _kill_one(world, lambda command: "python_streaming_source_runner" in command)
+    _kill_one(world, lambda process: runs(process, CAPTURE))
 
 
 def _sigterm(world: World) -> None:
@@ -190,11 +190,7 @@ def _nats_away(world: World) -> None:
 
 def _stall_workers(world: World) -> None:
     """Stop every Python worker of Spark's for a while: nothing moves, and no process has ended."""
-    found = []
-    for process in world.pipeline.tree()[1:]:
-        with contextlib.suppress(psutil.Error):
-            if "penstock.spark.daemon" in " ".join(process.cmdline()):
-                found.append(process)
+    found = [process for process in world.pipeline.tree()[1:] if runs(process, WORKER)]
     _stopped(found, _AWAY_SECONDS)
 
 

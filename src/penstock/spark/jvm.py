@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from penstock.core.errors import SparkError
 from penstock.core.health import Failure
-from penstock.spark import aot
+from penstock.spark import aot, fork_server
 from penstock.spark.java import Java, find_java, inspect_java
 from penstock.spark.reasons import java_failure
 from penstock.spark.settings import SETTINGS
@@ -54,6 +54,7 @@ MODULES: Final = (
 # the machine to read.
 _LAUNCH: Final = ("spark.driver.", "spark.jars")
 _OPTIONS: Final = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+_PYTHONS: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 _ADDRESS: Final = "gateway"
 _POLL_SECONDS: Final = 0.02
 _LAST_WORDS_SECONDS: Final = 2.0
@@ -75,6 +76,12 @@ class Jvm:
         self._settings = settings
         self._record = record
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-jvm-"))
+        self._forks = (
+            fork_server.start(self._folder)
+            if master.startswith("local") and _runs_own_python()
+            else None
+        )
+        self._connected = False
         self._cache: Path | None = None
         self._suspect: Path | None = None  # the cache with which a start has failed
         self.process: subprocess.Popen[bytes] | None = None
@@ -92,7 +99,7 @@ class Jvm:
             options = self._cache_options(java)
             self.process = subprocess.Popen(  # noqa: S603 - the user's own Java
                 command(java, self._settings, options),
-                env=environment(self._master, self._settings, self._folder / _ADDRESS),
+                env=environment(self._master, self._settings, self._folder / _ADDRESS, self.python),
                 stdin=subprocess.PIPE,  # end of file there ends it, however this process went
                 # One that records prints what it does as it ends.
                 stdout=None if self._record is None else subprocess.DEVNULL,
@@ -103,6 +110,11 @@ class Jvm:
             self._failure = _without_java([str(error)])
         finally:
             self.stderr.close()
+
+    @property
+    def python(self) -> str | None:
+        """The program that Spark starts as Python, None where it starts this process's own."""
+        return None if self._forks is None else self._forks[0]
 
     def _cache_options(self, java: Java) -> list[str]:
         self._cache = None
@@ -131,12 +143,16 @@ class Jvm:
                 failure = self._failure
                 raise SparkError(failure.code, failure.cause, remedy=failure.remedy)
             time.sleep(_POLL_SECONDS)
-        with _environ(PYSPARK_GATEWAY_PORT=str(found[0]), PYSPARK_GATEWAY_SECRET=found[1]):
+        with variables(PYSPARK_GATEWAY_PORT=str(found[0]), PYSPARK_GATEWAY_SECRET=found[1]):
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
         gateway.proc = self.process
+        self._connected = True
         if self._suspect is not None:
             aot.discard(self._suspect)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._forks is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        else:
+            (self._folder / _ADDRESS).unlink()
         return gateway
 
     def _address(self) -> tuple[int, str] | None:
@@ -148,11 +164,11 @@ class Jvm:
         return int.from_bytes(written[:4], "big"), written[8:].decode()
 
     def _leave(self) -> None:
-        """End what was never connected to."""
-        if self._folder.exists():
-            if self.process is not None:
-                self.process.kill()
-                self.process.wait()
+        """End what was never connected to; a server of forks ends with this process, and tidies up."""
+        if not self._connected and self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        if self._forks is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -222,9 +238,16 @@ def command(java: Java, settings: Mapping[str, str], options: Sequence[str] = ()
     ]  # fmt: skip
 
 
-def environment(master: str, settings: Mapping[str, str], address: Path) -> dict[str, str]:
-    """Return the JVM's environment; it writes to `address` where its gateway listens."""
+def environment(
+    master: str, settings: Mapping[str, str], address: Path, python: str | None = None
+) -> dict[str, str]:
+    """Return the JVM's environment; it writes to `address` where its gateway listens.
+
+    `python` is the program that it starts as Python, if that is none of this process's variables'.
+    """
     environ = dict(os.environ)
+    if python is not None:
+        environ.update(dict.fromkeys(_PYTHONS, python))
     environ["SPARK_CONNECT_MODE"] = "0"
     environ["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(address)
     if master.startswith(("local[", "spark://")) or master == "local":
@@ -247,14 +270,24 @@ def _ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _runs_own_python() -> bool:
+    """Return whether Spark is to start this process's own Python."""
+    return all(os.environ.get(name) in (None, sys.executable) for name in _PYTHONS)
+
+
 @contextlib.contextmanager
-def _environ(**variables: str) -> Iterator[None]:
-    os.environ.update(variables)
+def variables(**values: str) -> Iterator[None]:
+    """Set variables of the environment, and leave them as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _without_java(printed: list[str]) -> Failure:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.core.errors import SparkError
 from penstock.spark import launch
-from penstock.spark.jvm import Jvm
+from penstock.spark.jvm import Jvm, variables
 from penstock.spark.reasons import start_failure
 from penstock.spark.settings import settings_of
 
@@ -32,7 +32,8 @@ def create(
 ) -> SparkSession:
     """Return a session for `master` with Penstock's settings, and `conf` over them.
 
-    Executors run this process's own Python. The JVM and the session are each started in the context
+    Executors run this process's own Python, in a local session as forks of one process
+    (`fork_server`). The JVM and the session are each started in the context
     that `step` returns; the JVM may have been started before (`launch.begin`). With `record` it
     writes an AOT cache there when it ends. Raises `SparkError`.
     """
@@ -46,7 +47,7 @@ def create(
                 _jvms.append(jvm)
                 gateway = jvm.connect()
                 SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-        with step("Spark"):
+        with step("Spark"), variables(**_python(master)):
             made = SparkSession.builder.config(conf=spark_conf).getOrCreate()
             made.conf.get("spark.app.name")  # reads all settings, which are not checked before
         for jvm in _jvms if record is None else ():
@@ -55,6 +56,12 @@ def create(
         failure = start_failure(error, last_errors())
         raise SparkError(failure.code, failure.cause, remedy=failure.remedy) from error
     return made
+
+
+def _python(master: str) -> dict[str, str]:
+    """Return what has a local session start Python as its JVM does."""
+    jvm = _jvms[-1] if _jvms and master.startswith("local") else None  # else the caller's own
+    return {} if jvm is None or jvm.python is None else {"PYSPARK_PYTHON": jvm.python}
 
 
 def last_errors() -> list[str]:
