@@ -18,7 +18,7 @@ test: .venv/ready
 	$(BIN)/pytest tests -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: .venv/ready
-	$(BIN)/pytest tests/unit -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests/unit -n 4 --dist loadfile $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -71,7 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) or config.getoption("write_seconds"):
         config.pluginmanager.register(Seconds(config))
     missing = share()
-    if missing and config.getoption("numprocesses", None):
+    units = [str(part).rstrip("/").endswith("unit") for part in config.args]
+    if missing and config.getoption("numprocesses", None) and not all(units):
         config.add_cleanup(start_writing())
 
 

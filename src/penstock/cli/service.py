@@ -15,16 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from fastapi import FastAPI
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock.api.app import Api
-from penstock.api.health import Server, application
-from penstock.cli.api_tools import ApiTools
 from penstock.config.settings import Config
 from penstock.core import log as logging
 from penstock.core import startup
@@ -34,8 +30,6 @@ from penstock.core.startup import Step, step
 from penstock.desired.feed import Feed
 from penstock.desired.from_file import apply_file
 from penstock.embedded.store import FOLDER, open_store
-from penstock.outbox.relay.relay import Relay
-from penstock.push.pusher import Pusher
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
@@ -48,6 +42,14 @@ from penstock.spark.warm import start_workers
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 from penstock.streams.store import Store
+
+if (
+    TYPE_CHECKING
+):  # each is loaded where it is needed: `--once` has no API, most files have no outbox
+    from fastapi import FastAPI
+
+    from penstock.api.health import Server
+    from penstock.outbox.relay.relay import Relay
 
 _TICK_SECONDS: Final = 0.5
 _RESTARTED: Final = f"Penstock starts it again; {FOLDER}/store.log has why it ended."
@@ -80,8 +82,7 @@ class Service:
         self._run: Runners | None = None
         if store_url is not None:
             self._run = Runners(config, store_url, once=once, feed=feed, of_file=of_file)
-        self._relays = [Relay(name, source, config) for name, source in config.outboxes.items()]
-
+        self._relays = _relays(config)
         self._consumers = ConsumerWatch()
         self._states = ProcessState(
             lambda: [
@@ -128,7 +129,7 @@ class Service:
         """Run to the end and return the exit code."""
         self._take_signals()
         with contextlib.ExitStack() as stack:
-            server = None if self._once else Server(self._app(), listen)
+            server = None if self._once else self._serve(listen)
             if server is not None:
                 stack.callback(server.close)
             if self._run is not None:
@@ -171,8 +172,17 @@ class Service:
         counts = {"delivered": delivered} if self._run is not None else {}
         log.info("stopped", **counts, **({"backlog": behind} if behind else {}))
 
+    def _serve(self, listen: str) -> Server:
+        from penstock.api.health import Server
+
+        return Server(self._app(), listen)
+
     def _app(self) -> FastAPI:
         """Return the API with the webhooks' deliveries beside it, and the process's own endpoints."""
+        from penstock.api.app import Api
+        from penstock.api.health import application
+        from penstock.cli.api_tools import ApiTools
+
         app = None
         if self._store_url is not None:
             records = self._config.records.store
@@ -185,6 +195,8 @@ class Service:
         return application(self._states, app)
 
     async def _beside(self, consumers: Consumers, stop: asyncio.Event) -> None:
+        from penstock.push.pusher import Pusher
+
         await asyncio.gather(Pusher(consumers).run(stop), self._consumers.run(consumers, stop))
 
     def _take_signals(self) -> None:
@@ -242,6 +254,14 @@ class Service:
                 log_ready()
             if (failure := jvm_failure()) is not None:
                 self._fail(failure)
+
+
+def _relays(config: Config) -> list[Relay]:
+    if not config.outboxes:
+        return []
+    from penstock.outbox.relay.relay import Relay
+
+    return [Relay(name, source, config) for name, source in config.outboxes.items()]
 
 
 def _print_nothing(*_: object) -> None:
