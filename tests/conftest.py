@@ -23,6 +23,9 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
+from .browser import chromium_browser as chromium_browser
+from .browser import report_missing
+from .browser import window as window
 from .schedule import Cpu, LongestFirst, Seconds, longest_first
 from .spark_classes import share, start_writing
 
@@ -45,6 +48,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if is_worker(config):
         longest_first(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    report_missing(terminalreporter)
 
 
 def is_worker(config: pytest.Config) -> bool:
