@@ -1,8 +1,8 @@
 """A real browser for the console's tests: Debian's chromium, driven by Playwright.
 
-`PENSTOCK_CHROMIUM` names it, else it is looked for on PATH; without one its tests are skipped, and the
-run reports how many. A test that leaves an error in the browser's console, or breaks the Content Security
-Policy, fails.
+`PENSTOCK_CHROMIUM` names it, else it is looked for on PATH; without one its tests are skipped, and
+the run reports how many. A test that leaves an error in the browser's console, or breaks the Content
+Security Policy, fails.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from .browser import chromium_browser as chromium_browser
-from .browser import report_missing
-from .browser import window as window
+from .browser import chromium_browser, report_missing, window
 from .schedule import Cpu, LongestFirst, Seconds, longest_first
 from .spark_classes import share, start_writing
 
@@ -58,6 +56,7 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+__all__ = ["chromium_browser", "window"]
 _configure = structlog.configure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -99,8 +100,11 @@ class Console:
             except ClientDisconnect:
                 raise
             except Exception as error:
-                log.exception("a page of the console failed", path=request.url.path,
-                              error=f"{type(error).__name__}: {error}")  # fmt: skip
+                # No traceback: its locals may have a token.
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                log.error("a page of the console failed", path=request.url.path,
+                          error=f"{type(error).__name__}: {error}",
+                          at=f"{frame.filename}:{frame.lineno}")  # fmt: skip
                 cause = "The server failed. Its log has the cause."
                 return secured(self.failure(500, cause))
 

@@ -105,8 +105,8 @@ class Visit:
 
     # Answers.
 
-    def render(self, template: str, status: int = 200, **given: Any) -> Response:
-        """Return a page: `template` is below `templates/`.
+    def render(self, template: str, code: int = 200, /, **given: Any) -> Response:
+        """Return a page: `template` is below `templates/`, `code` the HTTP status.
 
         To htmx, which swaps a part of a page, it is the `content` block alone.
         """
@@ -114,7 +114,7 @@ class Visit:
         layout = "fragment.html" if partial else "layout.html"
         values = {"layout": layout, "visit": self, "page": self.page, "form": self.form}
         values |= {"pages": self.pages, **given}
-        return HTMLResponse(render(template, **values), status)
+        return HTMLResponse(render(template, **values), code)
 
     def json(self, body: Any) -> Response:
         """Return JSON, as charts read it."""

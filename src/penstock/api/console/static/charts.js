@@ -5,14 +5,14 @@
   const DASHES = [[], [6, 4], [2, 3]];
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  function options(figure, series) {
+  function options(place, series) {
     const soft = css("--soft");
     const line = css("--line");
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui" };
     const strokes = [css("--accent"), css("--degraded"), css("--starting")];
     const text = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 }));
     return {
-      width: figure.clientWidth, height: 170,
+      width: place.clientWidth, height: 170,
       cursor: { points: { size: 6 } },
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
       axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
@@ -27,12 +27,13 @@
   }
 
   for (const figure of document.querySelectorAll("[data-chart]")) {
+    const place = figure.querySelector("[data-plot]");
     let chart = null;
     let shown = null;
     const draw = (body) => {
       const data = [body.at, ...body.series.map((each) => each.values)];
       if (chart === null) {
-        chart = new uPlot(options(figure, body.series), data, figure.querySelector("[data-plot]"));
+        chart = new uPlot(options(place, body.series), data, place);
       } else {
         chart.setData(data);
       }
@@ -40,7 +41,7 @@
       figure.dataset.points = String(body.at.length);
     };
     const redraw = () => { if (shown !== null) { chart?.destroy(); chart = null; draw(shown); } };
-    new ResizeObserver(() => chart?.setSize({ width: figure.clientWidth, height: 170 })).observe(figure);
+    new ResizeObserver(() => chart?.setSize({ width: place.clientWidth, height: 170 })).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     penstock.repeat(figure, Number(figure.dataset.every), async () => {
       const answer = await fetch(figure.dataset.chart);
