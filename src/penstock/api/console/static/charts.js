@@ -3,6 +3,7 @@
 
 (() => {
   const DASHES = [[], [6, 4], [2, 3]];
+  const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function options(place, series) {
@@ -15,9 +16,9 @@
       width: place.clientWidth, height: 170,
       cursor: { points: { size: 6 } },
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-      axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
+      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at).slice(0, 5)) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
       series: [
-        { label: "time", value: "{HH}:{mm}:{ss}" },
+        { label: "UTC", value: (_, at) => (at === null ? "" : clock(at)) },
         ...series.map((each, i) => ({
           label: each.name, stroke: strokes[i % strokes.length], dash: DASHES[i % DASHES.length], width: 1.75,
           points: { show: false }, value: (_, value) => `${text(value)} ${each.unit}`,
