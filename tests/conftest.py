@@ -23,6 +23,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
+from .browser import chromium_browser, report_missing, window
 from .schedule import Cpu, LongestFirst, Seconds, longest_first
 from .spark_classes import share, start_writing
 
@@ -47,10 +48,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         longest_first(items)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    report_missing(terminalreporter)
+
+
 def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+__all__ = ["chromium_browser", "window"]
 _configure = structlog.configure
 
 

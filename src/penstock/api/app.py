@@ -16,9 +16,12 @@ from starlette.types import Receive, Scope, Send
 from penstock import __version__
 from penstock.api import consume, manage, problems
 from penstock.api.auth import Gate, Tokens
+from penstock.api.console.app import Console
+from penstock.api.console.sessions import PATH
 from penstock.api.manage.context import Context, Tools
 from penstock.api.requests import inline
 from penstock.api.shortcut import Shortcut
+from penstock.api.status import Status, alone
 from penstock.streams.consumers.registry import Consumers
 
 log = structlog.get_logger("penstock.api")
@@ -41,6 +44,7 @@ class Api(FastAPI):
         beside: Beside | None = None,
         tools: Tools | None = None,
         records_url: str | None = None,
+        state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(
             title="Penstock",
@@ -55,17 +59,23 @@ class Api(FastAPI):
         self.receives = consume.Receives()
         self.beside = beside
         self.context = Context(url, self.consumers, tools, records_url)
+        self.status = Status(
+            alone(self.consumers) if state is None else _in_thread(state), always=state is not None
+        )
         workers = consume.router(self.consumers, self.receives)
         # Their routes themselves: `include_router` looks a path up twice.
-        for router in workers, manage.router(self.consumers, self.context):
+        for router in workers, manage.router(self.consumers, self.context, self.status):
             self.router.routes.extend(router.routes)
         self._shortcut = Shortcut(workers.routes, self.tokens)
+        self.console = Console(url, self.tokens, super().__call__)
         self.add_middleware(Gate, tokens=self.tokens)
         problems.handle(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; those of workers take the shortcut."""
-        if scope["type"] != "http" or not await self._shortcut.serve(scope, receive, send):
+        """Serve a request; those of workers take the shortcut, the console's its own way."""
+        if scope["type"] == "http" and _is_console(scope["path"]):
+            await self.console(scope, receive, send)
+        elif scope["type"] != "http" or not await self._shortcut.serve(scope, receive, send):
             await super().__call__(scope, receive, send)
 
     def end(self) -> None:
@@ -97,13 +107,27 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.beside is not None:
             tasks.append(asyncio.ensure_future(app.beside(app.consumers, stop)))
             tasks[0].add_done_callback(_log_failure)
+        sampling = asyncio.create_task(app.status.run())
         yield
+        sampling.cancel()
         stop.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, sampling, return_exceptions=True)
     finally:
+        app.console.close()
         app.context.close()
         await app.tokens.close()
         await app.consumers.close()
+
+
+def _in_thread(state: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def look() -> dict[str, Any]:
+        return {"runs": True, **await asyncio.to_thread(state)}
+
+    return look
+
+
+def _is_console(path: str) -> bool:
+    return path.startswith(PATH) and path[len(PATH) : len(PATH) + 1] in ("", "/")
 
 
 def _log_failure(task: asyncio.Future[None]) -> None:

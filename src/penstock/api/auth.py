@@ -138,8 +138,11 @@ class Gate:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; `scope["grant"]` is what its token grants."""
-        if scope["type"] != "http" or not scope["path"].startswith("/v1"):
+        """Serve a request; `scope["grant"]` is what its token grants.
+
+        One that has it already is a call from within the process: no server makes such a scope.
+        """
+        if scope["type"] != "http" or "grant" in scope or not scope["path"].startswith("/v1"):
             await self._app(scope, receive, send)
             return
         try:

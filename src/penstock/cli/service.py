@@ -191,6 +191,7 @@ class Service:
                 beside=self._beside,
                 tools=ApiTools(),
                 records_url=None if records is None else records.get_secret_value(),
+                state=self._states.as_json,
             )
         return application(self._states, app)
 

@@ -486,6 +486,15 @@ CREATE TABLE penstock.credential_tokens (
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- name: migration_13
+-- Logins at the console, by the SHA-256 of what the browser has. One ends with its token.
+CREATE TABLE penstock.console_sessions (
+    hash bytea PRIMARY KEY,
+    token_id integer NOT NULL REFERENCES penstock.tokens ON DELETE CASCADE,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    seen_at timestamptz NOT NULL DEFAULT now()
+);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -16,6 +16,7 @@ from penstock.api.manage import (
     plans,
     providers,
     records,
+    status,
     streams,
     syncs,
     targets,
@@ -24,10 +25,13 @@ from penstock.api.manage import (
 from penstock.api.manage.access import permitted
 from penstock.api.manage.context import Context
 from penstock.api.problems import documented
+from penstock.api.status import Status
 from penstock.streams.consumers.registry import Consumers
 
 
-def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
+def router(
+    consumers: Consumers, context: Context | None = None, state: Status | None = None
+) -> APIRouter:
     """Return the endpoints for admins and viewers.
 
     Without a `context` those alone that need nothing but `consumers`, which may be in memory.
@@ -35,6 +39,8 @@ def router(consumers: Consumers, context: Context | None = None) -> APIRouter:
     api = APIRouter(dependencies=[Depends(permitted)], responses=documented(), tags=["manage"])
     streams.add(api, consumers)
     http_consumers.add(api, consumers)
+    if state is not None:
+        status.add(api, state)
     if context is not None:
         streams.add_search(api, consumers)
         entities.add(api, context)

@@ -1,0 +1,170 @@
+"""The overview: what is wrong, then every source, sink, stream, consumer and sync on one screen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.api.console.page import Page, Visit
+
+MOST: Final = 50
+"""Rows of a kind; the worst are shown, and the kind's own page has all."""
+_RANK: Final = {"failed": 0, "starting": 1, "degraded": 2}
+# In a remedy: what stands in backquotes, or a command up to the end of its sentence.
+_COMMAND: Final = re.compile(r"`(penstock [^`]+)`|\b(penstock [a-z][\w-]*(?: [\w./:=-]*[\w/=-])+)")
+_REQUEST: Final = re.compile(r"\bPOST (/v1/[\w/.-]*[\w])")
+
+PAGE = Page(
+    "overview",
+    "Overview",
+    notices={
+        "enabled": "It is enabled: its messages are delivered again.",
+        "resumed": "It goes on, with what waits in its stream first.",
+    },
+)
+Row = dict[str, Any]
+
+
+@PAGE.get()
+async def show(visit: Visit) -> Response:
+    """Show how everything is."""
+    status = await visit.get("/v1/status")
+    parts: Mapping[str, str] = status["parts"]
+    sources = await _entities(visit, "source", status["sources"], parts)
+    sinks = await _entities(visit, "sink", status["sinks"], parts)
+    consumers = [
+        {"name": name, "level": parts.get(f"consumer {each['stream']}/{name}", "ready"), **each}
+        for name, each in status["consumers"].items()
+    ]
+    nats = [
+        {"name": name, "type": "nats", "level": parts.get(f"consumer {each['stream']}/{name}", "ready"),
+         "lag_seconds": None, "in_flight": None, "dead_letters": each["dead_lettered"],
+         **{k: v for k, v in each.items() if k not in ("type", "state")}}
+        for name, each in status["nats_consumers"].items()
+    ]  # fmt: skip
+    streams = [
+        {**each, "level": _level_of_stream(each["name"], status, parts)}
+        for each in await visit.all("/v1/streams")
+    ]
+    syncs = [_sync(each) for each in await visit.all("/v1/syncs")]
+    kinds = {
+        "sources": sources, "sinks": sinks, "streams": streams, "consumers": [*consumers, *nats],
+        "syncs": syncs,
+    }  # fmt: skip
+    problems = [_actionable(each) for each in status["problems"]]
+    return visit.render(
+        "overview/page.html",
+        status=status,
+        problems=problems,
+        totals={kind: len(rows) for kind, rows in kinds.items()},
+        lag=sum(each["lag_messages"] for each in kinds["consumers"]),
+        waiting=sum(each.get("waiting") or 0 for each in sources),
+        rate=sum(each.get("per_second") or 0.0 for each in [*sinks, *nats]),
+        **{kind: _worst(rows) for kind, rows in kinds.items()},
+    )
+
+
+@PAGE.get("/chart/{name}")
+async def chart(visit: Visit) -> Response:
+    """Return the last hour's figures of a chart."""
+    found = _CHARTS.get(visit.part("name")) or visit.missing("There is no such chart.")
+    history = await visit.get("/v1/status/history")
+    series = [{"name": label, "unit": unit, "values": history[key]} for key, label, unit in found]
+    return visit.json({"at": history["at"], "series": series})
+
+
+@PAGE.post("/enable/{consumer}")
+async def enable(visit: Visit) -> Response:
+    """Enable a disabled webhook."""
+    return await _act(visit, f"/v1/http-consumers/{visit.part('consumer')}/enable", "enabled")
+
+
+@PAGE.post("/resume/{consumer}")
+async def resume(visit: Visit) -> Response:
+    """Let a paused NATS consumer go on."""
+    return await _act(visit, f"/v1/nats-consumers/{visit.part('consumer')}/resume", "resumed")
+
+
+async def _act(visit: Visit, path: str, done: str) -> Response:
+    answer = await visit.api("POST", path)
+    return visit.redirect(done=done) if answer.ok else visit.fail(answer)
+
+
+_CHARTS: Final = {
+    "throughput": (
+        ("captured_per_second", "captured", "messages/s"),
+        ("delivered_per_second", "delivered", "messages/s"),
+    ),
+    "latency": (
+        ("waiting_seconds", "oldest not delivered", "s"),
+        ("lag_seconds", "oldest not acked", "s"),
+    ),
+    "lag": (("lag_messages", "lag", "messages"),),
+}
+
+
+async def _entities(
+    visit: Visit, kind: str, running: Mapping[str, Row], parts: Mapping[str, str]
+) -> list[Row]:
+    """Return those that run here with their state, and those that are only configured."""
+    configured = {each["name"]: each for each in await visit.all(f"/v1/{kind}s")}
+    rows = []
+    for name in sorted({*configured, *running}):
+        entity = configured.get(name)
+        row = {"name": name, "level": "not seen here", "type": None, **running.get(name, {})}
+        if entity is not None:
+            row["type"] = row["type"] or entity["spec"].get("type")
+        if name in running:
+            row["level"] = parts.get(f"{kind} {name}", "ready")
+        elif entity is not None and entity["refusal"] is not None:
+            row["level"] = "failed"
+        rows.append(row)
+    return rows
+
+
+def _level_of_stream(name: str, status: Mapping[str, Any], parts: Mapping[str, str]) -> str:
+    """Return the level of what writes a stream, as a stream has none of its own."""
+    if name in status["sinks"]:
+        return parts.get(f"sink {name}", "ready")
+    return parts.get("store", "ready")
+
+
+def _sync(sync: Row) -> Row:
+    collections = sync["collections"]
+    lags = [each["lag_seconds"] for each in collections if each["lag_seconds"] is not None]
+    return {
+        "name": sync["name"],
+        "level": "degraded" if sync["health"] else "ready",
+        "status": sync["status"],
+        "collections": len(collections),
+        "lag_seconds": max(lags, default=None),
+        "records_read": sum(each["records_read"] for each in collections),
+    }
+
+
+def _worst(rows: Iterable[Row]) -> list[Row]:
+    ordered = sorted(
+        rows, key=lambda row: (_RANK.get(row["level"], 3), -(row.get("lag_messages") or 0))
+    )
+    return ordered[:MOST]
+
+
+def _actionable(problem: Row) -> Row:
+    """Return a problem with the commands of its remedy, and the button that does the same."""
+    remedy, subject = problem["remedy"], problem["subject"]
+    commands = [quoted or bare for quoted, bare in _COMMAND.findall(remedy)]
+    action = None
+    consumer = subject.rpartition("/")[2] if subject.startswith("consumer ") else ""
+    requests = _REQUEST.findall(remedy)
+    if consumer and problem["code"] == "disabled":
+        action = {"path": f"overview/enable/{consumer}", "text": f"Enable {consumer}"}
+    elif consumer and problem["code"] == "paused":
+        action = {"path": f"overview/resume/{consumer}", "text": f"Resume {consumer}"}
+    commands += [
+        f'curl -X POST -H "Authorization: Bearer $PENSTOCK_TOKEN" "$PENSTOCK_URL{path}"'
+        for path in requests
+    ]
+    return {**problem, "commands": commands, "action": action}

@@ -1,0 +1,13 @@
+"""The pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.api.console import overview, tokens
+from penstock.api.console.page import Page
+
+PAGES: Final[tuple[Page, ...]] = (
+    overview.PAGE,
+    tokens.PAGE,
+)

@@ -1,0 +1,54 @@
+// Charts: `<figure class="chart" data-chart="URL" data-every="5">` reads `{at, series: [{name, unit, values}]}`.
+"use strict";
+
+(() => {
+  const DASHES = [[], [6, 4], [2, 3]];
+  const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function options(place, series) {
+    const soft = css("--soft");
+    const line = css("--line");
+    const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui" };
+    const strokes = [css("--accent"), css("--degraded"), css("--starting")];
+    const text = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 }));
+    return {
+      width: place.clientWidth, height: 170,
+      cursor: { points: { size: 6 } },
+      scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
+      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at).slice(0, 5)) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
+      series: [
+        { label: "UTC", value: (_, at) => (at === null ? "" : clock(at)) },
+        ...series.map((each, i) => ({
+          label: each.name, stroke: strokes[i % strokes.length], dash: DASHES[i % DASHES.length], width: 1.75,
+          points: { show: false }, value: (_, value) => `${text(value)} ${each.unit}`,
+        })),
+      ],
+    };
+  }
+
+  for (const figure of document.querySelectorAll("[data-chart]")) {
+    const place = figure.querySelector("[data-plot]");
+    let chart = null;
+    let shown = null;
+    const draw = (body) => {
+      const data = [body.at, ...body.series.map((each) => each.values)];
+      if (chart === null) {
+        chart = new uPlot(options(place, body.series), data, place);
+      } else {
+        chart.setData(data);
+      }
+      shown = body;
+      figure.dataset.points = String(body.at.length);
+    };
+    const redraw = () => { if (shown !== null) { chart?.destroy(); chart = null; draw(shown); } };
+    new ResizeObserver(() => chart?.setSize({ width: place.clientWidth, height: 170 })).observe(place);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+    penstock.repeat(figure, Number(figure.dataset.every), async () => {
+      const answer = await fetch(figure.dataset.chart);
+      if (!answer.ok || !answer.headers.get("content-type")?.includes("json")) throw new Error("no figures");
+      figure.classList.remove("stale");
+      draw(await answer.json());
+    }).now();
+  }
+})();

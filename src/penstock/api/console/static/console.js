@@ -1,0 +1,100 @@
+// What every page does: live parts, search as one types, copying. No state but the page's own.
+"use strict";
+
+(() => {
+  const SHARE = 60; // a look takes at most a sixtieth of the time
+  const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
+
+  // Calls `look` every `seconds`, seldomer where its answer takes long, and never in a hidden tab.
+  function repeat(element, seconds, look) {
+    let timer = 0;
+    let busy = false;
+    const wait = (time) => { clearTimeout(timer); timer = setTimeout(run, time); };
+    async function run() {
+      if (document.hidden || busy || !element.isConnected) return;
+      busy = true;
+      const began = performance.now();
+      try {
+        await look();
+      } catch (error) {
+        element.classList.add("stale"); // what stands there was true, and may be no more
+      }
+      busy = false;
+      wait(Math.max(seconds * 1000, SHARE * (performance.now() - began)));
+    }
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) wait(0); });
+    return { now: () => wait(0), start: () => wait(seconds * 1000) };
+  }
+
+  // `<section id="x" data-live="2">`: this part of the page, read again every 2 seconds.
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const id = part.id;
+    const again = repeat(document.body, Number(part.dataset.live), async () => {
+      const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
+      if (answer.status === 204 || answer.status === 401) { location.reload(); return; }
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
+      const now = document.getElementById(id);
+      if (!answer.ok || found === null || now === null) { now?.classList.add("stale"); return; }
+      now.classList.remove("stale");
+      if (now.innerHTML !== found.innerHTML && !holdsFocus(now)) {
+        await htmx.swap({ target: now, text: found.innerHTML, swap: "innerMorph", sourceElement: now });
+      }
+    });
+    again.start();
+  }
+
+  // Who selects a text of it, or types into it, keeps it as it is meanwhile.
+  function holdsFocus(part) {
+    const at = document.activeElement;
+    const types = at !== null && part.contains(at) && at.matches("input, textarea, select");
+    const selection = document.getSelection();
+    return types || (!selection.isCollapsed && part.contains(selection.anchorNode));
+  }
+
+  // A form `data-search`: its results replace `#list`, and the URL is theirs.
+  for (const form of document.querySelectorAll("[data-search]")) {
+    let timer = 0;
+    form.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(async () => {
+        const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
+        const url = `${location.pathname}${query.size ? `?${query}` : ""}`;
+        history.replaceState(null, "", url);
+        const answer = await fetch(url, { headers: { "HX-Request": "true" } });
+        const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("list");
+        if (answer.ok && found !== null) {
+          document.getElementById("list").replaceWith(document.importNode(found, true));
+          htmx.process(document.getElementById("list"));
+          announce(found.querySelector(".paging")?.textContent ?? "");
+        }
+      }, 200);
+    });
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button === null) return;
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+    announce("Copied");
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+
+  // Forms are sent once.
+  document.addEventListener("submit", (event) => {
+    if (event.defaultPrevented || event.target.method !== "post") return;
+    setTimeout(() => { for (const each of event.target.querySelectorAll("button")) each.disabled = true; }, 0);
+  });
+  window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+
+  document.addEventListener("htmx:config:request", (event) => {
+    event.detail.ctx.request.headers["X-CSRF-Token"] = csrf;
+  });
+
+  function announce(text) {
+    const place = document.getElementById("announce");
+    if (place !== null) place.textContent = text.replace(/\s+/g, " ").trim();
+  }
+
+  window.penstock = { repeat, announce };
+})();

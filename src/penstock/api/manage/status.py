@@ -1,0 +1,66 @@
+"""`/v1/status`: how the process and its parts are, and the last hour."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from penstock.api.requests import json_answer
+from penstock.api.status import PERIOD, Status
+
+Level = Literal["ready", "degraded", "starting", "failed"]
+
+
+class _Problem(BaseModel):
+    subject: str
+    level: Level
+    code: str
+    cause: str
+    remedy: str
+    since: datetime | None
+
+
+class _Status(BaseModel):
+    """As `/status` of `penstock run` has it; of an API alone, what the store shows."""
+
+    runs: bool = Field(description="Whether this process runs the sources; else others may.")
+    level: Level
+    parts: dict[str, Level]
+    problems: list[_Problem] = Field(description="The worst first.")
+    sources: dict[str, dict[str, Any]]
+    sinks: dict[str, dict[str, Any]]
+    nats_consumers: dict[str, dict[str, Any]]
+    consumers: dict[str, dict[str, Any]] = {}
+    syncs: dict[str, dict[str, Any]] = {}
+    backfills: list[dict[str, Any]]
+
+
+class _History(BaseModel):
+    """Samples of the last hour at most, the oldest first; a rate is null where it is not known."""
+
+    period_seconds: float
+    at: list[float] = Field(description="Unix times.")
+    captured_per_second: list[float | None]
+    delivered_per_second: list[float | None]
+    lag_messages: list[float] = Field(description="Not acked yet, or in backlogs.")
+    lag_seconds: list[float] = Field(description="The age of the oldest message not acked yet.")
+    waiting_seconds: list[float] = Field(
+        description="How long the oldest message that is captured and not delivered has waited."
+    )
+
+
+def add(api: APIRouter, status: Status) -> None:
+    """Add the endpoints to `api`."""
+
+    @api.get("/v1/status", response_model=_Status, summary="Show how everything is")
+    async def show_status() -> Response:
+        return json_answer(await status.read())
+
+    @api.get("/v1/status/history", response_model=_History, summary="Show the last hour's figures")
+    async def show_history() -> Response:
+        await status.read()
+        return json_answer({"period_seconds": PERIOD, **status.history.as_json()})

@@ -1,0 +1,134 @@
+"""A real browser for the console's tests: Debian's chromium, driven by Playwright.
+
+`PENSTOCK_CHROMIUM` names it, else it is looked for on PATH; without one its tests are skipped, and
+the run reports how many. A test that leaves an error in the browser's console, or breaks the Content
+Security Policy, fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from penstock.streams.store import Store
+
+from .api_help import ApiServer
+
+VARIABLE: Final = "PENSTOCK_CHROMIUM"
+MISSING: Final = "no chromium was found"
+HOW: Final = f"install Debian's (apt-get install chromium), or name one by {VARIABLE}"
+NARROW: Final = (380, 800)
+WIDE: Final = (1920, 1080)
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_AXE: Final = Path(__file__).parent / "axe" / "axe.min.js"
+_MS: Final = 30_000
+# What makes pages differ from run to run, and needs no sandbox of its own under root.
+_ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb")
+
+
+def chromium() -> str | None:
+    """Return the browser's path, None where there is none."""
+    if named := os.environ.get(VARIABLE):
+        return named
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+class Window:
+    """A browser window on the console at `address`, with what went wrong in it."""
+
+    def __init__(self, context: BrowserContext, address: str) -> None:
+        self.context = context
+        self.address = address
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(_MS)
+        self.errors: list[str] = []
+        self._allowed: set[int] = set()
+        self.page.on("console", self._note)
+        self.page.on("pageerror", lambda error: self.errors.append(f"{error}"))
+
+    def allow(self, *statuses: int) -> None:
+        """Expect answers with these statuses, which the browser reports as errors."""
+        self._allowed |= set(statuses)
+
+    def open(self, path: str = "") -> Page:
+        """Go to a path below /console/, and return the page."""
+        self.page.goto(f"http://{self.address}/console/{path}")
+        return self.page
+
+    def login(self, token: str) -> Page:
+        """Log in, and return the page."""
+        self.open("login")
+        self.page.get_by_label("Token").fill(token)
+        self.page.get_by_role("button", name="Log in").click()
+        self.page.wait_for_url(re.compile(r"/console/(?!log)"))
+        return self.page
+
+    def check_accessible(self) -> None:
+        """Check the page with axe-core: nothing serious, nothing critical."""
+        self.page.evaluate(_AXE.read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.page.evaluate("() => axe.run(document)")
+        grave = [
+            f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']][:3]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert not grave, grave
+
+    def check_fits(self) -> None:
+        """Check that the page is no wider than the window."""
+        wide, window = self.page.evaluate(
+            "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert wide <= window, f"{wide} px in a window of {window}"
+
+    def check_clean(self) -> None:
+        """Check that nothing went wrong in the browser."""
+        assert not self.errors, self.errors
+
+    def _note(self, message: Any) -> None:
+        if message.type != "error" and "Content Security Policy" not in message.text:
+            return
+        status = re.search(r"responded with a status of (\d+)", message.text)
+        if status is None or int(status[1]) not in self._allowed:
+            self.errors.append(message.text)
+
+
+# Of a module: while Playwright runs, its thread has a running event loop, which others' tests may mind.
+@pytest.fixture(scope="module")
+def chromium_browser() -> Iterator[Browser]:
+    path = chromium()
+    if path is None:
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(chromium_browser: Browser, console: ApiServer) -> Iterator[Window]:
+    """A window on the API of the fixture `console`; its end checks that nothing went wrong in it."""
+    context = chromium_browser.new_context(viewport={"width": 1280, "height": 900})
+    found = Window(context, console.address)
+    yield found
+    context.close()
+    found.check_clean()
+
+
+def token_of(store: Store, role: str) -> str:
+    """Make a token of a role, named as it."""
+    return store.tokens.create(role, role)
+
+
+def report_missing(reporter: pytest.TerminalReporter) -> None:
+    """Report how many tests there was no browser for."""
+    skipped = [each for each in reporter.stats.get("skipped", []) if MISSING in str(each.longrepr)]
+    if skipped:
+        reporter.write_line(f"{len(skipped)} tests of the console left out: {MISSING}; {HOW}.")

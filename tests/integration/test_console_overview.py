@@ -1,0 +1,150 @@
+"""The console's overview in a real browser: what runs, what is wrong, the last hour, hostile names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.api_help import ApiServer, Shop
+from tests.browser import NARROW, WIDE, Window
+
+from penstock.embedded.handles import Database
+
+XSS = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        yield shop
+
+
+@pytest.fixture
+def console(shop: Shop) -> ApiServer:
+    return shop.api
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    """Return what a run reports, as `/status` has it."""
+    source = {
+        "level": "ready", "state": "streaming", "holder": "host", "error": None, "code": None,
+        "captured": 1200, "waiting": 7, "oldest_waiting_seconds": 3.0, "truncates_skipped": 0,
+        "reconnects": 0, "restarts": 0, "confirmed_lsn": "0/16B3748",
+    }  # fmt: skip
+    sink = {
+        "type": "nats", "state": "behind", "delivered": 1000, "per_second": 12.5, "duplicates": 0,
+        "dead_lettered": 2, "filtered": 3, "retries": 0, "error": None, "code": None, "since": None,
+        "backlog": 190, "backlog_bytes": 1000,
+    }  # fmt: skip
+    problem = {
+        "subject": "sink orders", "level": "degraded", "code": "no_listener",
+        "cause": f"Nothing listens at {XSS}.", "since": "2026-01-31T12:00:00+00:00",
+        "remedy": "Start nats-server there: `penstock target show orders`.",
+    }  # fmt: skip
+    return {
+        "runs": True, "level": "degraded", "sources": {"shop": source}, "sinks": {"orders": sink},
+        "parts": {"source shop": "ready", "sink orders": "degraded", "store": "ready"},
+        "problems": [problem], "nats_consumers": {}, "consumers": {}, "syncs": {}, "backfills": [],
+        "store": {"error": None}, **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def facts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the run reports to the API: a dictionary that tests change."""
+    found = status()
+
+    async def look() -> dict[str, Any]:
+        return found
+
+    monkeypatch.setattr(shop.api.app.status, "_look", look)
+    return found
+
+
+def test_a_new_store_says_what_to_do_first(shop: Shop, window: Window) -> None:
+    page = window.login(shop.token)
+    for text in ("No source yet", "No sink yet", "No sync yet"):
+        page.get_by_text(text).wait_for()
+    assert page.get_by_role("row", name="events").count() == 2  # the stream, and its own consumer
+    page.get_by_text("This process serves the API alone.").wait_for()
+    window.check_accessible()
+
+
+def test_what_is_wrong_stands_first_with_its_remedy(
+    shop: Shop, window: Window, facts: dict[str, Any]
+) -> None:
+    page = window.login(shop.token)
+    trouble = page.locator(".trouble")
+    assert "Nothing listens at" in trouble.inner_text()
+    assert trouble.locator(".copy code").inner_text() == "penstock target show orders"
+    row = page.get_by_role("row", name="orders").first
+    assert row.inner_text().split() == [
+        "orders", "degraded", "behind", "nats", "12.5", "1,000", "3", "190", "2"
+    ]  # fmt: skip
+    assert "3.0 s" in page.get_by_role("row", name="shop").first.inner_text()
+    window.check_accessible()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        for width, height in (NARROW, WIDE):
+            page.set_viewport_size({"width": width, "height": height})
+            window.check_fits()
+            window.check_accessible()
+
+
+def test_it_changes_by_itself_while_it_is_seen(
+    shop: Shop, window: Window, facts: dict[str, Any]
+) -> None:
+    page = window.login(shop.token)
+    facts["sinks"]["orders"]["delivered"] = 4321
+    facts["problems"] = []
+    page.get_by_role("cell", name="4,321").wait_for()
+    page.get_by_text("What is wrong").wait_for(state="detached")
+    page.evaluate(
+        "() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    page.wait_for_timeout(500)  # what was under way ends
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(3_000)  # longer than the period
+    assert asked == []
+    page.evaluate(
+        "() => { Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    facts["sinks"]["orders"]["delivered"] = 5432
+    page.get_by_role("cell", name="5,432").wait_for()
+
+
+def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[str, Any]) -> None:
+    history, now = shop.api.app.status.history, time.time()
+    for i in range(10):
+        facts["sinks"]["orders"]["delivered"] += 100
+        history.note(facts, now - 100 + i * 5)
+    page = window.login(shop.token)
+    page.locator("[data-chart$=throughput][data-points]").wait_for()
+    assert page.locator(".chart canvas").count() == 3
+    body = page.evaluate("async () => (await fetch('/console/overview/chart/throughput')).json()")
+    assert len(body["at"]) >= 10
+    assert body["series"][1]["values"][1:10] == [20.0] * 9
+    script = shop.client.get("/v1/status/history").json()
+    assert script["delivered_per_second"][1:10] == [20.0] * 9
+
+
+@pytest.mark.parametrize("where", ["names", "errors"])
+def test_what_others_wrote_is_text(
+    shop: Shop, window: Window, facts: dict[str, Any], where: str
+) -> None:
+    if where == "names":
+        for kind in ("sources", "sinks"):
+            facts[kind][XSS] = next(iter(facts[kind].values()))
+        facts["problems"][0]["subject"] = f"sink {XSS}"
+    else:
+        facts["problems"][0] |= {"cause": XSS, "remedy": f"`penstock {XSS}`", "level": "failed"}
+    page = window.login(shop.token)
+    page.get_by_text("onerror=").first.wait_for()
+    page.wait_for_timeout(2_500)  # a live look swaps it, too
+    assert page.title() == "Overview · Penstock"
+    assert page.locator("main img").count() == 0
