@@ -33,6 +33,7 @@ format: .venv/ready
 # The pages that are made from the code.
 docs: .venv/ready
 	$(BIN)/python docs/entities.py
+	$(BIN)/python docs/monitoring.py
 
 bench: .venv/ready .venv-bench/ready
 	$(BIN)/python -m benchmarks $(or $(ARGS),all)

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from penstock.core.health import Failure, Level, Part
+from penstock.runtime.metric_list import CONSUMER_UP, CONSUMERS
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body, failure_of
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
@@ -83,15 +84,12 @@ class ConsumerWatch:
     def collect(self) -> Iterator[Metric]:
         """Yield the consumers' metrics (Prometheus's own interface)."""
         found = sorted(self._found.items())
-        labels = ["stream", "consumer"]
-        for kind, name, text in _METRICS:
-            family: Any = kind(f"penstock_consumer_{name}", text, labels=labels)  # type: ignore[call-arg]
+        for attribute, described in CONSUMERS.items():
+            family = described.family()
             for key, (info, facts) in found:
-                family.add_metric([info.stream, key], float(getattr(facts, name)))
+                family.add_metric([info.stream, key], float(getattr(facts, attribute)))
             yield family
-        up = GaugeMetricFamily(
-            "penstock_consumer_up", "0 while it is disabled or its deliveries fail", labels=labels
-        )
+        up = CONSUMER_UP.family()
         for key, (info, facts) in found:
             up.add_metric([info.stream, key], float(failure_of(info, facts) is None))
         yield up
@@ -99,14 +97,3 @@ class ConsumerWatch:
 
 def _refused(reason: str, since: float) -> Failure:
     return Failure("refused", reason, "Correct the consumer.", since)
-
-
-_METRICS: Final[tuple[tuple[type[Metric], str, str], ...]] = (
-    (GaugeMetricFamily, "lag_messages", "Messages not acked yet"),
-    (GaugeMetricFamily, "lag_seconds", "Age of the oldest message not acked yet"),
-    (GaugeMetricFamily, "in_flight", "Messages handed out, not acked and not nacked"),
-    (GaugeMetricFamily, "waiting_for_retry", "Messages to be redelivered"),
-    (GaugeMetricFamily, "dead_letters", "Dead letters that were not replayed"),
-    (CounterMetricFamily, "redeliveries", "Deliveries but each message's first"),
-    (CounterMetricFamily, "failures", "Deliveries nacked or not acked in time"),
-)

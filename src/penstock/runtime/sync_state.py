@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from penstock.core.health import Part
+from penstock.runtime.metric_list import CREDENTIALS, SYNC_RECORDS, SYNCS
 from penstock.syncs.shown import Shown, part_of
 
 _COUNTED: Final = ("records_read", "inserted", "changed", "deleted", "unreadable", "skipped")
@@ -56,15 +57,8 @@ class SyncState:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        labels = ["sync", "collection"]
-        counted = CounterMetricFamily(
-            "penstock_sync_records", "Records by what became of them", labels=[*labels, "what"]
-        )
-        requests = CounterMetricFamily("penstock_sync_requests", "Requests made", labels=labels)
-        up = GaugeMetricFamily("penstock_sync_up", "0 while it is not read", labels=labels)
-        lag = GaugeMetricFamily(
-            "penstock_sync_lag_seconds", "Seconds since it was last read", labels=labels
-        )
+        counted, requests = SYNC_RECORDS.family(), SYNCS["requests"].family()
+        up, lag = SYNCS["up"].family(), SYNCS["lag_seconds"].family()
         for name, of in self._all():
             for collection, shown in _aged(of).items():
                 at = [name, collection]
@@ -74,12 +68,7 @@ class SyncState:
                 up.add_metric(at, float(shown["health"] is None))
                 if shown["lag_seconds"] is not None:
                     lag.add_metric(at, shown["lag_seconds"])
-        used = GaugeMetricFamily(
-            "penstock_credential_requests_used", "Requests of its interval", labels=["credential"]
-        )
-        refused = CounterMetricFamily(
-            "penstock_credential_refused", "Answers of 429", labels=["credential"]
-        )
+        used, refused = CREDENTIALS["used"].family(), CREDENTIALS["refused"].family()
         for name, (now, _, _, limited) in self.budgets.items():
             used.add_metric([name], now)
             refused.add_metric([name], limited)
