@@ -122,17 +122,22 @@ def _panel(group: str, metric: Described) -> Panel:
             return {}
         title, expr, unit = own
     else:
-        title, unit = metric.text, _unit(metric)
+        title, unit = (
+            metric.name.removeprefix("penstock_").replace("_", " ").capitalize(),
+            _unit(metric),
+        )
         value = f"{metric}{_JOB}"
         how = "min" if metric in _WORST else "max"
         if metric.counts:
-            value, title = f"rate({value}[$__rate_interval])", f"{title}, a second"
+            value, title = f"rate({value}[$__rate_interval])", f"{title} a second"
             # Several processes over one store report the same consumers.
             how = "max" if group == "Consumers" else "sum"
         by = f" by ({', '.join(metric.labels)})" if metric.labels else ""
         expr = f"{how}{by} ({value})"
     legend = " ".join(f"{{{{{label}}}}}" for label in metric.labels)
-    return _of("timeseries", title, expr, legend, unit, (8, 7)) | {"description": f"`{metric}`"}
+    return _of("timeseries", title, expr, legend, unit, (8, 7)) | {
+        "description": f"{metric.text} (`{metric}`)"
+    }
 
 
 def _unit(metric: Described) -> str:
