@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api_help import ApiServer
 from tests.streams_help import inserted, make_stream, publish
 from typer.testing import CliRunner
 
@@ -229,3 +230,41 @@ def test_an_expression_that_does_not_plan_refuses_all(
     assert "total" in refused
     file.write_text(here)
     assert "sink out: filter, public.orders: a DELETE lacks total" in penstock("plan", code=2)
+
+
+SYNC = """\
+store: ${STORE}
+credentials:
+  key: {provider: stripe, properties: {api_key: k}}
+syncs:
+  billing: {provider: stripe, collections: [customers], credential: key}
+"""
+
+
+def test_what_is_printed_lets_the_last_sync_go(
+    penstock: Penstock, file: Path, store: Store, database: Database
+) -> None:
+    """A consumer that the API made needs the stream `events`: each remedy works to the letter."""
+    file.write_text(SYNC)
+    penstock("apply", "--yes")
+    token = store.tokens.create("ops", "admin")
+    with ApiServer(database.url, token) as api:
+        made = api.client.put("/v1/consumers/mail", json={"stream": "events"})
+        assert made.status_code == 201, made.text
+        file.write_text("store: ${STORE}\n")
+        printed = penstock("apply", "--prune", "--yes", code=1)
+        assert (
+            "consumer mail: stream: there is no stream 'events' without a sync: keep or add one, which"
+            " may have `status: disabled`, or delete the consumer. No file manages it: to delete it,"
+            " DELETE /v1/consumers/mail"
+        ) in " ".join(printed.split())
+
+        file.write_text(SYNC.replace("credential: key}", "credential: key, status: disabled}"))
+        penstock("apply", "--prune", "--yes")
+        file.write_text("store: ${STORE}\n")
+        penstock("apply", "--prune", "--yes", code=1)
+
+        method, path = printed.split("to delete it,")[1].split()[:2]
+        assert api.client.request(method, path).status_code in (200, 204)
+    assert "Plan: 2 to delete." in penstock("apply", "--prune", "--yes")
+    assert not DesiredState(store).read().entities

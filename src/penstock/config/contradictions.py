@@ -13,6 +13,7 @@ from penstock.config.sinks import SinkSettings
 from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.config.syncs import Credential, Sync
 from penstock.config.targets import HttpTarget, Target, bastion_of
+from penstock.core.record_forms import EVENTS, RECORDS
 from penstock.core.text import Path, nearest
 
 Contradiction = tuple[Path, str]
@@ -67,6 +68,12 @@ def of_consumers(
             path: Path = ("consumers", name, "stream")
             if consumer.stream in sinks:
                 yield path, f"sink {consumer.stream!r} is not of type stream"
+            elif consumer.stream in (EVENTS, RECORDS):
+                yield (
+                    path,
+                    f"there is no stream {consumer.stream!r} without a sync: keep or add one, which may"
+                    " have `status: disabled`, or delete the consumer",
+                )
             else:
                 known = f"expected one of {', '.join(streams)}" if streams else "add a sink of it"
                 message = f"there is no stream {consumer.stream!r}: {known}"

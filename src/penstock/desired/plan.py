@@ -266,6 +266,15 @@ def _applied(snapshot: Snapshot, changes: Iterable[Change]) -> dict[Key, Spec]:
     return specs
 
 
+def _by_api(key: Key, snapshot: Snapshot) -> str:
+    """Return what to do about an entity that no file may delete, where it is one."""
+    entity = snapshot.entities.get(key)
+    if entity is None or entity.managed_by == "file":
+        return ""
+    kind, name = key
+    return f". No file manages it: to delete it, DELETE /v1/{SECTIONS[kind]}/{name}"
+
+
 def _check(
     document: ConfigDocument,
     snapshot: Snapshot,
@@ -284,7 +293,7 @@ def _check(
         if key in document.entities and key in changed:
             errors.append(document.problem(key, path, message))
         elif key in changed or problem not in before:
-            errors.append(text_of(problem))
+            errors.append(text_of(problem) + _by_api(key, snapshot))
         else:
             warnings.append(text_of(problem))
     if errors:
