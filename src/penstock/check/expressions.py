@@ -86,7 +86,7 @@ def _of_sink(name: str, sink: Sink, of_source: _Found) -> Iterator[Finding]:
     found: list[Finding] = []
     if sink.transform is not None:
         try:
-            transforms.inspect(sink.transform)
+            transforms.inspect(sink.transform, transforms.isolated)
         except TransformError as error:
             found.append(Finding("error", what, f"transform: {error}", "correct the transform"))
     try:

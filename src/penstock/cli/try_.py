@@ -119,12 +119,14 @@ def _given(config: Config, sink: str, file: str) -> pa.RecordBatch:
 
 
 def _made(config: Config, sink: str) -> Trial:
+    from penstock import transforms
     from penstock.expressions import ExpressionError
     from penstock.transforms.base import TransformError
     from penstock.trial.trial import Trial
 
     try:
-        return Trial(config, sink, lambda text: typer.echo(text, err=True))
+        # Ctrl-C ends one that never ends, and the time it takes is its own.
+        return Trial(config, sink, lambda text: typer.echo(text, err=True), transforms.make)
     except TransformError as error:
         raise fail(f"sinks.{sink}.transform: {error}", 2) from None
     except ExpressionError as error:

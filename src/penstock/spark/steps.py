@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.config.sinks import NatsSinkSettings
+from penstock.config.transforms import TransformSettings
 from penstock.core.blocks import Block
 from penstock.core.delivery import DeadLetter, as_captured
 from penstock.core.record_forms import SYNCS, formed, passing_rows
@@ -44,10 +46,17 @@ class Prepared:
 
 
 class Steps:
-    """Applies a sink's steps to blocks; one thread at a time uses it."""
+    """Applies a sink's steps to blocks; one thread at a time uses it. `made_by` makes its transform."""
 
-    def __init__(self, route: Route, plan: SinkPlan | None, source: str) -> None:
+    def __init__(
+        self,
+        route: Route,
+        plan: SinkPlan | None,
+        source: str,
+        made_by: Callable[[TransformSettings], MessageTransform] | None = None,
+    ) -> None:
         self.route = route
+        self._made_by = made_by
         self._plan = plan
         settings = route.settings
         is_nats = isinstance(settings, NatsSinkSettings)
@@ -65,7 +74,11 @@ class Steps:
     @cached_property
     def _code(self) -> MessageTransform | None:
         transform = self.route.settings.transform
-        return None if transform is None or transform.sql is not None else make(transform)
+        return (
+            None
+            if transform is None or transform.sql is not None
+            else (self._made_by or make)(transform)
+        )
 
     def start(self) -> None:
         """Load the operator's code now rather than at the first message; raises `TransformError`."""

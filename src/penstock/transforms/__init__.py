@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.config.transforms import TransformSettings
     from penstock.transforms.base import MessageTransform
+
+    Maker = Callable[[TransformSettings], MessageTransform]
 
 # Imports wait: the Lua helper is a small process, and loads nothing but its own module.
 
@@ -37,11 +41,23 @@ def make(settings: TransformSettings) -> MessageTransform:
     raise ValueError("a transform in SQL is the plan's: only lua and python are made here")
 
 
-def inspect(settings: TransformSettings) -> None:
+def isolated(settings: TransformSettings) -> MessageTransform:
+    """Return what `make` does, with Python in a process of its own, where a call has a time limit.
+
+    For processes that serve others, too: Lua is in one always.
+    """
+    if settings.python is None:
+        return make(settings)
+    from penstock.transforms.python_process import PythonProcess  # noqa: PLC0415 - as above
+
+    return PythonProcess(settings.python)
+
+
+def inspect(settings: TransformSettings, made_by: Maker | None = None) -> None:
     """Compile the Lua program, or import the Python function; do nothing for SQL.
 
-    Raises `TransformError` with what is wrong: a syntax error with its line, a program without
-    `transform`, a module or function that is not there.
+    `made_by` is `make`, or `isolated`. Raises `TransformError` with what is wrong: a syntax error with
+    its line, a program without `transform`, a module or function that is not there.
     """
     if settings.sql is None:
-        make(settings).close()
+        (made_by or make)(settings).close()

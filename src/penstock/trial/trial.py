@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, SinkSettings
+from penstock.config.transforms import TransformSettings
 from penstock.core.blocks import Block, pack, unpack, with_fields
 from penstock.core.json_members import members, text_of
 from penstock.core.message import DELETE, READ
@@ -26,7 +27,8 @@ from penstock.spark.planning import needed_columns
 from penstock.spark.routes import Route
 from penstock.spark.sink_plan import DROP, SinkPlan
 from penstock.spark.steps import Steps
-from penstock.transforms import inspect
+from penstock.transforms import isolated
+from penstock.transforms.base import MessageTransform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +74,8 @@ class Trial:
         config: The configuration.
         name: The sink's name in it.
         progress: Called with what takes a while: the start of Spark.
+        made_by: What makes its transform. By default Python runs in a process of its own: one that
+            never ends blocks nobody else.
 
     Raises:
         ExpressionError: An expression names what no table has, or does not fit its type.
@@ -79,17 +83,29 @@ class Trial:
         CaptureError: The source, which knows the columns' types, can't be reached.
     """
 
-    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        progress: Callable[[str], None],
+        made_by: Callable[[TransformSettings], MessageTransform] = isolated,
+    ) -> None:
         self._config = config
         self._sink: Sink = config.sinks[name]
         self._progress = progress
-        if self._sink.transform is not None:
-            inspect(self._sink.transform)
+        transform, code = self._sink.transform, None
+        if transform is not None and transform.sql is None:
+            code = made_by(transform)  # before the source is asked
         columns, _ = needed_columns(config.sources[self._sink.source], [self._sink])
         self._plan: Plan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
-        self._steps = Steps(self._route, self._of_sink, self._sink.source)
+        self._steps = Steps(
+            self._route,
+            self._of_sink,
+            self._sink.source,
+            made_by if code is None else lambda _: code,
+        )
         self._steps.start()
         self._encoder = (
             Encoder(self._sink, name, self._sink.source, b"_")
