@@ -135,6 +135,7 @@ def main() -> None:
     pipe: Connection[Any, Any] = Connection(int(sys.argv[2]))
     message_seconds, load_seconds = map(float, sys.argv[3:5])
     transform, limit = None, load_seconds
+    answer: Transformed | str | None
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.suppress(*_BROKEN):  # noqa: PTH123
         while True:
             question = pipe.recv()
