@@ -74,11 +74,9 @@ class Steps:
     @cached_property
     def _code(self) -> MessageTransform | None:
         transform = self.route.settings.transform
-        return (
-            None
-            if transform is None or transform.sql is not None
-            else (self._made_by or make)(transform)
-        )
+        if transform is None or transform.sql is not None:
+            return None
+        return (self._made_by or make)(transform)
 
     def start(self) -> None:
         """Load the operator's code now rather than at the first message; raises `TransformError`."""
