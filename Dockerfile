@@ -17,7 +17,7 @@ RUN tools/bin/uv build --no-cache --wheel --require-hashes --build-constraint re
 RUN find /opt/penstock -name '*.jar' -exec touch -d '2026-01-01 00:00:00 UTC' '{}' +
 
 FROM python:3.13-slim
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/penstock --create-home penstock
+RUN useradd --uid 10001 --user-group --home-dir /var/lib/penstock --create-home penstock
 COPY --from=build /opt/penstock /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/var/cache
 # Each start takes half the time.
