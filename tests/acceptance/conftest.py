@@ -1,15 +1,31 @@
-"""What the tests of the relay run against: a database with the schema tide, a NATS of their own."""
+"""What the tests of the relay run against, and those of syncs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.sql.install import install
+
+from ..loopback_api import Answer, Asked, LoopbackApi
+
+
+class Crm(Protocol):
+    """What a test's fixture `crm` gives: the objects of an API."""
+
+    def answer(self, asked: Asked) -> Answer: ...
+
+
+@pytest.fixture
+def api(crm: Crm) -> Iterator[LoopbackApi]:
+    """The API on the loopback address."""
+    with LoopbackApi(crm.answer) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..bastions import SshServer, public
 from ..cli import run
-from ..pipeline import PATIENCE, Penstock
+from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish_at_once, set_outbox
 
 
@@ -206,7 +206,11 @@ def test_an_outbox_behind_a_bastion(
         process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
         assert "PRIVATE KEY" not in process.log()
         if door == "file":
-            status = json.loads(run(tmp_path, "status", "--json", "--listen", process.listen))
+            asked = ("status", "--json", "--listen", process.listen)
+            process.wait_for(
+                lambda: penstock(*asked, cwd=tmp_path).returncode == 0, PATIENCE, "all well"
+            )
+            status = json.loads(run(tmp_path, *asked))
             (pipeline,) = status["outboxes"]["box"]["pipelines"]
             assert (pipeline["pipeline"], pipeline["state"]) == ("far", "running")
             found = json.loads(run(tmp_path, "check", "--json", **environment))["findings"]

@@ -1,4 +1,8 @@
-"""`penstock run` follows the desired state: what changes is restarted, and nothing else is touched."""
+"""`penstock run` follows the desired state: what changes is restarted, and nothing else is touched.
+
+The tests share a run and its sink `new`. Each brings that into the state that it begins with, so that
+they may run alone and in any order.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,7 @@ store: ${STORE_URL}
 spark:
   master: local[2]
 """
+NEW = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
 
 
 @dataclass
@@ -54,35 +59,53 @@ class Following:
     stock: Database
     streams: JetStream
     pipeline: Penstock
-    store: Store
     state: DesiredState
+    new: dict[str, Any] | None = None
+    """The settings of the sink `new`, if it is there."""
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         self.pipeline.wait_for(condition, PATIENCE, what)
 
-    def write(self, name: str, spec: dict[str, Any] | None, kind: str = "sink") -> None:
-        self.state.write([Change(kind, name, None, spec)], by="test", door="api")
+    def write_new(self, spec: dict[str, Any] | None) -> None:
+        self.state.write([Change("sink", "new", None, spec)], by="test", door="api")
+        self.new = spec
+
+    def without_new(self) -> None:
+        """Have no sink `new`."""
+        if self.new is not None:
+            before = len(self.events("removed"))
+            self.write_new(None)
+            self.wait_for(lambda: len(self.events("removed")) > before, "removed")
+
+    def with_new(self, **settings: str) -> None:
+        """Have the sink `new`, with these settings."""
+        spec = NEW | settings
+        if self.new != spec:
+            before = self.starts("shop")
+            self.write_new(spec)
+            self.wait_for(lambda: self.starts("shop") > before, "started")
+            self.wait_for(lambda: self.pipeline.get("/readyz")[0] == 200, "ready again")
 
     def records(self, subject: str) -> list[dict[str, Any]]:
         stream = "FOLLOW_NEW" if "new" in subject else "FOLLOW"
         found = [m for m in self.streams.messages(stream) if m.subject == subject]
         return [json.loads(m.data)["record"] for m in found]
 
-    def ids(self, subject: str) -> list[int]:
-        """The rows that came, but for the one that is changed all the time."""
-        return sorted(r["id"] for r in self.records(subject) if r["id"])
+    def ids(self, subject: str, rows: range) -> list[int]:
+        """Those of a test's rows that came."""
+        return sorted(r["id"] for r in self.records(subject) if r["id"] in rows)
 
     def changes(self, subject: str) -> list[int]:
-        """The states of that one, in the order in which they came."""
+        """The states of row 0, in the order in which they came."""
         return [int(r["price"]) for r in self.records(subject) if not r["id"]]
 
     def events(self, event: str, **fields: str) -> list[dict[str, Any]]:
         found = [e for e in self.pipeline.events() if e["event"] == event]
         return [e for e in found if all(e.get(k) == v for k, v in fields.items())]
 
-    def replaced(self, count: int) -> bool:
-        steps = self.events("started", step="sinks", source="shop")
-        return len(steps) > count and self.pipeline.get("/readyz")[0] == 200
+    def starts(self, source: str) -> int:
+        """How often a source's run was started."""
+        return len(self.events("started", step="sinks", source=source))
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +135,10 @@ def following(
         pipeline = stack.enter_context(Penstock(folder, environment=environment))
         pipeline.start().wait_ready()
         store = stack.enter_context(Store(databases[2].url))
-        yield Following(
-            databases[0], databases[1], streams, pipeline, store, DesiredState(store, environment)
-        )
+        state = DesiredState(store, environment)
+        yield Following(databases[0], databases[1], streams, pipeline, state)
+        assert pipeline.stop() == 0
+        assert [e for e in pipeline.events() if e["level"] == "warning"] == []
 
 
 class Load(threading.Thread):
@@ -141,42 +165,45 @@ class Load(threading.Thread):
 
 
 def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
+    following.without_new()
+    stock = following.starts("stock")
     following.shop.execute("INSERT INTO items VALUES (0, 0)")
     load = Load(following.shop, 1)
     following.wait_for(lambda: load.last > 50, "writing")
-    began = time.monotonic()
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
-    following.write("new", spec)
-    following.wait_for(lambda: bool(following.ids("following.new")), "delivering to the new sink")
+    began, rows = time.monotonic(), range(1, 10_000)
+    following.write_new(NEW)
+    following.wait_for(
+        lambda: bool(following.ids("following.new", rows)), "delivering to the new sink"
+    )
     print(f"the new sink has its first message after {time.monotonic() - began:.1f} s")
     written = load.stop()
     for subject in ("follow.orders", "following.new"):
         following.wait_for(lambda s=subject: written[-1] in following.changes(s), "at the end")  # type: ignore[misc]
-        following.wait_for(lambda s=subject: written[-1] in following.ids(s), "at the end")  # type: ignore[misc]
-    assert following.ids("follow.orders") == written
+        following.wait_for(lambda s=subject: written[-1] in following.ids(s, rows), "at the end")  # type: ignore[misc]
+    assert following.ids("follow.orders", rows) == written
     assert following.changes("follow.orders") == [0, *written]
     new = following.changes("following.new")
     assert new == list(range(new[0], written[-1] + 1))
-    assert len(following.events("started", step="sinks", source="stock")) == 1
-    assert following.pipeline.status()["sinks"]["orders"]["delivered"] == 2 * len(written) + 1
+    assert following.starts("stock") == stock
+    delivered = following.pipeline.status()["sinks"]["orders"]["delivered"]
+    assert delivered == len(following.records("follow.orders"))
 
 
 def test_a_changed_filter_counts(following: Following) -> None:
-    before = len(following.events("started", step="sinks", source="shop"))
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
-    following.write("new", {**spec, "filter": "record.price > 100"})
-    following.wait_for(lambda: following.replaced(before), "replaced")
+    following.with_new()
+    following.with_new(filter="record.price > 100")
     following.shop.execute("INSERT INTO items VALUES (10001, 5), (10002, 500)")
-    following.wait_for(lambda: 10002 in following.ids("following.new"), "delivering")
-    following.wait_for(lambda: 10002 in following.ids("follow.orders"), "delivering")
-    assert 10001 not in following.ids("following.new")
-    assert 10001 in following.ids("follow.orders")
+    rows = range(10_001, 10_003)
+    following.wait_for(lambda: 10002 in following.ids("following.new", rows), "delivering")
+    following.wait_for(lambda: 10002 in following.ids("follow.orders", rows), "delivering")
+    assert 10001 not in following.ids("following.new", rows)
+    assert 10001 in following.ids("follow.orders", rows)
 
 
 def test_a_filter_that_does_not_plan_is_refused_whole(following: Following) -> None:
-    runs = len(following.events("started", step="sinks", source="shop"))
-    spec = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
-    following.write("new", {**spec, "filter": "record.prize > 100"})
+    following.with_new(filter="record.price > 100")
+    runs = following.starts("shop")
+    following.write_new(NEW | {"filter": "record.prize > 100"})
     following.wait_for(lambda: bool(following.state.refusals()), "refusing")
     (refusal,) = following.state.refusals()
     assert (refusal.kind, refusal.name) == ("sink", "new")
@@ -187,25 +214,26 @@ def test_a_filter_that_does_not_plan_is_refused_whole(following: Following) -> N
     assert "prize" in problem["cause"]
     assert following.pipeline.get("/readyz")[0] == 200
     following.shop.execute("INSERT INTO items VALUES (10003, 5), (10004, 500)")
-    following.wait_for(lambda: 10004 in following.ids("following.new"), "delivering as before")
-    assert 10003 not in following.ids("following.new")
-    assert len(following.events("started", step="sinks", source="shop")) == runs
-    following.write("new", {**spec, "filter": "record.price > 100"})
+    rows = range(10_003, 10_005)
+    following.wait_for(
+        lambda: 10004 in following.ids("following.new", rows), "delivering as before"
+    )
+    assert 10003 not in following.ids("following.new", rows)
+    assert following.starts("shop") == runs
+    following.write_new(NEW | {"filter": "record.price > 100"})
     following.wait_for(lambda: not following.pipeline.status()["problems"], "well again")
     assert following.state.refusals() == []
-    assert len(following.events("started", step="sinks", source="shop")) == runs
+    assert following.starts("shop") == runs
 
 
 def test_a_removed_source_leaves_nothing(following: Following) -> None:
-    runs = len(following.events("started", step="sinks", source="shop"))
+    runs, removed = following.starts("shop"), len(following.events("removed"))
     following.state.write(
         [Change("sink", "stock", None, None), Change("source", "stock", None, None)],
         by="test", door="api",
     )  # fmt: skip
     slot = "SELECT FROM pg_replication_slots WHERE slot_name = 'penstock_stock'"
     following.wait_for(lambda: following.stock.execute(slot) == [], "dropping the slot")
-    following.wait_for(lambda: len(following.events("removed")) == 2, "removed")
+    following.wait_for(lambda: len(following.events("removed")) == removed + 2, "removed")
     assert set(following.pipeline.status()["sources"]) == {"shop"}
-    assert len(following.events("started", step="sinks", source="shop")) == runs
-    assert following.pipeline.stop() == 0
-    assert [e for e in following.pipeline.events() if e["level"] == "warning"] == []
+    assert following.starts("shop") == runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ class Crm:
 @pytest.fixture
 def crm() -> Crm:
     return Crm()
-
-
-@pytest.fixture
-def api(crm: Crm) -> Iterator[LoopbackApi]:
-    with LoopbackApi(crm.answer) as made:
-        yield made
 
 
 def document(url: str, store: str, syncs: int, spark: dict[str, Any]) -> str:

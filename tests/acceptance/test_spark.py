@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.integration.nats_servers import await_true
 
@@ -174,7 +176,7 @@ def test_a_job_of_ones_own_in_real_time(
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """A Spark standalone master and two workers, each a process of its own on loopback."""
+    """A Spark standalone master and two workers that it has, each a process of its own on loopback."""
     import pyspark  # noqa: PLC0415
 
     home = Path(next(iter(pyspark.__path__)))
@@ -202,7 +204,15 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         )
         for n in (1, 2)
     ]  # fmt: skip
+
+    def has_both() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            page = httpx.get(f"http://127.0.0.1:{ui}/json/", trust_env=False, timeout=5)
+            return bool(page.json()["aliveworkers"] == 2)
+        return False
+
     try:
+        await_true(has_both, 120)
         yield master
     finally:
         for process in reversed(processes):

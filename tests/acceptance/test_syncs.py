@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,6 @@ class Crm:
 @pytest.fixture
 def crm() -> Crm:
     return Crm()
-
-
-@pytest.fixture
-def api(crm: Crm) -> Iterator[LoopbackApi]:
-    with LoopbackApi(crm.answer) as made:
-        yield made
 
 
 class Rig:

@@ -39,32 +39,56 @@ TRIGGER = """CREATE TRIGGER log_change AFTER INSERT OR UPDATE OR DELETE ON {}
 TAKE = "WITH taken AS (DELETE FROM fake.log RETURNING *) SELECT * FROM taken ORDER BY seq"
 
 
-Queue = queue.SimpleQueue[dict[str, Any]]
-STREAM: Queue = queue.SimpleQueue()
-RECORDS: Queue = queue.SimpleQueue()
-APPLIED: Queue = queue.SimpleQueue()
+class Stream:
+    """Keeps order among workers: while one has messages that it has not acked, no other gets any."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._free = threading.Semaphore()
+
+    def put(self, message: dict[str, Any]) -> None:
+        self._messages.put(message)
+
+    def receive(self) -> list[dict[str, Any]]:
+        if not self._free.acquire(timeout=0.2):
+            return []
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._messages.get(timeout=0.2))
+            while len(found) < 100:
+                found.append(self._messages.get_nowait())
+        if not found:
+            self._free.release()
+        return found
+
+    def ack(self) -> None:
+        self._free.release()
+
+
+STREAM, RECORDS = Stream(), Stream()
+APPLIED: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
 
 class Http(BaseHTTPRequestHandler):
-    """`/readyz`, and a stream whose acks mean nothing."""
+    """`/readyz`, what is applied, and two streams, of which each ack is for all that is in flight."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        data: list[dict[str, Any]] = []
-        if "/receive" in self.path:
-            stream = RECORDS if "/records/" in self.path else STREAM
-            with contextlib.suppress(queue.Empty):
-                data.append({"ack_id": "1", "data": stream.get(timeout=0.2)})
-                while len(data) < 100:
-                    data.append({"ack_id": "1", "data": stream.get_nowait()})
-        self.answer({"data": data})
+        found = self.stream.receive() if "/receive" in self.path else []
+        self.answer({"data": [{"ack_id": "1", "data": message} for message in found]})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1/apply":
             APPLIED.put(yaml.safe_load(body))
+        else:
+            self.stream.ack()
         self.answer({"success": True})
+
+    @property
+    def stream(self) -> Stream:
+        return RECORDS if "/records/" in self.path else STREAM
 
     def answer(self, body: Any) -> None:
         data = json.dumps(body).encode()

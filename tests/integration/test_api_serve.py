@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Self
 
 import httpx
@@ -58,12 +57,6 @@ class Process:
         self.process.wait()
         assert self.process.stderr is not None
         self.process.stderr.close()
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 @pytest.fixture

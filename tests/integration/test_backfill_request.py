@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +20,6 @@ from penstock.streams.store import Store
 
 ORDERS = Request("shop", "events", "public", "orders")
 LINES = Request("shop", "events", "public", "Odd Lines")
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tests.streams_help import Change, wire
 
 from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD, Position
-from penstock.embedded.handles import Database
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.store import Connection
 from penstock.streams.records import SourceRecord
@@ -21,12 +20,6 @@ from penstock.streams.store import Store
 SOURCE = 1
 SINK = "jetstream"
 ERROR = SinkError("connection_refused", "Nothing listens.", remedy="Start it.")
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 @pytest.fixture

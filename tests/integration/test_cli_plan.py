@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,6 @@ def penstock(file: Path) -> Penstock:
         return done.output
 
     return run
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 def plan_json(penstock: Penstock, *arguments: str, code: int = 2) -> dict[str, Any]:

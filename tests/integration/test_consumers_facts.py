@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +12,6 @@ from tests.consumers_help import run, serving, tokens, workers
 from tests.streams_help import Change, inserted, make_stream, publish
 
 from penstock.core.health import Health, Level
-from penstock.embedded.handles import Database
 from penstock.runtime.consumer_watch import ConsumerWatch
 from penstock.streams.consumers import reader
 from penstock.streams.consumers.consumer import Consumer
@@ -21,12 +19,6 @@ from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.status import Status
 from penstock.streams.consumers.types import ConsumerSpec, StoreUnavailable
 from penstock.streams.store import Store
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 async def facts(consumer: Consumer) -> ConsumerFacts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +25,6 @@ FILTERS: list[dict[str, Any]] = [
     {"deliver_policy": "new"},
     {"max_deliver": 1},
 ]
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 def alike(facts: ConsumerFacts | None) -> ConsumerFacts | None:

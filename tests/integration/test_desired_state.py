@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,12 +27,6 @@ SOURCE = {"type": "postgres", "url": "postgres://app:s3cret@db/shop"}
 STREAM = {"type": "stream", "source": "shop"}
 HOOK = {"type": "webhook", "stream": "orders", "url": "https://hook.example/in?k=s3cret"}
 BASE = Config(sources={}, sinks={})
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 def shop(**consumers: Mapping[str, object]) -> list[Change]:

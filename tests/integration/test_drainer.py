@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pytest
 from tests.drainer_help import SingleDrainer
 from tests.integration.nats_servers import await_true, freeze
 from tests.isolation_help import messages, position
@@ -106,12 +105,6 @@ class Draining:
         query = b"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         with self.store.connection() as connection:
             return connection.execute(query).fetchone() is not None
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 @contextlib.contextmanager

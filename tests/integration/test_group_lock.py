@@ -1,7 +1,8 @@
-"""A group's lock, whose holder's machine dies without a word."""
+"""A group's lock, whose session ends, or whose holder's machine dies without a word."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from tests.integration.nats_servers import await_true
 from tests.netns_help import HOST, Machine, machine
 
+from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.outbox.relay.lock import GroupLock
 
@@ -66,3 +68,18 @@ def test_a_machine_that_dies(server: EmbeddedPostgres, other_machine: Machine) -
             holder.kill()
             lock.close()
     assert took < 10, f"{took:.1f} s"
+
+
+def test_a_session_that_ends_is_noticed_at_once(database: Database) -> None:
+    lock = GroupLock(database.url, "g")
+    until, end = socket.socketpair()
+    with until, end:
+        assert lock.acquire()
+        assert not lock.wait(until, 0)
+        database.execute("SELECT pg_terminate_backend(%s)", [lock.pid])
+        began = time.monotonic()
+        assert not lock.wait(until, 60)
+        assert time.monotonic() - began < 30
+        assert not lock.check()
+        end.close()
+        assert lock.wait(until, 60)

@@ -32,12 +32,6 @@ GONE = "postgres://127.0.0.1:1/x"
 """Nothing listens there."""
 
 
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
 def source(url: str = GONE, **keys: str) -> dict[str, Any]:
     return {"type": "postgres", "url": url, **keys}
 

@@ -8,7 +8,7 @@ import random
 import socket
 import string
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -27,12 +27,6 @@ from penstock.sinks.stream import StreamWriter
 from penstock.streams.claim import Claim
 from penstock.streams.migrate import VERSION
 from penstock.streams.store import Store
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 def test_many_that_open_at_once_make_the_schema_once(database: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -39,12 +38,6 @@ from penstock.streams.store import Store
 
 SLOT = "penstock_shop"
 IDLE = threading.Event()
-
-
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
 
 
 def config(database: Database, **sinks: object) -> Config:

@@ -47,12 +47,6 @@ from penstock.streams.segments import Segment, low_watermark, readers_of, segmen
 from penstock.streams.store import Store
 
 
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
 @pytest.fixture(scope="module")
 def shared_store(postgres: EmbeddedPostgres) -> Iterator[Store]:
     with Store.open(postgres.create_database("merges")) as store:

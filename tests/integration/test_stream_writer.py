@@ -43,12 +43,6 @@ from penstock.streams.segments import lock_writers, segments_of
 from penstock.streams.store import Store
 
 
-@pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    with Store.open(database.url) as store:
-        yield store
-
-
 def numbered(count: int, per_transaction: int = 7) -> pa.RecordBatch:
     """Return `count` messages in transactions, with their numbers as ids."""
     return wire(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -255,12 +254,11 @@ def test_a_writer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
             now += seconds
             return now >= 5
 
-    threads = SimpleNamespace(Event=Stop, Thread=threading.Thread)
     monkeypatch.setattr(shop_module, "psycopg", MagicMock())
-    monkeypatch.setattr(shop_module, "threading", threads)
     monkeypatch.setattr(shop_module, "time", SimpleNamespace(perf_counter=lambda: now))
     made: list[Change] = []
     writer = Writer("", lambda changes, _: made.extend(changes), Shop(1, 1, 1, seed=1), 300)
+    monkeypatch.setattr(writer, "_stopping", Stop())
     writer.start()
     writer.join()
     assert writer.error is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,14 @@ def test_each_credential_is_tried_and_what_is_not_seen_is_said(
     )  # fmt: skip
     found = {f.subject: f for f in inspect(config_of(tmp_path, file_of(api.url, "sweep")))}
     assert "sync contacts: crm:contacts" not in found
+
+
+def test_an_api_that_does_not_answer_is_asked_twice_for_each_credential(tmp_path: Path) -> None:
+    with LoopbackApi(lambda _: Answer(status=503)) as away:
+        found = {f.subject: f for f in inspect(config_of(tmp_path, file_of(away.url)))}
+        logins = Counter(asked.headers["authorization"] for asked in away.asked)
+    assert (found["credential good"].level, found["credential bad"].level) == ("error", "error")
+    assert list(logins.values()) == [2, 2]
 
 
 def test_a_provider_of_a_file_by_itself_has_its_lines(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.hostile_lua import MISDEEDS, STOPPED, expects, program
 from tests.streams_help import inserted, wire
 
 from penstock.transforms.lua import LuaTransform
+from penstock.transforms.lua_helper import LOWERED_AFTER, Limits
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,14 @@ def test_a_misdeed(hostile: LuaTransform, name: str) -> None:
     assert expects(name, failed.reason), failed.reason
     # Stopped by the hook, which knows the line, and not by the kernel.
     assert (MISDEEDS[name][1] == STOPPED) <= failed.reason.startswith("line ")
+
+
+@pytest.mark.parametrize("stopped", [0, LOWERED_AFTER])
+def test_the_kernel_stops_no_message_before_the_hook_does(stopped: int) -> None:
+    """It counts in ticks of 4 ms and more, among them some that went to other processes."""
+    limits = Limits(0.1)
+    limits.stopped = stopped
+    assert limits.hard - limits.seconds >= 0.2
 
 
 def test_the_process_keeps_nothing_that_it_does_not_need(hostile: LuaTransform) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import ServerState
 
 from penstock.api.app import Api
 from penstock.api.protocol import Protocol
@@ -16,13 +18,32 @@ from penstock.core.errors import ListenError
 _GRACE: Final = 5  # seconds for requests that are under way when the server ends
 
 
+class Connections(ServerState):
+    """The connections of a server."""
+
+    is_ending = False
+    """Whether all have been told to end."""
+
+
+class Connection(Protocol):
+    """A connection of a server that may be ending."""
+
+    server_state: Connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, or end at once: nobody would tell one that was accepted before, and is made now."""
+        super().connection_made(transport)
+        if self.server_state.is_ending:
+            transport.close()
+
+
 class Uvicorn(uvicorn.Server):
     """Serves `app` until `should_exit`, or a signal where it runs in the main thread."""
 
     def __init__(self, app: FastAPI) -> None:
         config = uvicorn.Config(
             app,
-            http=Protocol,
+            http=Connection,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -32,6 +53,7 @@ class Uvicorn(uvicorn.Server):
             ws="none",
         )
         super().__init__(config)
+        self.server_state: Connections = Connections()
         self._app = app
 
     async def on_tick(self, counter: int) -> bool:
@@ -44,7 +66,8 @@ class Uvicorn(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Have the receives that wait answered, then end as ever."""
+        """Have the receives that wait answered, then end as ever, with connections that come late."""
+        self.server_state.is_ending = True
         if isinstance(self._app, Api):
             self._app.end()
         await super().shutdown(sockets)

@@ -52,7 +52,8 @@ def _tried(config: Config, name: str, credential: Credential, store: Store | Non
                 "not tried: its tokens are in the embedded store, which is not started for that"
             )
             return Finding("warning", what, message, "penstock sync list shows how its syncs are")
-        with probe.opened(provider, settings, properties, keeper) as (connector, session):
+        opened = probe.opened(provider, settings, properties, keeper, probe.CHECK_ATTEMPTS)
+        with opened as (connector, session):
             connector.check(session)
     except SyncError as error:
         return Finding("error", what, error.message, error.remedy or _NO_ANSWER)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import Final
 
+from penstock.demo.background import Background
 from penstock.demo.fake_stripe import COLLECTION, FakeStripe
 from penstock.demo.ledger import DELETED, Change
 from penstock.demo.shop import Committed
@@ -19,42 +19,25 @@ _MOST: Final = 200
 _NAMES: Final = ("Aylin", "Bram", "Carlota", "Dmitri", "Esi", "Freja", "Goro", "Hana")
 
 
-class CustomerWriter:
-    """A thread that makes, changes and deletes customers until it is stopped."""
+class CustomerWriter(Background):
+    """Makes, changes and deletes customers; at its end every change is recorded."""
 
     def __init__(self, api: FakeStripe, committed: Committed) -> None:
+        super().__init__("customers")
         self._api = api
         self._committed = committed
         self._random = random.Random(4)  # noqa: S311 - a shop, not a secret
         self._versions: dict[int, int] = {}
         self._next = 1
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-customers", daemon=True)
 
     def write_first(self) -> None:
         """Make those that are there before the sync begins."""
         for _ in range(FIRST):
             self._make()
 
-    @property
-    def is_started(self) -> bool:
-        """Whether `start` was called."""
-        return self._thread.ident is not None
-
-    def start(self) -> None:
-        """Start writing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Request the end."""
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait until every change is recorded."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(1 / CHANGES_A_SECOND):
+    def run(self) -> None:
+        """Write until `stop`."""
+        while not self._stopping.wait(1 / CHANGES_A_SECOND):
             self.step()
 
     def step(self) -> None:

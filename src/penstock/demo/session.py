@@ -18,6 +18,7 @@ import psycopg
 from rich.console import Console
 
 from penstock.core.errors import EmbeddedError
+from penstock.demo.background import Background
 from penstock.demo.config import CONFIG, sync_of
 from penstock.demo.consumer import Consumer
 from penstock.demo.customers import FIRST, CustomerWriter
@@ -288,9 +289,8 @@ class _Demo:
                 if any(writer.error for writer in self._writers):
                     break
         finally:
-            writing: list[Writer | CustomerWriter] = [*self._writers]
-            if self._customers.is_started:
-                writing.append(self._customers)
+            writing: list[Background] = [*self._writers]
+            writing += [self._customers] if self._customers.is_started else []
             for each in writing:
                 each.stop()
             for each in writing:

@@ -8,7 +8,6 @@ arrive.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.types.json import Jsonb
 
+from penstock.demo.background import Background
 from penstock.demo.ledger import DELETED, Change
 
 TABLES: Final = ("customers", "orders", "payments")
@@ -198,31 +198,19 @@ Committed = Callable[[list[Change], float], None]
 """Called with a transaction's changes and the time (`perf_counter`) when its COMMIT returned."""
 
 
-class Writer:
-    """A thread that writes one `Shop` at `rate` row changes a second until it is stopped."""
+class Writer(Background):
+    """Writes one `Shop` at `rate` row changes a second; at its end every transaction is recorded."""
 
     def __init__(self, url: str, committed: Committed, shop: Shop, rate: float) -> None:
+        super().__init__("writer")
         self._url = url
         self._committed = committed
         self._shop = shop
         self._rate = rate
-        self._stop = threading.Event()
         self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="demo-writer", daemon=True)
 
-    def start(self) -> None:
-        """Start writing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Request the end, after the transaction under way."""
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait until every transaction is recorded."""
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write until `stop`, or an error."""
         try:
             with psycopg.connect(self._url, autocommit=True) as connection:
                 self._write(connection)
@@ -231,7 +219,7 @@ class Writer:
 
     def _write(self, connection: psycopg.Connection[Any]) -> None:
         due = time.perf_counter()
-        while not self._stop.wait(max(0.0, due - time.perf_counter())):
+        while not self._stopping.wait(max(0.0, due - time.perf_counter())):
             transaction = self._shop.next()
             # The pipeline makes it one round trip; it is left last, when COMMIT has been answered.
             with (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 import httpx
 
+from penstock.demo.background import Background
 from penstock.demo.consumer import change_of, change_of_record
 from penstock.demo.ledger import Change, Ledger
 
@@ -21,16 +21,15 @@ _TIMEOUT = 30.0
 _RETRY = 0.2
 
 
-class Worker(threading.Thread):
-    """Receives, enters every message in the ledger, acks; until it is stopped."""
+class Worker(Background):
+    """Receives, enters every message in the ledger, acks."""
 
     def __init__(self, name: str, stream: str, base_url: str, token: str, ledger: Ledger) -> None:
-        super().__init__(name=f"demo-{name}", daemon=True)
+        super().__init__(name)
         self.received = 0
         self.error: str | None = None
         self._ledger = ledger
         self._change_of = _record if stream == RECORDS else change_of
-        self._stop_asked = threading.Event()
         self._http = httpx.Client(
             base_url=f"{base_url}/v1/streams/{stream}",
             headers={"Authorization": f"Bearer {token}"},
@@ -38,25 +37,21 @@ class Worker(threading.Thread):
             trust_env=False,
         )
 
-    def stop(self) -> None:
-        """Request the end, after the receive under way."""
-        self._stop_asked.set()
-
     def run(self) -> None:
         """Work until `stop`."""
         try:
             with self._http:
-                while not self._stop_asked.is_set():
+                while not self._stopping.is_set():
                     self._step()
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            if not self._stop_asked.is_set():
+            if not self._stopping.is_set():
                 self.error = f"{type(error).__name__}: {error}"
 
     def _step(self) -> None:
         parameters = {"batch_size": _BATCH, "wait_for_ms": _WAIT_MS}
         answer = self._http.get("/receive", params=parameters)
         if answer.status_code == httpx.codes.NOT_FOUND and not self.received:
-            self._stop_asked.wait(_RETRY)  # the stream of records comes with the first sync
+            self._stopping.wait(_RETRY)  # the stream of records comes with the first sync
             return
         messages = self._data(answer)
         if not messages:

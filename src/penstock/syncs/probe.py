@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.api_logins import ClientCredentials, RefreshToken
 from penstock.config.providers import ProviderSettings
@@ -19,7 +19,10 @@ from penstock.syncs.connectors.contract import Collection, Connector, Kind, Page
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.credentials import StoredTokens, origin_of, secret_key
 from penstock.syncs.errors import SyncError
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.session import ATTEMPTS, LocalBudget
+
+CHECK_ATTEMPTS: Final = 2
+"""How often a check asks an API that does not answer: somebody waits for it."""
 
 
 @contextlib.contextmanager
@@ -28,18 +31,20 @@ def opened(
     settings: ProviderSettings | None,
     properties: Mapping[str, Any],
     keeper: Callable[[], TokenKeeper] | None = None,
+    attempts: int = ATTEMPTS,
 ) -> Iterator[tuple[Connector, Session]]:
     """Give a provider's connector and a session, within the budget that the provider allows.
 
     `keeper` is called where the login has tokens, which a refresh would replace for all that use the
-    credential; without one they last as long as the session. Raises `SyncError`.
+    credential; without one they last as long as the session. What fails is asked for `attempts` times.
+    Raises `SyncError`.
     """
     connector = connector_of(provider, settings, properties)
     of, access = connector.defaults, connector.access
     budget = LocalBudget(of.allowed_requests, of.interval, of.max_concurrent_requests)
     has_tokens = isinstance(access.auth, ClientCredentials | RefreshToken)
     keeps = keeper() if keeper is not None and has_tokens else None
-    with contextlib.closing(session_of(access, budget, keeps)) as session:
+    with contextlib.closing(session_of(access, budget, keeps, attempts=attempts)) as session:
         yield connector, session
 
 

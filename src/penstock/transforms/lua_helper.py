@@ -51,7 +51,8 @@ class EndedError(Exception):
 LOWERED_AFTER: Final = 20
 """How many messages in a row must have been stopped before the others get less time."""
 _LOWERED: Final = 10
-_GRACE: Final = 0.05
+_GRACE: Final = 0.2
+"""What the kernel adds to the hook's limit: it counts in ticks, on a busy machine others' too."""
 
 
 class Limits:

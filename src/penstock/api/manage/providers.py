@@ -134,7 +134,8 @@ def _checked(
     began = time.monotonic()
     keeper = partial(probe.keeper_of, context.store, name, credential)
     properties = probe.properties_of(credential)
-    with probe.opened(credential.provider, provider, properties, keeper) as (connector, session):
+    opened = probe.opened(credential.provider, provider, properties, keeper, probe.CHECK_ATTEMPTS)
+    with opened as (connector, session):
         connector.check(session)
     milliseconds = round((time.monotonic() - began) * 1000, 1)
     return {"provider": credential.provider, "milliseconds": milliseconds}

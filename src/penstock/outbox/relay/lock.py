@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 from typing import Any, Final
 
 import psycopg
@@ -48,6 +50,17 @@ class GroupLock:
             except psycopg.Error:
                 self.close()
         return self.held
+
+    def wait(self, until: socket.socket, seconds: float) -> bool:
+        """Wait so long, until the server writes to the session or ends it, or until `until` can be read.
+
+        Returns whether `until` can be; whether the lock is still held is for `check`.
+        """
+        poll = select.poll()
+        poll.register(until, select.POLLIN)
+        if self._connection is not None and not self._connection.closed:
+            poll.register(self._connection.fileno(), select.POLLIN)
+        return until.fileno() in [fd for fd, _ in poll.poll(seconds * 1_000)]
 
     @property
     def connection(self) -> psycopg.Connection[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterable
 from typing import Final
@@ -165,7 +166,7 @@ class Runner:
         # Before anything is delivered: until then the run's counts are those of the run before it.
         checkpoints = Checkpoints(self._lock.connection, store, desired, run, starting)
         run.prepare()
-        ended = threading.Event()
+        ended, ending = socket.socketpair()
         writer = threading.Thread(
             target=self._write_checkpoints, args=(run, checkpoints, ended),
             name=f"checkpoints {self._group}", daemon=True,
@@ -175,8 +176,9 @@ class Runner:
             if not run.stopping:
                 run.stream(self._spark, self._set_running, prepared=self._handover.take_next())
         finally:
-            ended.set()
+            ending.close()
             writer.join()
+            ended.close()
 
     def _set_running(self) -> None:
         status, running = self._status, self._handover.running
@@ -184,17 +186,16 @@ class Runner:
         sinks = [] if running is None else list(running.sinks)
         log.info("relaying", group=self._group, pipelines=sinks)
 
-    def _write_checkpoints(
-        self, run: Run, checkpoints: Checkpoints, ended: threading.Event
-    ) -> None:
+    def _write_checkpoints(self, run: Run, checkpoints: Checkpoints, ended: socket.socket) -> None:
         """Write checkpoints every second, and once more at the end; without the lock end the run."""
         last = False
         while not last:
-            last = ended.wait(_TICK_SECONDS)
+            last = self._lock.wait(ended, _TICK_SECONDS)
             self._status.expect_step(STEP_SECONDS + _PIPELINE_SECONDS * len(run.state.sinks))
             if not self._lock.check():
                 if not last:
                     log.warning("the group's lock is lost: its session ended", group=self._group)
+                    self._status.state = "connecting"
                 self._inboxes.activate(False)
                 run.stop()
                 return

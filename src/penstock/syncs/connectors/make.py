@@ -21,7 +21,7 @@ from penstock.syncs.auth import TokenKeeper, signer_of
 from penstock.syncs.connectors.contract import Access, Connector
 from penstock.syncs.connectors.rest import RestConnector
 from penstock.syncs.errors import SyncError
-from penstock.syncs.session import ApiSession, Budget
+from penstock.syncs.session import ATTEMPTS, ApiSession, Budget
 
 _OWN_CLASSES: Final = {
     "stripe": "StripeConnector",
@@ -78,6 +78,7 @@ def session_of(
     keeper: TokenKeeper | None = None,
     *,
     sleep: Callable[[float], object] = time.sleep,
+    attempts: int = ATTEMPTS,
 ) -> ApiSession:
     """Return a session; `keeper` keeps the tokens of OAuth, without one they last as long as it."""
     return ApiSession(
@@ -87,4 +88,5 @@ def session_of(
         allow_private=access.allow_private,
         secrets=access.secrets,
         sleep=sleep,
+        attempts=attempts,
     )
