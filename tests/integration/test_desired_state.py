@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.integration.nats_servers import await_true
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError, ConfigError
+from penstock.core.errors import CaptureError, ConfigError, StoreError
 from penstock.desired.consumers import register
 from penstock.desired.entities import Change
 from penstock.desired.feed import Feed
@@ -101,6 +101,22 @@ def test_consumers_are_served_once_their_stream_is_there(store: Store) -> None:
         door="file",
     )
     assert served(store) == {"a": {"max_deliver": 3}}
+
+
+def test_consumers_that_would_use_up_all_locks_are_refused_at_once(
+    store: Store, database: Database
+) -> None:
+    """In the middle, every other session would be out of locks: no worker would get a message."""
+    state = DesiredState(store, {})
+    make_stream(store)
+    locks = "SELECT current_setting('max_locks_per_transaction')::int"
+    ((each,),) = database.execute(locks)
+    most = each * 100 // 2 // 4
+    too_many = {f"c{number}": {"stream": "orders"} for number in range(most + 1)}
+    with pytest.raises(StoreError, match=f"has locks for {most}") as caught:
+        state.write(shop(**too_many), by="x", door="api")
+    assert f"at most {most}" in caught.value.remedy
+    assert state.read().entities == {}
 
 
 def test_the_apis_consumers_are_entities_too(store: Store) -> None:

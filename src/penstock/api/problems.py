@@ -52,6 +52,7 @@ _STATUS: Final[dict[type[ConsumerError], int]] = {
 # Of the store's errors those that are no failure of the store; all others are a 503.
 _STORE_STATUS: Final = {
     "name_taken": 409,
+    "too_many_at_once": 422,
     "backfill_exists": 409,
     "backfill_state": 409,
     "no_backfill": 404,

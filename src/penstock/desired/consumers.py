@@ -182,6 +182,7 @@ def follow(
             gone.append(old[0])
         if settings.stream in streams:
             made.append((name, settings))
+    _check_count(connection, len(gone) + len(made))
     drop(connection, gone)
     if changed:
         columns = [list(column) for column in zip(*changed, strict=True)]
@@ -192,6 +193,16 @@ def follow(
         connection.execute(sql_filter.create(ids[name], planned))
     if gone or changed or made:
         connection.execute(_STORE_SQL["notify"], ["k"])
+
+
+def _check_count(connection: psycopg.Connection[Any], count: int) -> None:
+    (most,) = connection.execute(_SQL["most_consumers"]).fetchall()[0]
+    if count > most:
+        raise StoreError(
+            "too_many_at_once",
+            f"{count} consumers are made or dropped at once; the store's Postgres has locks for {most}.",
+            remedy=f"Apply them in parts of at most {most}, or raise max_locks_per_transaction there.",
+        )
 
 
 def _planned(connection: psycopg.Connection[Any], stream: int, name: str, text: str) -> Translated:

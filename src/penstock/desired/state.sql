@@ -76,6 +76,13 @@ DELETE FROM penstock.removals WHERE id = %s
 SELECT c.id, c.name, s.name, c.type, c.settings, c.own
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
 
+-- name: most_consumers
+-- How many consumers one transaction may make or drop. Each takes four locks that only its end gives
+-- back; past half of what there is in all, other sessions could find none left.
+SELECT current_setting('max_locks_per_transaction')::integer
+    * (current_setting('max_connections')::integer
+       + current_setting('max_prepared_transactions')::integer) / 2 / 4
+
 -- name: targets
 SELECT name, spec FROM penstock.entities WHERE kind = 'target'
 
