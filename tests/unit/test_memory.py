@@ -15,7 +15,10 @@ import pyarrow, penstock.core.memory as memory
 memory.give_back()
 import os, subprocess, sys
 print(pyarrow.default_memory_pool().backend_name)
-child = "import os, pyarrow as pa; print(pa.default_memory_pool().backend_name, os.getenv('MALLOC_ARENA_MAX'))"
+child = '''
+import os, pyarrow
+print(pyarrow.default_memory_pool().backend_name, os.environ["MALLOC_ARENA_MAX"])
+'''
 print(subprocess.check_output([sys.executable, "-c", child], text=True))
 """
 
