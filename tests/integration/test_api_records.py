@@ -137,3 +137,50 @@ def test_where_a_consumer_begins(shop: Shop, policy: str, taken: list[int]) -> N
     problem(
         shop.client.post(PATH, json={"name": "x", "deliver_policy": "soon"}), 422, "deliver_policy"
     )
+
+
+def test_the_list_of_syncs_changes_and_the_others_lose_and_repeat_nothing(shop: Shop) -> None:
+    came: list[str] = []
+    path = f"{PATH}/workers"
+
+    def both(lsn: int) -> None:
+        """Publish an event of each of two syncs."""
+        one = contact(lsn, upstream_id=f"a{lsn}")
+        other = contact(50 + lsn, upstream_id=f"b{lsn}", sync_id=OTHER)
+        publish(shop, "changes", one, other, lsn=lsn)
+
+    def take(size: int = 10) -> list[str]:
+        found = received(shop, "workers", size)["data"]
+        came.extend(each["event"]["upstream_id"] for each in found)
+        return [each["ack_token"] for each in found]
+
+    def ack(tokens: list[str]) -> None:
+        answer = shop.client.post(f"{path}/ack", json={"ack_tokens": tokens})
+        assert answer.is_success, answer.text
+
+    def follow(*syncs: str) -> None:
+        answer = shop.client.patch(path, json={"filters": {"sync_id": list(syncs)}})
+        assert answer.is_success, answer.text
+
+    both(10)
+    both(11)
+    body = {"name": "workers", "stream": "changes", "filters": {"sync_id": [SYNC]}}
+    assert shop.client.post(PATH, json=body).is_success
+    held = take(1)
+    assert came == ["a10"]
+    follow(SYNC, OTHER)  # while one is in flight and one waits
+    both(12)
+    ack(held)
+    ack(take())
+    follow(OTHER)
+    both(13)
+    ack(take())
+    follow(OTHER, SYNC)
+    both(14)
+    ack(take())
+    assert take() == []
+    of_one = [each for each in came if each.startswith("a")]
+    of_other = [each for each in came if each.startswith("b")]
+    assert of_one == ["a10", "a11", "a12", "a14"]
+    assert of_other[-3:] == ["b12", "b13", "b14"]
+    assert len(set(came)) == len(came)

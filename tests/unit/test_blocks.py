@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.blocks import ROWS_AT_ONCE, Block, Opening, blocks, opening, unpack
+from penstock.core.blocks import (
+    ROWS_AT_ONCE,
+    Block,
+    Opening,
+    blocks,
+    opening,
+    unpack,
+    with_part,
+)
 from penstock.core.message import WIRE_SCHEMA, Position, RoundPart
 from penstock.expressions.types import TEXT, Field, Reference
 from penstock.spark.lanes import LAST, MORE, Lane
@@ -116,6 +124,19 @@ def test_a_block_is_read_back(record: str, rows: int) -> None:
     assert isinstance(found.part, RoundPart)
     assert isinstance(found.part.done, Position)
     assert found.messages.equals(batch)
+
+
+@given(record=st.text(max_size=2_000), plan=NUMBERS)
+def test_a_block_goes_to_another_part(record: str, plan: int) -> None:
+    batch = messages(record, 2_001)
+    other = PART._replace(plan=plan, done=Position(2, plan), look=True)
+    moved = [with_part(with_part(value, other), other) for value in blocks(batch, PART)]
+    found = list(unpack(iter([column(moved)])))
+    assert [(of.part, of.last) for of in found if isinstance(of, Block)] == [
+        (other, False), (other, True),
+    ]  # fmt: skip
+    there = [of.messages for of in found if isinstance(of, Block)]
+    assert pa.Table.from_batches(there).equals(pa.Table.from_batches([batch]))
 
 
 def column(values: list[bytes]) -> pa.RecordBatch:

@@ -84,3 +84,17 @@ def test_confirmations_are_soon_where_there_is_something_new() -> None:
     assert quiet - confirmations.due(5) == pytest.approx(2.0 - 1.0)
     confirmations.hasten()
     assert [confirmations.take_urgent(), confirmations.take_urgent()] == [True, False]
+
+
+def test_what_is_emptied_is_still_counted(queue: ChunkQueue, stats: CaptureStats) -> None:
+    piece: Any = object()
+    for number in range(1, 5):
+        queue.add(chunk(number, pieces=(piece,)))
+    queue.hand_out(Position(3, 0))
+    queue.empty(Position(1, 0), Position(3, 0))
+    kept = queue.between(START, Position(4, 0))
+    assert [of.pieces for of in kept] == [(piece,), (), (), (piece,)]
+    assert [of.rows for of in kept] == [10] * 4
+    queue.confirm(Position(3, 0))
+    assert stats.confirmed == 30
+    assert queue.waiting(0)[0] == 10

@@ -7,12 +7,13 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+import pyarrow as pa
 from structlog.testing import capture_logs
 
-from penstock.core.blocks import Opening
+from penstock.core.blocks import Block, Opening, unpack
 from penstock.core.errors import CaptureError
-from penstock.core.message import Position
-from penstock.postgres.chunk import Chunk, ChunkBuilder
+from penstock.core.message import WIRE_SCHEMA, Position
+from penstock.postgres.chunk import Chunk, ChunkBuilder, Piece
 from penstock.postgres.reads import BackfillSpec, Reads
 from penstock.spark.lanes import Lane, Reports, read
 from penstock.spark.round_loop import RoundLoop
@@ -52,6 +53,51 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
             assert found == ("asked", Position(20, 0))
         reader.join(PATIENCE)
         assert not reader.is_alive()  # its batch has ended
+        reports.close()
+    finally:
+        loop.close()
+
+
+def test_a_lane_that_is_lost_has_its_messages_sent_again_to_the_next() -> None:
+    row = {"record": "{}", "action": "insert", "metadata": "{}", "part": 0}
+    messages = pa.RecordBatch.from_pylist([row] * 3_000, schema=WIRE_SCHEMA)
+    end = Position(20, 0)
+    piece = Piece(frozenset([0]), messages)
+    chunk = Chunk(START, end, 3_000, 100, (piece,), frozenset(), barrier=False)
+    confirmed: SimpleQueue[Position] = SimpleQueue()
+
+    def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
+        return (end, [chunk], False) if after < end else (end, [], False)
+
+    capture = SimpleNamespace(
+        start=START, on_read=None, altered=lambda: None, hand_out=hand_out,
+        options=SimpleNamespace(splits=2), confirm=confirmed.put,
+    )  # fmt: skip
+    loop = RoundLoop(
+        host="127.0.0.1", max_rows=10_000, in_step=False, seconds=60,
+        on_settled=lambda _: None, on_failed_reads=lambda *_: None,
+    )  # fmt: skip
+    loop.start()
+    try:
+        loop.attach(cast("Any", capture))
+        loop.open(1)
+        found = []
+        for session in (7, 8):  # the first ends in the middle, as a task that fails does
+            reports = Reports(Opening(loop.address, 1, 0, session))
+            frames = read(Lane(loop.address, 1, 0), session)
+            values = [next(frames)[1], next(frames)[1]]
+            batch = pa.record_batch([pa.array(values, pa.binary())], names=["block"])
+            found.append([of for of in unpack(iter([batch])) if isinstance(of, Block)])
+            if session == 7:
+                reports.close()
+        first, again = found
+        assert [of.last for of in again] == [False, True]
+        assert all(one.messages.equals(other.messages) for one, other in zip(*found, strict=True))
+        assert first[0].part is not None
+        assert again[0].part is not None
+        assert again[0].part.look
+        reports.send([again[0].part.id, {}, {}, None])
+        assert confirmed.get(timeout=PATIENCE) == end
         reports.close()
     finally:
         loop.close()

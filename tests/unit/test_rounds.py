@@ -77,6 +77,7 @@ class Machine(RuleBasedStateMachine):
             self.lanes[part.lane].append(part)
 
     def numbers(self, part: Part) -> list[int]:
+        assert part.messages is not None
         return [int(text) for text in part.messages.column("record").to_pylist()]
 
     def deliver(self, part: Part) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -14,6 +10,7 @@ from email.utils import format_datetime
 
 import httpx
 import pytest
+from tests.localstripe import KEY, localstripe, wait_for
 from tests.loopback_api import Answer, Asked, LoopbackApi
 from tests.sync_copy import Copy, made
 
@@ -22,38 +19,10 @@ from penstock.syncs.connectors.make import ready_settings
 from penstock.syncs.connectors.ready.stripe import StripeConnector
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture
-def localstripe() -> Iterator[str]:
-    """A server that speaks Stripe, in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localstripe", "--port", str(port), "--from-scratch"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "HOME": "/nonexistent"},
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-
-    def is_up() -> bool:
-        assert process.poll() is None
-        try:
-            return httpx.get(f"{url}/v1/customers", auth=("sk_test_1", "")).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        _wait_for(is_up)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
+def stripe() -> Iterator[httpx.Client]:
+    with localstripe() as client:
+        yield client
 
 
 class _EveryEvent(StripeConnector):
@@ -63,10 +32,10 @@ class _EveryEvent(StripeConnector):
         return {}
 
 
-def test_stripe_with_localstripe(localstripe: str) -> None:
-    stripe = httpx.Client(base_url=localstripe, auth=("sk_test_1", ""))
+def test_stripe_with_localstripe(stripe: httpx.Client) -> None:
+    url = str(stripe.base_url).rstrip("/")
     ready = ready_settings("stripe").model_copy(update={"allow_private": True})
-    connector = _EveryEvent("stripe", ready, {"api_key": "sk_test_1", "api_url": localstripe})
+    connector = _EveryEvent("stripe", ready, {"api_key": KEY, "api_url": url})
     copy = Copy(connector, "customers")
 
     def create(name: str) -> str:
@@ -80,7 +49,7 @@ def test_stripe_with_localstripe(localstripe: str) -> None:
     stripe.delete(f"/v1/customers/{first[1]}").raise_for_status()
     last = create("last")
     # The clock of an API counts in seconds: what is of this one is read by the next poll.
-    _wait_for(lambda: bool(copy.job(Kind.POLL)) and last in copy.records)
+    wait_for(lambda: bool(copy.job(Kind.POLL)) and last in copy.records)
     assert copy.records[first[1]].deleted
     assert copy.alive()[first[0]]["name"] == "new"
     there = {

@@ -302,7 +302,7 @@ PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider]]] = {
 ProviderSettings = RestProvider | PythonProvider
 OTHER_TYPES: Final = {
     "airbyte": (
-        "manifests of Airbyte are not read: airbyte-cdk can't be installed beside Penstock's packages;"
+        "manifests of Airbyte are not read: airbyte-cdk needs older packages than Penstock's own;"
         " describe the API with type: rest, or yield its objects from a function with type: python"
     )
 }

@@ -108,7 +108,16 @@ def blocks(batch: pa.RecordBatch, part: RoundPart | None = None) -> Iterator[byt
         yield _whole(_HEAD.pack(len(head)), head, _stream(piece)[_SCHEMA_BYTES:])
 
 
-def _whole(*parts: bytes | pa.Buffer) -> bytes:
+def with_part(block: bytes, part: RoundPart) -> bytes:
+    """Return a block with another `part`."""
+    data = memoryview(block)
+    end = _after_head(block)
+    _, last = _read_head(data[_HEAD.size : end])
+    head = _pack((part, last))
+    return _whole(_HEAD.pack(len(head)), head, data[end:])
+
+
+def _whole(*parts: bytes | memoryview | pa.Buffer) -> bytes:
     """Return a value that Python's writer passes on to its end.
 
     It keeps what it gets last where that fits into its buffer. Arrow gives it the values of the last

@@ -120,7 +120,8 @@ class Capture:
     def hand_out(self, after: Position, max_rows: int) -> tuple[Position, list[Chunk], bool]:
         """Return the chunks behind `after` that fit into one round, and their end; none: `after`.
 
-        And whether there may be more of them. Raises the capture's `CaptureError` if it has ended.
+        And whether there may be more of them. They are handed out once: their messages are not kept
+        here. Raises the capture's `CaptureError` if it has ended.
         """
         with self._lock.entered():
             self._raise_if_ended()
@@ -128,7 +129,9 @@ class Capture:
             altered = self._decoder.altered
             end = self._queue.fitting(after, max_rows, None if altered is None else altered[0])
             more = altered is not None or self._decoder.read > end
-            return end, self._take(after, end), more
+            taken = self._take(after, end)
+            self._queue.empty(after, end)
+            return end, taken, more
 
     def has_read(self, until_lsn: int) -> bool:
         """Return whether all is handed out that was committed before an LSN."""

@@ -1,7 +1,7 @@
 """The chunks of a capture, from when they are sealed until they are confirmed. No lock of its own.
 
 Memory is bounded by what is unread, see `is_full`. Chunks that were handed out stay until they are
-confirmed, so that a task can be retried.
+confirmed, so that a task can be retried; `empty` drops their messages where another keeps them.
 """
 
 from __future__ import annotations
@@ -97,6 +97,14 @@ class ChunkQueue:
         self.handed_out = end
         self._unread = sum(chunk.bytes for chunk in self._chunks if chunk.end > end)
         return True
+
+    def empty(self, start: Position, end: Position) -> None:
+        """Drop the messages of the chunks in (start, end], which were handed out; they still count."""
+        for i, chunk in enumerate(self._chunks):
+            if chunk.start >= end:
+                break
+            if chunk.end > start and chunk.end <= end and chunk.pieces:
+                self._chunks[i] = replace(chunk, pieces=())
 
     def confirm(self, position: Position) -> list[Reads]:
         """Drop what is durable up to `position`; return the backfill's chunks among it."""

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from penstock.backfill.read.chunk import with_messages
-from penstock.core.blocks import blocks
+from penstock.core.blocks import blocks, with_part
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.postgres.capture import Capture
@@ -302,7 +302,11 @@ class RoundLoop:
 
     def _send(self, parts: Sequence[Part]) -> None:
         for part in parts:
-            values = list(blocks(part.messages, part.meta))
+            if part.messages is None:  # the lane that had it is lost
+                part.values = [with_part(value, part.meta) for value in part.values]
+            else:
+                part.values, part.messages = list(blocks(part.messages, part.meta)), None
+            values = part.values
             for value in values[:-1]:
                 self._server.send(part.lane, MORE, value)
             self._server.send(part.lane, LAST, values[-1])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -40,15 +40,17 @@ class Part:
         lane: The lane that has it.
         splits: The splits of its messages, and those that share a group with them.
         meta: What its blocks say of it.
-        messages: Its messages (`WIRE_SCHEMA`).
+        messages: Its messages (`WIRE_SCHEMA`), None where `values` has them.
         falls: How many reports had said that a sink is behind, when it was handed out.
+        values: Its messages as they were sent: compressed, as they may stay here for long.
     """
 
     lane: int
     splits: frozenset[int]
     meta: RoundPart
-    messages: pa.RecordBatch
+    messages: pa.RecordBatch | None
     falls: int
+    values: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)

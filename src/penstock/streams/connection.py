@@ -72,6 +72,13 @@ class StoreConnection:
             return connection.execute(query, values).fetchall()
 
 
+@contextlib.contextmanager
+def own_connection(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Give a connection that nothing else waits for, as `lend` does; it is closed afterwards."""
+    with contextlib.closing(StoreConnection(url)) as own, own.lend() as connection:
+        yield connection
+
+
 def _end(connection: psycopg.Connection[Any]) -> None:
     """End a connection that another thread waits at, also where the server hangs."""
     with contextlib.suppress(psycopg.Error):

@@ -165,7 +165,7 @@ class OAuthSigner:
             raise SyncError(
                 "unauthorized",
                 f"The server gives no token. {error.message}",
-                remedy="Log in again, and and give the credential what it gets.",
+                remedy="Log in again, and give the credential what it gets.",
             ) from None
         seconds = answer.expires_in or settings.default_token_expiration
         return Tokens(answer.access_token, time.time() + seconds, answer.refresh_token or refresh)

@@ -16,6 +16,7 @@ import orjson
 import psycopg
 
 from penstock.core import queries
+from penstock.core.errors import StoreError
 from penstock.syncs.auth import Tokens
 from penstock.syncs.errors import SyncError
 
@@ -110,12 +111,20 @@ def origin_of(properties: Mapping[str, str]) -> str:
 class StoredTokens:
     """Keeps the tokens of one credential in the store: see `auth.TokenKeeper`.
 
-    `origin` is what the user gave, its refresh token among it: tokens that were got with another
-    origin are not used.
+    Args:
+        connect: Lends a connection, in autocommit mode.
+        own: Makes one that nothing else waits for: it is kept while an API is asked.
+        key: Seals the tokens.
+        credential: The credential's name.
+        origin: What the user gave, its refresh token among it: tokens that were got with another
+            origin are not used.
     """
 
-    def __init__(self, connect: Connect, key: SecretKey, credential: str, origin: str = "") -> None:
+    def __init__(
+        self, connect: Connect, own: Connect, key: SecretKey, credential: str, origin: str = ""
+    ) -> None:
         self._connect: Final = connect
+        self._own: Final = own
         self._key: Final = key
         self._credential: Final = credential
         self._origin: Final = hashlib.sha256(origin.encode()).hexdigest()[:16]
@@ -123,23 +132,33 @@ class StoredTokens:
     def load(self) -> Tokens | None:
         """Return the tokens that are kept."""
         with self._connect() as connection:
-            row = connection.execute(_SQL["load"], [self._credential]).fetchone()
-        return self._opened(row)
+            return self._kept(connection)
 
     def renew(self, stale: Tokens | None, ask: Callable[[Tokens | None], Tokens]) -> Tokens:
         """Return tokens other than `stale`, under a lock of the credential."""
-        with self._connect() as connection, connection.transaction():
-            connection.execute(_SQL["lock"], [self._credential])
-            row = connection.execute(_SQL["load"], [self._credential]).fetchone()
-            kept = self._opened(row)
-            if kept is not None and kept != stale:
-                return kept
-            tokens = ask(kept)
-            sealed = self._key.seal(msgspec.json.encode(tokens), self._credential)
-            connection.execute(
-                _SQL["save"], [self._credential, self._origin, self._key.key_id, sealed]
-            )
-            return tokens
+        tokens: Tokens | None = None
+        try:
+            with self._own() as connection, connection.transaction():
+                connection.execute(_SQL["lock"], [self._credential])
+                kept = self._kept(connection)
+                if kept is not None and kept != stale:
+                    return kept
+                tokens = ask(kept)
+                self._save(connection, tokens)
+        except (psycopg.Error, StoreError):
+            if tokens is None:
+                raise
+            # The connection broke meanwhile, and what these were got with may serve no more.
+            with self._own() as connection:
+                self._save(connection, tokens)
+        return tokens
+
+    def _kept(self, connection: psycopg.Connection[Any]) -> Tokens | None:
+        return self._opened(connection.execute(_SQL["load"], [self._credential]).fetchone())
+
+    def _save(self, connection: psycopg.Connection[Any], tokens: Tokens) -> None:
+        sealed = self._key.seal(msgspec.json.encode(tokens), self._credential)
+        connection.execute(_SQL["save"], [self._credential, self._origin, self._key.key_id, sealed])
 
     def _opened(self, row: Any) -> Tokens | None:
         if row is None or row[0] != self._origin:

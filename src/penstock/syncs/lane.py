@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from penstock.config.providers import ProviderSettings
 from penstock.core.delivery import DeadLetter
+from penstock.streams.connection import own_connection
 from penstock.streams.store import Store
 from penstock.syncs.connectors.contract import Connector
 from penstock.syncs.connectors.make import connector_of, session_of
@@ -109,8 +111,10 @@ class _Tools:
         if client.tokens_of:
             if isinstance(client.key, SyncError):
                 raise client.key
-            store = lane.store.connection
-            keeper = StoredTokens(store, client.key, client.credential, client.tokens_of)
+            own = partial(own_connection, lane.store.url)
+            keeper = StoredTokens(
+                lane.store.connection, own, client.key, client.credential, client.tokens_of
+            )
         self.session: ApiSession = session_of(
             self.connector.access, self.budget, keeper, sleep=self._sleep
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from penstock.config.api_logins import ClientCredentials, RefreshToken
 from penstock.config.providers import ProviderSettings
 from penstock.config.syncs import Credential
 from penstock.core.text import nearest
+from penstock.streams.connection import own_connection
 from penstock.streams.errors import embedded_log
 from penstock.streams.store import Store
 from penstock.syncs.auth import TokenKeeper
@@ -55,7 +57,9 @@ def keeper_of(store: Store, name: str, credential: Credential) -> StoredTokens:
     """
     log = embedded_log(store.url)
     key = secret_key(None if log is None else Path(log).parent)
-    return StoredTokens(store.connection, key, name, origin_of(properties_of(credential)))
+    origin = origin_of(properties_of(credential))
+    own = partial(own_connection, store.url)
+    return StoredTokens(store.connection, own, key, name, origin)
 
 
 def properties_of(credential: Credential) -> dict[str, str]:
