@@ -25,6 +25,18 @@ class ApiTools:
 
         return [*refusals(refused), *inspect_config(config)]
 
+    def check_source(self, config: Config, source: str) -> Sequence[Finding]:
+        """Return what a check of a source's server, role, publication, slot and tables finds."""
+        from penstock.check import postgres
+
+        return postgres.inspect(
+            source,
+            config.sources[source],
+            config.sinks_of(source),
+            recover=config.recover_command(source),
+            has_run=config.checkpoint_folder(source).is_dir(),
+        )
+
     def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources; raises `ConfigError`."""
         from penstock.check.changes import inspect_plan

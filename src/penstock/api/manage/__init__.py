@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from penstock.api.manage import (
     audit,
     backfills,
+    bastions,
     checks,
     databases,
     dead_letters,
@@ -47,6 +48,7 @@ def router(
         nats_consumers.add(api, context)
         databases.add(api, context)
         targets.add(api, context)
+        bastions.add(api, context)
         providers.add(api, context)
         syncs.add(api, context)
         records.add(api, context)

@@ -1,8 +1,9 @@
-"""`/v1/check`: what `penstock check` finds in the desired state."""
+"""`/v1/check`: what `penstock check` finds in the desired state, or of one source."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter
@@ -10,8 +11,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from penstock.api.manage.context import Context, Tools
-from penstock.api.manage.settings import config_of
+from penstock.api.manage.settings import config_of, configured_of, pipelines_of
+from penstock.api.problems import Problem, documented
 from penstock.api.requests import json_answer
+from penstock.core.finding import Finding
 
 
 class _Finding(BaseModel):
@@ -40,12 +43,31 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
     )
     async def check() -> Response:
         config, refused = await config_of(context)
-        findings = await context.run_long(tools.check, config, refused)
-        levels = [finding.level for finding in findings]
-        return json_answer(
-            {
-                "findings": [dataclasses.asdict(finding) for finding in findings],
-                "errors": levels.count("error"),
-                "warnings": levels.count("warning"),
-            }
-        )
+        return _report(await context.run_long(tools.check, config, refused))
+
+    @api.get(
+        "/v1/sources/{source}/check",
+        response_model=_Report,
+        summary="Check a source",
+        description="Its server, role, publication, slot and tables: what is missing, and its remedy.",
+        responses=documented(409),
+    )
+    async def check_source(source: str) -> Response:
+        name = (await configured_of(context, "source", source)).name
+        config = await pipelines_of(context)
+        if name not in config.sources:
+            raise Problem(
+                409, f"Source {name!r} can't be used beside the others: see `refusal` of it."
+            )
+        return _report(await context.run_test(tools.check_source, config, name))
+
+
+def _report(findings: Sequence[Finding]) -> Response:
+    levels = [finding.level for finding in findings]
+    return json_answer(
+        {
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+            "errors": levels.count("error"),
+            "warnings": levels.count("warning"),
+        }
+    )

@@ -35,6 +35,9 @@ class Tools(Protocol):
     def check(self, config: Config, refused: Mapping[Key, str]) -> Sequence[Finding]:
         """Return what `penstock check` finds in a configuration, and of what can't be used."""
 
+    def check_source(self, config: Config, source: str) -> Sequence[Finding]:
+        """Return what a check of a source's server, role, publication, slot and tables finds."""
+
     def inspect(self, plan: Plan, snapshot: Snapshot, store: Store) -> Sequence[Finding]:
         """Return warnings about a plan's sinks, checked against their sources.
 

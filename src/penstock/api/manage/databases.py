@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from psycopg.rows import dict_row
+from psycopg import sql
+from psycopg.rows import class_row, dict_row
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context
@@ -22,11 +23,14 @@ from penstock.config.sources import PostgresSource, PostgresUrl
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.tables import TablePattern, matches_any
-from penstock.postgres.admin import Catalog, open_catalog
+from penstock.postgres.admin import Catalog, Identity, open_catalog
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
+_SETUP: Final = queries.load("penstock.postgres", "setup.sql")
 _SOURCE: Final = "/v1/sources/{source}"
 _CONNECT_SECONDS: Final = 4
+_IDENTITIES: Final = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
+_FULL: Final = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
 
 T = TypeVar("T")
 
@@ -41,6 +45,16 @@ class _Table(BaseModel):
     readable: bool = Field(description="Whether the source's role may read it, as a backfill does.")
     published: bool = Field(description="Whether the source's publication has it.")
     selected: bool = Field(description="Whether the source's `tables` have it.")
+    replica_identity: Literal["default", "full", "index", "nothing", "mixed"] | None = Field(
+        description="`mixed`: its partitions differ. Null: it is partitioned and has none yet."
+    )
+    old_values: list[str] | None = Field(
+        description="The columns whose old values are in the WAL, so in `changes` and in the `record` "
+        "of a delete; null: all of them. With none Postgres refuses its UPDATE and DELETE."
+    )
+    identity_sql: str = Field(
+        description="What puts every old value into the WAL; empty: they are."
+    )
 
 
 class _Tables(Page):
@@ -125,7 +139,7 @@ def add(api: APIRouter, context: Context) -> None:
                 "publication": settings.publication, "schema": schema, "name": name,
                 "limit": query.limit + 1,
             }  # fmt: skip
-            return _rows(catalog, "tables", values)
+            return _with_identities(catalog, _rows(catalog, "tables", values))
 
         found = await context.run_at_source(_asked, settings, read)
         page, last = following(found, query.limit, lambda row: (row["schema"], row["name"]))
@@ -211,6 +225,26 @@ def _asked(source: PostgresSource, read: Callable[[Catalog], T]) -> T:
 def _rows(catalog: Catalog, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     with catalog.connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_SQL[query], values).fetchall()
+
+
+def _with_identities(catalog: Catalog, tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tables with their replica identities, of a partitioned one that of its partitions."""
+    with catalog.connection.cursor(row_factory=class_row(Identity)) as cursor:
+        of: dict[int, list[Identity]] = {table.pop("oid"): [] for table in tables}
+        for each in cursor.execute(_SETUP["identities"], {"oids": list(of)}):
+            of[each.oid].append(each)
+    for table, identities in zip(tables, of.values(), strict=True):
+        kinds = {each.identity for each in identities}
+        less = [each for each in identities if each.identity != "f"]
+        table["replica_identity"] = (
+            None if not kinds else _IDENTITIES[kinds.pop()] if len(kinds) == 1 else "mixed"
+        )
+        common = set.intersection(*(set(each.columns) for each in less)) if less else set()
+        table["old_values"] = [c for c in less[0].columns if c in common] if less else None
+        table["identity_sql"] = "\n".join(
+            catalog.text(_FULL.format(sql.Identifier(each.schema, each.name))) for each in less
+        )
+    return tables
 
 
 def _table(source: PostgresSource, row: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ SELECT pg_catalog.set_config('statement_timeout', '4s', false),
 -- name: tables
 -- The tables of a source's database behind one of a name, by schema and name. `rows` is the server's
 -- estimate, null before it has one.
-SELECT n.nspname::text AS schema, c.relname::text AS name,
+SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind = 'p' AS partitioned,
        CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END AS rows,
        EXISTS (SELECT FROM pg_catalog.pg_index i
@@ -81,3 +81,19 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                 ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
 ORDER BY s.slot_name::text COLLATE "C"
+
+-- name: target_counts
+-- How many sinks and consumers name each of some targets. %(names)s: the targets.
+SELECT spec ->> 'target', count(*) FILTER (WHERE kind = 'sink'),
+       count(*) FILTER (WHERE kind = 'consumer')
+FROM penstock.entities
+WHERE kind IN ('sink', 'consumer') AND spec ->> 'target' = ANY (%(names)s)
+GROUP BY 1
+
+-- name: target_uses
+-- The sinks and consumers that name a target, behind one of them.
+SELECT kind, name, coalesce(spec ->> 'type', 'pull') AS type
+FROM penstock.entities
+WHERE kind IN ('sink', 'consumer') AND spec ->> 'target' = %(target)s
+  AND (kind, name) > (%(kind)s, %(name)s)
+ORDER BY kind, name LIMIT %(limit)s

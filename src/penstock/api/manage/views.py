@@ -16,9 +16,12 @@ from penstock.api.schemas import ConsumerStatus
 from penstock.config.collections import collections_of
 from penstock.config.providers import READY
 from penstock.config.syncs import collection_ids
+from penstock.core import queries
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 from penstock.syncs.controls import SyncControls
+
+_SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 
 Entities = Sequence[dict[str, Any]]
 
@@ -52,6 +55,11 @@ class _ConsumerList(Paged):
 
 class _Consumer(EntityBody):
     status: ConsumerStatus | None = Field(None, description="Null where it is not served yet.")
+
+
+class _Target(EntityBody):
+    sinks: int = Field(description="How many sinks name it.")
+    consumers: int = Field(description="How many consumers do.")
 
 
 class _Provider(BaseModel):
@@ -149,6 +157,25 @@ async def _consumers(context: Context, entities: Entities, query: Paged | None) 
     return [{**entity, "status": status.get(entity["name"])} for entity in entities]
 
 
+async def _targets(context: Context, entities: Entities, _: Paged | None) -> Entities:
+    names = [entity["name"] for entity in entities]
+
+    def read() -> dict[str, tuple[int, int]]:
+        with context.store.connection() as connection:
+            rows = connection.execute(_SQL["target_counts"], {"names": names})
+            return {name: (sinks, consumers) for name, sinks, consumers in rows}
+
+    counts = await context.run(read)
+    none = (0, 0)
+    return [
+        {
+            **entity,
+            **dict(zip(("sinks", "consumers"), counts.get(entity["name"], none), strict=True)),
+        }
+        for entity in entities
+    ]
+
+
 async def _providers(_: Context, entities: Entities, __: Paged | None) -> Entities:
     shown = []
     for entity in entities:
@@ -191,5 +218,6 @@ VIEWS: Final = {
     "consumer": View(_Consumer, _ConsumerList, _consumers),
     "provider": View(_Provider, _List, _providers, [_ready(name) for name in sorted(READY)]),
     "sync": View(_Sync, _List, _syncs),
+    "target": View(_Target, _List, _targets),
 }
 """The views of the kinds that show more than their specs."""
