@@ -322,6 +322,35 @@ def test_a_sources_database_for_pickers(shop: Shop, database: Database) -> None:
     assert shop.client.post("/v1/test-source", json={"url": database.url}).status_code == 200
 
 
+def test_a_sources_old_values_and_its_check(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (note text);"
+        "CREATE TABLE c (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE c1 PARTITION OF c FOR VALUES FROM (1) TO (5);"
+        "CREATE TABLE c2 PARTITION OF c FOR VALUES FROM (5) TO (9);"
+        "ALTER TABLE c2 REPLICA IDENTITY FULL; CREATE TABLE d (note text);"
+        "ALTER TABLE d REPLICA IDENTITY FULL;"
+        "CREATE TABLE e (id int PRIMARY KEY) PARTITION BY RANGE (id)"
+    )
+    with Shop(database.url, ApiTools()) as shop:
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+        tables = shop.client.get("/v1/sources/shop/tables").json()["data"]
+        found = [(t["table_name"], t["replica_identity"], t["old_values"]) for t in tables]
+        assert found == [
+            ("a", "default", ["id"]), ("b", "default", []), ("c", "mixed", ["id"]),
+            ("d", "full", None), ("e", None, None),
+        ]  # fmt: skip
+        report = shop.client.get("/v1/sources/shop/check").json()
+        assert report["errors"] == 1, report
+        for table in tables:
+            database.execute(table["identity_sql"] or "SELECT 1")
+        again = shop.client.get("/v1/sources/shop/tables").json()["data"]
+        assert [t["old_values"] for t in again] == [None] * 5
+        report = shop.client.get("/v1/sources/shop/check").json()
+        assert (report["errors"], report["warnings"]) == (0, 0), report
+        problem(shop.client.get("/v1/sources/none/check"), 404)
+
+
 def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
     # 192.0.2.0/24 is never routed: either nothing answers, or the network refuses at once.
     for url, status in (

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import asyncssh
 import pytest
 from tests.api_help import TIMEOUT, Shop, problem
-from tests.bastions import SshServer
+from tests.bastions import SshServer, public
 from tests.streams_help import make_stream
 
+from penstock.bastion.keys import fingerprint
 from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
@@ -111,6 +113,65 @@ def test_a_source_and_its_bastion(shop: Shop, ssh: SshServer, database: Database
         bastion=behind(ssh),
     )
     assert problem(shop.client.post("/v1/sources/far/test"), 503)["code"] == "unreachable"
+
+
+def test_a_bastions_keys_are_shown_and_trusted(
+    shop: Shop, ssh: SshServer, nats_server: EmbeddedNats, database: Database
+) -> None:
+    """Of targets and sources alike: the key that Penstock makes is installed, the host key trusted."""
+    own = {"host": "127.0.0.1", "port": ssh.port, "user": "penstock"}
+    put(shop, "/v1/targets/far", type="nats", url=nats_server.url, bastion=own)
+    put(shop, "/v1/sources/db", type="postgres", url=database.url, bastion=own)
+    shown_key = public(ssh.host_key)
+    for path in ("/v1/targets/far", "/v1/sources/db"):
+        found = shop.client.get(f"{path}/bastion").json()
+        assert (found["host_key"], found["pinned_by"]) == (None, None)
+        assert found["public_key"].startswith("ssh-ed25519 ")
+        assert shop.client.get(f"{path}/bastion").json() == found, "the same key each time"
+        ssh.kill()
+        ssh.user_key = asyncssh.import_public_key(found["public_key"])
+        ssh.start()
+        asked = shop.client.post(f"{path}/bastion/host-key").json()
+        assert asked == {
+            "host_key": shown_key, "fingerprint": fingerprint(shown_key), "trusted": False,
+        }  # fmt: skip
+        problem(
+            shop.client.put(f"{path}/bastion/host-key", json={"host_key": "ssh-rsa x"}),
+            422,
+            "host_key",
+        )
+        pinned = shop.client.put(f"{path}/bastion/host-key", json={"host_key": shown_key}).json()
+        assert (pinned["host_key"], pinned["pinned_by"]) == (shown_key, "store")
+        assert shop.client.post(f"{path}/test").status_code == 200
+        other = {"host_key": public(asyncssh.generate_private_key("ssh-ed25519"))}
+        refused = problem(shop.client.put(f"{path}/bastion/host-key", json=other), 409)
+        assert fingerprint(shown_key) in refused["detail"]
+        body = {**other, "replace": True}
+        assert shop.client.put(f"{path}/bastion/host-key", json=body).status_code == 200
+        assert shop.client.post(f"{path}/bastion/host-key").json()["trusted"] is False
+    put(shop, "/v1/targets/far", type="nats", url=nats_server.url, bastion=behind(ssh))
+    assert shop.client.get("/v1/targets/far/bastion").json()["pinned_by"] == "configuration"
+    problem(shop.client.put("/v1/targets/far/bastion/host-key", json=other), 409)
+    put(shop, "/v1/targets/near", type="nats", url=nats_server.url)
+    problem(shop.client.get("/v1/targets/near/bastion"), 404)
+    problem(shop.client.get("/v1/targets/none/bastion"), 404)
+
+
+def test_what_uses_a_target(shop: Shop, database: Database) -> None:
+    put(shop, "/v1/sources/shop", type="postgres", url=database.url)
+    put(shop, "/v1/targets/cluster", type="nats", url="nats://n:4222")
+    put(shop, "/v1/targets/idle", type="nats", url="nats://n:4222")
+    for name in ("a", "b"):
+        put(shop, f"/v1/sinks/{name}", type="nats", source="shop", target="cluster")
+    targets = shop.client.get("/v1/targets").json()["data"]
+    assert [(t["name"], t["sinks"], t["consumers"]) for t in targets] == [
+        ("cluster", 2, 0), ("idle", 0, 0)
+    ]  # fmt: skip
+    first = shop.client.get("/v1/targets/cluster/uses", params={"limit": 1}).json()
+    assert first["data"] == [{"kind": "sink", "name": "a", "type": "nats"}]
+    rest = shop.client.get("/v1/targets/cluster/uses", params={"cursor": first["next"]}).json()
+    assert rest == {"data": [{"kind": "sink", "name": "b", "type": "nats"}], "next": None}
+    problem(shop.client.get("/v1/targets/none/uses"), 404)
 
 
 # Webhooks

@@ -24,9 +24,18 @@ EXPECTED = {
             "sources", "sinks", "streams", "consumers", "http-consumers", "nats-consumers", "targets",
             "backfills", "tokens", "dead-letters", "audit", "plan", "apply", "export", "check",
             "streams/{stream}/messages", "targets/{target}/test",
+            "targets/{target}/uses",
         )
     ),
-    *(f"/v1/sources/{{source}}/{of}" for of in ("tables", "tables/{table}/columns", "slots", "test")),
+    *(
+        f"/v1/sources/{{source}}/{of}"
+        for of in ("tables", "tables/{table}/columns", "slots", "test", "check")
+    ),
+    *(
+        f"/v1/{of}/bastion{rest}"
+        for of in ("targets/{target}", "sources/{source}")
+        for rest in ("", "/host-key")
+    ),
     *(f"/v1/consumers/{{consumer}}/{verb}" for verb in ("receive", "ack", "nack")),
 }  # fmt: skip
 

@@ -1,0 +1,118 @@
+"""Forms of entities: the spec that one gives, what it shows again, and an entity's bastion.
+
+A secret that was typed is never sent back into a page: it is asked for again, or a mask stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.api.console.calls import Answer
+from penstock.api.console.forms import Form
+from penstock.api.console.page import Page, Visit
+from penstock.config.strict import NAME_RULE, is_name
+from penstock.core.redact import redact_url
+
+BASTION: Final = ("bastion.host", "bastion.port", "bastion.user", "bastion.host_key")
+_URL: Final = "url"
+
+Spec = dict[str, Any]
+
+
+def filled(spec: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    """Return an entity's values as the fields of a form have them: `keys`, and its bastion's."""
+    found = {key: str(spec[key]) for key in keys if spec.get(key) is not None}
+    for key, value in (spec.get("bastion") or {}).items():
+        if f"bastion.{key}" in BASTION and value is not None:
+            found[f"bastion.{key}"] = str(value)
+    return found
+
+
+def given(form: Form, keys: Sequence[str], old: Mapping[str, Any]) -> Spec:
+    """Return the spec that a form gives: what it has no field for stays as it was."""
+    spec = {**old, **{key: form[key] or None for key in keys}}
+    spec["bastion"] = _bastion(form, old.get("bastion") or {})
+    return {key: value for key, value in spec.items() if value is not None}
+
+
+def _bastion(form: Form, old: Mapping[str, Any]) -> Spec | None:
+    values: Spec = {field.partition(".")[2]: form[field] or None for field in BASTION}
+    if not any(values.values()):
+        return None
+    port = values["port"]
+    if port is not None and port.isascii() and port.isdigit():
+        values["port"] = int(port)
+    return {key: value for key, value in {**old, **values}.items() if value is not None}
+
+
+def shown_again(form: Form, keys: Sequence[str], masks: Mapping[str, str]) -> Form:
+    """Return a refused form without the secrets in it; `masks` stand in their fields."""
+    known = (*keys, *BASTION, "name", "type", "version")
+    values = {key: [form.raw(key)] for key in known if key in form}
+    if _URL in values:
+        values[_URL] = [redact_url(form[_URL])]
+    again = Form(values | {key: [text] for key, text in masks.items()})
+    again.errors, again.problem = form.errors, form.problem
+    return again
+
+
+def is_named(form: Form) -> bool:
+    """Return whether the name is one; if not, say so beside it."""
+    if not is_name(form["name"]):
+        form.errors["name"] = f"{form['name']!r} is not a name: expected {NAME_RULE}."
+    return not form.errors
+
+
+def tag(form: Form) -> dict[str, str]:
+    """Return the header by which a change is refused where another has changed the entity since."""
+    return {"If-Match": f'"{form["version"]}"'} if form["version"] else {"If-None-Match": "*"}
+
+
+def refuse(form: Form, answer: Answer, keys: Sequence[str]) -> int:
+    """Put a problem beside its fields, and return the status of the page that shows it."""
+    form.refuse(answer, *keys, *BASTION)
+    if answer.status == 412:
+        form.problem = (
+            "It was changed since this form was shown. Read the page again, and change that."
+            if form["version"]
+            else f"There is one with the name {form['name']!r} already."
+        )
+    return answer.status if answer.status in (409, 412) else 422
+
+
+Show = Callable[..., Awaitable[Response]]
+
+
+def add_host_key(page: Page, kind: str, show: Show) -> None:
+    """Add the form that asks a bastion for its host key, and the one that trusts what it has shown.
+
+    `show(visit, status, shown=...)` renders the page of the entity.
+    """
+
+    async def host_key(visit: Visit) -> Response:
+        path = f"/v1/{kind}s/{visit.part('name')}/bastion/host-key"
+        form = visit.form
+        if form["host_key"]:
+            body = {"host_key": form["host_key"], "replace": "replace" in form}
+            answer = await visit.api("PUT", path, body=body)
+            if answer.ok:
+                return visit.redirect(f"{page.name}/{visit.part('name')}", done="trusted")
+        else:
+            answer = await visit.api("POST", path)
+            if answer.ok:
+                return await show(visit, 200, shown=answer.body)
+        form.problem = answer.detail
+        return await show(visit, answer.status)
+
+    page.post("/{name}/host-key")(host_key)
+
+
+async def bastion_of(visit: Visit, kind: str, entity: Mapping[str, Any]) -> Spec | None:
+    """Return an entity's bastion as the API shows it, or its `problem`; None where it has none."""
+    if not entity["spec"].get("bastion"):
+        return None
+    answer = await visit.api("GET", f"/v1/{kind}s/{entity['name']}/bastion")
+    return dict(answer.body) if answer.ok else {"problem": answer.detail}

@@ -1,0 +1,291 @@
+"""Sources: connect a database step by step, pick its tables, see its slots and what they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.api.console import entity_forms
+from penstock.api.console.entity_forms import Spec
+from penstock.api.console.lists import Column, Listing
+from penstock.api.console.page import Page, Visit
+from penstock.core.tables import TablePattern
+
+PAGE = Page(
+    "sources",
+    "Sources",
+    notices={
+        "added": "The source is added. Nothing is captured before a sink takes from it.",
+        "changed": "The connection is changed.",
+        "picked": "The tables are changed. See what they need below.",
+        "deleted": "The source is deleted.",
+        "trusted": "The host key is trusted.",
+    },
+)
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("level", "State"),
+    Column("address", "Database"),
+    Column("tables", "Tables"),
+    Column("sinks", "Sinks", figure=True),
+    Column("captured", "Captured", figure=True),
+    Column("waiting", "To be delivered", figure=True),
+    Column("oldest_waiting_seconds", "Oldest of these", figure=True),
+)
+_KEYS: Final = ("url", "slot", "publication")
+_DEFAULT_TABLES: Final = ("public.*",)
+_TABLE_COLUMNS: Final = (
+    Column("name", "Table"),
+    Column("rows", "Rows, about", figure=True),
+    Column("has_key", "Primary key"),
+    Column("replica_identity", "Old values in changes"),
+    Column("published", "Published"),
+)
+_STATEMENT: Final = re.compile(r"\b(?:ALTER|CREATE|DROP|GRANT|SELECT) [^;]*;")
+_COMMAND: Final = re.compile(r"Run: (penstock .+)$|`(penstock [^`]+)`")
+_RANK: Final = {"error": 0, "warning": 1}
+
+
+@PAGE.get()
+async def listed(visit: Visit) -> Response:
+    """List the sources, and show the form of a new one."""
+    return await _page(visit)
+
+
+@PAGE.post()
+async def create(visit: Visit) -> Response:
+    """Add a source, and go on to what it needs."""
+    form = visit.form
+    name, status = form["name"], 422
+    if entity_forms.is_named(form):
+        spec = entity_forms.given(form, _KEYS, {"type": "postgres"})
+        answer = await visit.api(
+            "PUT", f"/v1/sources/{name}", body=spec, headers=entity_forms.tag(form)
+        )
+        if answer.ok:
+            step = "" if "bastion" in spec else "/check"
+            return visit.redirect(f"sources/{name}{step}", done="added")
+        status = entity_forms.refuse(form, answer, _KEYS)
+    visit.form = entity_forms.shown_again(form, _KEYS, {})
+    return await _page(visit, status)
+
+
+@PAGE.get("/{name}")
+async def show(visit: Visit) -> Response:
+    """Show a source: its state, its connection, and the slots of its server."""
+    return await _source(visit)
+
+
+@PAGE.post("/{name}/test")
+async def test(visit: Visit) -> Response:
+    """Test a source's connection, and show what came of it."""
+    tested = await visit.api("POST", f"/v1/sources/{visit.part('name')}/test")
+    return await _source(visit, tested=tested)
+
+
+@PAGE.get("/{name}/edit")
+async def edit(visit: Visit) -> Response:
+    """Show the form of a source's connection."""
+    entity = await _entity(visit)
+    values = entity_forms.filled(entity["spec"], _KEYS)
+    visit.form = visit.form.filled(**values, version=str(entity["version"]))
+    return visit.render("sources/edit.html", source=entity, follows=[])
+
+
+@PAGE.post("/{name}/edit")
+async def change(visit: Visit) -> Response:
+    """Change a source's connection; what follows from that is shown first."""
+    form, entity = visit.form, await _entity(visit)
+    name = entity["name"]
+    spec = entity_forms.given(form, _KEYS, entity["spec"])
+    sent = f"/v1/sources/{name}", {"dry_run": "confirm" not in form}, spec, entity_forms.tag(form)
+    answer = await visit.api("PUT", *sent)
+    follows = answer.body["consequences"] if answer.ok else []
+    if answer.ok and not ("confirm" in form or follows):
+        answer = await visit.api("PUT", sent[0], None, *sent[2:])
+    if answer.ok and not answer.body["dry_run"]:
+        return visit.redirect(f"sources/{name}", done="changed")
+    status = 422 if answer.ok else entity_forms.refuse(form, answer, _KEYS)
+    visit.form = entity_forms.shown_again(form, _KEYS, {})
+    return visit.render("sources/edit.html", status, source=entity, follows=follows)
+
+
+@PAGE.get("/{name}/check")
+async def check(visit: Visit) -> Response:
+    """Show what a source lacks, with what mends it."""
+    entity = await _entity(visit)
+    answer = await visit.api("GET", f"/v1/sources/{entity['name']}/check")
+    findings = [_mendable(each) for each in answer.body["findings"]] if answer.ok else []
+    findings.sort(key=lambda each: _RANK.get(each["level"], 2))
+    return visit.render("sources/check.html", source=entity, answer=answer, findings=findings)
+
+
+@PAGE.get("/{name}/tables")
+async def tables(visit: Visit) -> Response:
+    """Show a database's tables, to pick of them, and their replica identities."""
+    return await _tables(visit)
+
+
+@PAGE.post("/{name}/tables")
+async def pick(visit: Visit) -> Response:
+    """Change a source's tables; what follows from that is shown first."""
+    form, entity = visit.form, await _entity(visit)
+    name = entity["name"]
+    picked = form.many("tables")
+    if not picked:
+        old, seen = _patterns(entity["spec"]), set(form.many("seen"))
+        chosen = [each for each in form.many("table") if each in seen]
+        picked = [each for each in old if each not in seen or each in chosen]
+        picked += [each for each in chosen if each not in picked]
+    if not picked:
+        form.problem = "Pick one table at least."
+        return await _tables(visit, 422)
+    query = {"dry_run": "confirm" not in form}
+    answer = await visit.api(
+        "PATCH", f"/v1/sources/{name}", query, {"tables": picked}, entity_forms.tag(form)
+    )
+    if not answer.ok:
+        form.problem = "; ".join(answer.errors.values()) or answer.detail
+        return await _tables(visit, answer.status)
+    if query["dry_run"] and answer.body["action"] != "nothing":
+        return visit.render("sources/picked.html", source=entity, picked=picked, plan=answer.body)
+    return visit.redirect(f"sources/{name}/check", done="picked")
+
+
+@PAGE.get("/{name}/delete")
+async def ask(visit: Visit) -> Response:
+    """Show what deleting a source means."""
+    return await _deletion(visit)
+
+
+@PAGE.post("/{name}/delete")
+async def delete(visit: Visit) -> Response:
+    """Delete a source whose name was typed."""
+    name = visit.part("name")
+    if visit.form["confirm"] != name:
+        visit.form.errors["confirm"] = f"This is not {name}."
+        return await _deletion(visit, 422)
+    answer = await visit.api("DELETE", f"/v1/sources/{name}")
+    if not answer.ok:
+        visit.form.refuse(answer)
+        return await _deletion(visit, answer.status)
+    return visit.redirect(done="deleted")
+
+
+async def _page(visit: Visit, status: int = 200) -> Response:
+    state = await visit.get("/v1/status")
+    sinks = await visit.all("/v1/sinks")
+    counts: dict[Any, int] = {}
+    for sink in sinks:
+        counts[sink["spec"].get("source")] = counts.get(sink["spec"].get("source"), 0) + 1
+    rows = [
+        {**_running(state, entity), "address": entity["spec"].get("url"), "name": entity["name"],
+         "tables": ", ".join(_patterns(entity["spec"])), "sinks": counts.get(entity["name"], 0)}
+        for entity in await visit.all("/v1/sources")
+    ]  # fmt: skip
+    found = Listing(visit, rows, _COLUMNS, search=("name", "address", "tables", "level"))
+    return visit.render("sources/list.html", status, list=found)
+
+
+def _running(state: Mapping[str, Any], entity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run in this process reports of a source, and its level."""
+    name = entity["name"]
+    found = dict(state["sources"].get(name, {}))
+    if name in state["sources"]:
+        found["level"] = state["parts"].get(f"source {name}", "ready")
+    else:
+        found["level"] = "not seen here" if entity["refusal"] is None else "failed"
+    return found
+
+
+async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
+    entity = await _entity(visit)
+    name = entity["name"]
+    state = await visit.get("/v1/status")
+    problems = [
+        each
+        for each in state["problems"]
+        if each["subject"] == f"source {name}" or each["subject"].startswith(f"source {name}:")
+    ]
+    slots = await visit.api("GET", f"/v1/sources/{name}/slots", {"limit": 200})
+    rows = slots.body["data"] if slots.ok else []
+    values = {"tested": None, "shown": None, **values}
+    return visit.render(
+        "sources/show.html",
+        status,
+        source=entity,
+        running=_running(state, entity),
+        problems=problems,
+        slots=slots,
+        own=next((each for each in rows if each["own"]), None),
+        rows=sorted(rows, key=lambda each: not each["own"]),
+        tables=_patterns(entity["spec"]),
+        sinks=[s for s in await visit.all("/v1/sinks") if s["spec"].get("source") == name],
+        bastion=await entity_forms.bastion_of(visit, "source", entity),
+        **values,
+    )
+
+
+async def _tables(visit: Visit, status: int = 200) -> Response:
+    entity = await _entity(visit)
+    found: list[dict[str, Any]] = []
+    cursor, answer = None, None
+    while answer is None or cursor is not None:
+        query = {"limit": 1000, "cursor": cursor}
+        answer = await visit.api("GET", f"/v1/sources/{entity['name']}/tables", query)
+        if not answer.ok:
+            break
+        found += answer.body["data"]
+        cursor = answer.body["next"]
+    patterns = _patterns(entity["spec"])
+    for table in found:
+        table["schema"] = str(TablePattern(table["table_schema"], None))
+    schemas = {table["schema"] for table in found}
+    known = {*schemas, *(table["name"] for table in found)}
+    return visit.render(
+        "sources/tables.html",
+        status,
+        source=entity,
+        answer=answer,
+        list=Listing(visit, found, _TABLE_COLUMNS),
+        patterns=patterns,
+        schemas=sorted(schemas),
+        absent=[each for each in patterns if each not in known],
+    )
+
+
+async def _deletion(visit: Visit, status: int = 200) -> Response:
+    entity = await _entity(visit)
+    plan = await visit.api("DELETE", f"/v1/sources/{entity['name']}", {"dry_run": True})
+    return visit.render("sources/delete.html", status, source=entity, plan=plan)
+
+
+async def _entity(visit: Visit) -> Any:
+    return await visit.get(f"/v1/sources/{visit.part('name')}")
+
+
+def _patterns(spec: Spec) -> list[str]:
+    """Return a source's tables, each written as the API writes it."""
+    return [_canonical(each) for each in spec.get("tables") or _DEFAULT_TABLES]
+
+
+def _canonical(pattern: str) -> str:
+    try:
+        return str(TablePattern.parse(pattern))
+    except ValueError:  # it names a variable
+        return pattern
+
+
+def _mendable(finding: dict[str, Any]) -> dict[str, Any]:
+    """Return a finding with the statements and commands in its fix, and the text around them."""
+    fix = finding["fix"]
+    commands = [bare or quoted for bare, quoted in _COMMAND.findall(fix)]
+    if not _STATEMENT.sub("", fix).strip():  # statements alone, to be pasted as one
+        return {**finding, "text": "", "copies": [fix] if fix else []}
+    return {**finding, "text": fix, "copies": [*_STATEMENT.findall(fix), *commands]}
+
+
+entity_forms.add_host_key(PAGE, "source", _source)
