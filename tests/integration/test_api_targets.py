@@ -149,7 +149,8 @@ def test_a_bastions_keys_are_shown_and_trusted(
         body = {**other, "replace": True}
         assert shop.client.put(f"{path}/bastion/host-key", json=body).status_code == 200
         assert shop.client.post(f"{path}/bastion/host-key").json()["trusted"] is False
-    put(shop, "/v1/targets/far", type="nats", url=nats_server.url, bastion=behind(ssh))
+    own["host_key"] = shown_key
+    put(shop, "/v1/targets/far", type="nats", url=nats_server.url, bastion=own)
     assert shop.client.get("/v1/targets/far/bastion").json()["pinned_by"] == "configuration"
     problem(shop.client.put("/v1/targets/far/bastion/host-key", json=other), 409)
     put(shop, "/v1/targets/near", type="nats", url=nats_server.url)

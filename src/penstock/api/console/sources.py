@@ -45,7 +45,8 @@ _TABLE_COLUMNS: Final = (
     Column("published", "Published"),
 )
 _STATEMENT: Final = re.compile(r"\b(?:ALTER|CREATE|DROP|GRANT|SELECT) [^;]*;")
-_COMMAND: Final = re.compile(r"Run: (penstock .+)$|`(penstock [^`]+)`")
+# Not the run itself, which a remedy has one start or stop where it is started.
+_COMMAND: Final = re.compile(r"Run: (penstock .+)$|`(penstock (?!run`)[^`]+)`")
 _RANK: Final = {"error": 0, "warning": 1}
 
 
