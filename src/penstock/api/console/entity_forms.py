@@ -53,7 +53,9 @@ def shown_again(form: Form, keys: Sequence[str], masks: Mapping[str, str]) -> Fo
     known = (*keys, *BASTION, "name", "type", "version")
     values = {key: [form.raw(key)] for key in known if key in form}
     if _URL in values:
-        values[_URL] = [redact_url(form[_URL])]
+        shown = redact_url(form[_URL])
+        # The query of a web address is often a key, whatever its name.
+        values[_URL] = [shown.partition("?")[0] if shown.startswith("http") else shown]
     again = Form(values | {key: [text] for key, text in masks.items()})
     again.errors, again.problem = form.errors, form.problem
     return again
