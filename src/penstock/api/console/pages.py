@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.api.console import overview, tokens
+from penstock.api.console import changes, overview, tokens
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
+    changes.PAGE,
     tokens.PAGE,
 )
