@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.api.console import changes, overview, tokens
+from penstock.api.console import backfills, changes, overview, syncs, tokens
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
+    backfills.PAGE,
+    syncs.PAGE,
     changes.PAGE,
     tokens.PAGE,
 )
