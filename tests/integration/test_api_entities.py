@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,9 @@ import pytest
 from tests.api_help import ApiServer, Shop, known, problem
 from tests.streams_help import inserted, make_stream, publish, updated
 
+from penstock.api.app import Api
+from penstock.api.auth import Grant
+from penstock.api.console.calls import Management
 from penstock.api.manage.pages import cursor_of
 from penstock.cli.api_tools import ApiTools
 from penstock.core.group_hash import group_hash
@@ -186,6 +190,20 @@ def test_the_audit_log_names_the_token_and_the_door(shop: Shop) -> None:
     assert rest["next"] is None
     of = shop.client.get("/v1/audit", params={"kind": "sink", "name": "events"}).json()["data"]
     assert len(of) == 1
+
+
+def test_what_the_console_changes_came_by_the_console(shop: Shop) -> None:
+    console = Management(super(Api, shop.api.app).__call__)
+    spec = {"type": "nats", "url": "nats://nats.invalid:4222"}
+    ann = Grant("ann", "admin", None)
+    put = console.call(ann, "PUT", "/v1/targets/far", body=spec)
+    assert asyncio.run(put).status == 201
+    changed = {**spec, "url": "nats://other.invalid:4222"}
+    claimed = shop.client.put("/v1/targets/far", json=changed, headers={"door": "console"})
+    assert claimed.status_code == 200
+    log = shop.client.get("/v1/audit", params={"q": "TARGET far"}).json()["data"]
+    assert [(e["who"], e["door"]) for e in log] == [("admin", "api"), ("ann", "console")]
+    assert shop.client.get("/v1/audit", params={"q": "no such text"}).json()["data"] == []
 
 
 DOCUMENT = """

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.api.health import Server, application
+from penstock.backfill.pace import Pace
 from penstock.backfill.request import Backfill, Backfills
-from penstock.cli.backfill_watch import Pace, duration, line
+from penstock.cli.backfill_watch import duration, line
 from penstock.cli.main import app
 from penstock.config.file import load
 from penstock.embedded.handles import Database

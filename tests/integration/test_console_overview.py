@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import Route
 from tests.api_help import ApiServer, Shop
 from tests.browser import NARROW, WIDE, Window
 
@@ -116,6 +117,41 @@ def test_it_changes_by_itself_while_it_is_seen(
     )
     facts["sinks"]["orders"]["delivered"] = 5432
     page.get_by_role("cell", name="5,432").wait_for()
+
+
+def test_all_its_live_parts_share_one_look(
+    shop: Shop, window: Window, facts: dict[str, Any]
+) -> None:
+    page = window.login(shop.token)
+    facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
+    answered: list[str] = []
+
+    def answer_one(route: Route) -> None:
+        if not answered:
+            answered.append(route.request.url)
+            route.continue_()
+
+    page.route("**/console/overview", answer_one)
+    page.get_by_role("cell", name="4,321").wait_for()
+    page.locator(".facts").get_by_text("77.7").wait_for()  # of another part
+
+
+def test_rows_link_to_the_pages_that_there_are(
+    shop: Shop, window: Window, facts: dict[str, Any]
+) -> None:
+    live = {"provider": "stripe", "properties": {"api_key": "hush"}}
+    assert shop.client.put("/v1/credentials/live", json=live).status_code == 201
+    sync = {"provider": "stripe", "collections": ["customers"], "credential": "live"}
+    assert shop.client.put("/v1/syncs/billing", json=sync).status_code == 201
+    page = window.login(shop.token)
+    page.get_by_role("link", name="billing").click()
+    page.wait_for_url("**/console/syncs/billing")
+    page.get_by_role("heading", name="Sync billing").wait_for()
+    page = window.open("overview")
+    links = page.locator("tbody th a")
+    for path in {str(each.get_attribute("href")) for each in links.all()}:
+        window.allow(404)  # what runs here by `facts` alone is no entity
+        assert "There is no page" not in page.request.get(f"http://{window.address}{path}").text()
 
 
 def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ The pipeline here is a stand-in; the real one is in `tests/acceptance/test_demo.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import sys
 from penstock.demo import run
 def fake(config, listen):
     return [sys.executable, sys.argv[1], str(config), listen, "none"]
-sys.exit(run(60, 200, True, pipeline=fake))
+sys.exit(run(float("inf"), 200, True, pipeline=fake))
 """
 
 
@@ -98,9 +99,13 @@ def test_a_signal_ends_it_with_the_summary_and_nothing_left(temp: Path, number: 
         text=True,
     )
     assert process.stderr is not None
+    steps = ""
     for line in process.stderr:
+        steps += line
         if "writing: committed" in line and " delivered 0" not in line:
             break
+    assert re.search(r"its console: http://127\.0\.0\.1:\d+/console, with the token \S+\n", steps)
+    assert "writing 200 rows/s until Ctrl-C" in steps
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     process.send_signal(number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,39 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock.backfill.pace import Pace
 from penstock.backfill.request import Backfill
 
 _POLL_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 5.0
-_RATE_SECONDS: Final = 10.0
-
-
-class Pace:
-    """How fast a backfill goes, from how far it was at some times."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, rows: int) -> None:
-        """Add how many rows were done at a time, in seconds."""
-        self._marks.append((now, rows))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_SECONDS:
-            self._marks.popleft()
-
-    @property
-    def rate(self) -> float:
-        """Rows a second of the last seconds, 0 where that is not known."""
-        if len(self._marks) < 2:
-            return 0.0
-        (then, before), (now, rows) = self._marks[0], self._marks[-1]
-        return max(rows - before, 0) / max(now - then, 0.001)
-
-    def left(self, found: Backfill) -> float | None:
-        """Return the seconds that are left at this rate, None where that is not known."""
-        rate = self.rate
-        if found.rows_total is None or rate <= 0:
-            return None
-        return max(found.rows_total - found.rows_done, 0) / rate
 
 
 def follow(find: Callable[[], Sequence[Backfill]]) -> Sequence[Backfill]:
@@ -60,7 +31,7 @@ def line(found: Backfill, pace: Pace) -> str:
     parts = [f"{found.id} {found.table} to {found.sink}: {found.state}", _rows(found)]
     if found.state == "running":
         parts.append(f"{pace.rate:,.0f} rows/s")
-        if (left := pace.left(found)) is not None:
+        if (left := pace.left(found.rows_done, found.rows_total)) is not None:
             parts.append(f"{duration(left)} left")
     if found.error:
         parts.append(found.error)
@@ -127,7 +98,7 @@ def _bars(found: Sequence[Backfill], paces: dict[int, Pace]) -> Table:
         pace = paces[each.id]
         total = each.rows_total or 0
         running = each.state == "running"
-        left = pace.left(each) if running else None
+        left = pace.left(each.rows_done, each.rows_total) if running else None
         table.add_row(
             Text(f"{each.id} {each.table} to {each.sink}"),
             ProgressBar(

@@ -15,20 +15,16 @@ import typer.core
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from penstock.desired.plan import Plan, PlannedChange
     from penstock.streams.store import Store
 
 NOTHING: Final = 0
 CHANGES: Final = 2
 _ERROR: Final = 1
-_MARKS: Final = {
-    "create": ("+", "green"), "update": ("~", "yellow"), "delete": ("-", "red"),
-    "take over": ("=", "cyan"),
+_STYLES: Final = {
+    "create": "green", "update": "yellow", "delete": "red", "take over": "cyan",
+    "warning": "yellow", "value": "dim", "change": "", "summary": "bold", "plain": "",
 }  # fmt: skip
-_LONG: Final = 200
-"""As many characters of a value are printed for people; JSON has all of it."""
 
 Prune = Annotated[
     bool, typer.Option("--prune", help="Delete what the file managed and no longer names.")
@@ -109,63 +105,14 @@ def show(plan: Plan, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    lines: list[Text] = []
-    for planned in plan.changes:
-        lines += _lines_of(planned)
-    if plan.kept:
-        lines.append(Text("No longer in the file; deleted with --prune alone:", style="bold"))
-        for planned in plan.kept:
-            lines += _lines_of(planned)
-    lines += [Text.assemble(("! ", "yellow"), warning) for warning in plan.warnings]
-    lines.append(Text(_summary(plan), style="bold"))
+    from penstock.desired.plan_text import lines
+
+    text = [
+        Text.assemble(*((part.text, _STYLES[part.style]) for part in line))
+        for line in lines(plan.shown())
+    ]
     # At once: rich takes 1 ms for each call.
-    Console(soft_wrap=True, highlight=False).print(Text("\n").join(lines))
-
-
-def _lines_of(planned: PlannedChange) -> list[Text]:
-    from rich.text import Text
-
-    mark, style = _MARKS[planned.action]
-    what = f"{planned.change.kind} {planned.change.name}"
-    line = Text.assemble((f"{mark} {what}", style))
-    if planned.taken_from is not None:
-        line.append(f"  which the {planned.taken_from} manages: the file takes it over", "cyan")
-    lines = [line]
-    shown = planned.shown()
-    if planned.action == "create":
-        for key, value in shown["spec"].items():
-            lines.append(Text(f"    {key}: {_value(value)}", style="dim"))
-    for field in planned.fields:
-        if field.secret and field.before == field.after:
-            text = f"{_value(field.after)} (another secret)"
-        else:
-            text = f"{_value(field.before)} → {_value(field.after)}"
-        lines.append(Text(f"    {field.path}: {text}"))
-    for consequence in planned.consequences:
-        lines.append(Text.assemble(("    ! ", "yellow"), consequence))
-    return lines
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "(default)"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = text.strip().replace("\n", "⏎")
-    return text if len(text) <= _LONG else f"{text[:_LONG]}…"
-
-
-def _summary(plan: Plan) -> str:
-    if plan.is_empty:
-        return "Nothing to do: the file and the desired state agree."
-    counts = plan.counts()
-    words = {
-        "create": "to create", "update": "to change", "delete": "to delete",
-        "take over": "to take over",
-    }  # fmt: skip
-    text = ", ".join(f"{counts[action]} {word}" for action, word in words.items() if counts[action])
-    kept = f"{len(plan.kept)} kept that --prune would delete" if plan.kept else ""
-    agrees = " Nothing else: the file and the desired state agree." if plan.changes_nothing else ""
-    return f"Plan: {', '.join(filter(None, (text, kept)))}.{agrees}"
+    Console(soft_wrap=True, highlight=False).print(Text("\n").join(text))
 
 
 def exit_code(plan: Plan) -> int:

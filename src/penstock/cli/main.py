@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ from penstock.cli import token as cli_token
 from penstock.cli import try_ as cli_try
 from penstock.cli import warm as cli_warm
 from penstock.cli.changes import PlanCommand
-from penstock.cli.common import CONFIG, LISTEN, ConfigFile, StoreUrl, errors, starting
+from penstock.cli.common import CONFIG, LISTEN, ConfigFile, StoreUrl, errors, fail, starting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,17 +120,28 @@ def push(config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
 
 @app.command()
 def demo(
-    duration: Annotated[float, typer.Option(min=1, help="Seconds to write for.")] = 30,
-    rate: Annotated[int, typer.Option(min=1, help="Rows written a second.")] = 500,
+    duration: Annotated[
+        float | None, typer.Option(min=1, help="Seconds to write for.", show_default="30")
+    ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows written a second.", show_default="500, with --console 50"),
+    ] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Write until Ctrl-C, to look at it in the console.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; the last line is the summary.")
     ] = False,
 ) -> None:
-    """Run a small shop through an embedded Postgres, the real pipeline and NATS."""
+    """Run a small shop through an embedded Postgres, the real pipeline and NATS; see its console."""
     from penstock import demo as demos
     from penstock.spark.jvm import make_cache
 
+    if console and duration is not None:
+        raise fail("--console writes until Ctrl-C: leave --duration out", 2)
+    seconds = math.inf if console else duration or 30.0
     with errors():
-        code = demos.run(duration, rate, as_json)
+        code = demos.run(seconds, rate or (50 if console else 500), as_json)
         make_cache()  # the pipeline itself leaves nothing that runs
         raise typer.Exit(code)

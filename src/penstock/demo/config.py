@@ -1,8 +1,14 @@
 """The demo's configuration: what the pipeline starts with, and what is added while it runs."""
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from penstock.demo.fake_stripe import FakeStripeServer
+
+PipelineCommand = Callable[[Path, str], list[str]]
+"""Takes the configuration file and the address to listen on, gives the command to run."""
 
 CONFIG: Final = """\
 sources:
@@ -39,3 +45,8 @@ sinks:
 def sync_of(api: FakeStripeServer, nats: str) -> str:
     """Return what makes a sync of the fake API, and a sink of its events."""
     return _API_EVENTS.format(nats=nats) + api.settings
+
+
+def penstock_command(config: Path, listen: str) -> list[str]:
+    """Return the command of the real pipeline."""
+    return [sys.executable, "-m", "penstock", "run", "-c", str(config), "--listen", listen]

@@ -48,7 +48,7 @@ class CustomerWriter(Background):
             if len(self._versions) < _MOST:
                 self._make()
         elif draw < 0.45:
-            self._delete(self._random.choice(settled))
+            self._remove(self._random.choice(settled))
         else:
             self._change(self._random.choice(settled))
 
@@ -66,7 +66,7 @@ class CustomerWriter(Background):
         self._api.put(number, version, self._random.choice(_NAMES))
         self._committed([Change(COLLECTION, number, action, version)], time.perf_counter())
 
-    def _delete(self, number: int) -> None:
+    def _remove(self, number: int) -> None:
         del self._versions[number]
         self._api.delete(number)
         self._committed([Change(COLLECTION, number, "delete", DELETED)], time.perf_counter())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from penstock.core.errors import EmbeddedError
 from penstock.demo.background import Background
-from penstock.demo.config import CONFIG, sync_of
+from penstock.demo.config import CONFIG, PipelineCommand, penstock_command, sync_of
 from penstock.demo.consumer import Consumer
 from penstock.demo.customers import FIRST, CustomerWriter
 from penstock.demo.fake_stripe import COLLECTION, FakeStripe, FakeStripeServer
@@ -33,9 +33,6 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import GuardedProcess, free_port
 from penstock.streams.store import Store
-
-PipelineCommand = Callable[[Path, str], list[str]]
-"""Takes the configuration file and the address to listen on, gives the command to run."""
 
 _READY_TIMEOUT = 90.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
@@ -54,11 +51,6 @@ class DemoError(Exception):
     """The demo cannot go on: what happened, and the last log lines of the failing part."""
 
 
-def penstock_command(config: Path, listen: str) -> list[str]:
-    """Return the command of the real pipeline."""
-    return [sys.executable, "-m", "penstock", "run", "-c", str(config), "--listen", listen]
-
-
 def run(
     duration: float,
     rate: int,
@@ -69,10 +61,10 @@ def run(
 ) -> int:
     """Run the demo for `duration` seconds at `rate` row changes a second; return the exit code.
 
-    1 if anything was lost, out of order or never committed, or if a part failed. SIGINT and SIGTERM
-    end the writing early; the comparison still takes place. With `as_json` all else goes to
-    standard error, and standard output has the one JSON object. `quiet` is how long nothing may
-    arrive before what is outstanding counts as lost.
+    An infinite `duration` ends with a signal alone. The code is 1 if anything was lost, out of order or
+    never committed, or if a part failed. SIGINT and SIGTERM end the writing early; the comparison still
+    takes place. With `as_json` all else goes to standard error, and standard output has the one JSON
+    object. `quiet` is how long nothing may arrive before what is outstanding counts as lost.
     """
     view = View(Console(stderr=as_json))
     stop = threading.Event()
@@ -205,6 +197,7 @@ class _Demo:
         # Added to the run, not there from its start: so the first row waits for no query but its own.
         self._view.step("adding a sync of the API…")
         add_entities(url, admin, sync_of(served, nats.url))
+        self._view.step(f"its console: {url}/console, with the token {admin}")
         return True
 
     def _await_pipeline(self, url: str) -> bool:
@@ -274,7 +267,10 @@ class _Demo:
 
     def write(self, duration: float) -> None:
         """Let the shop write for `duration` seconds, or until a signal."""
-        self._view.step(f"writing {self._rate} rows/s for {duration:g} s (Ctrl-C ends it)")
+        how_long = f"for {duration:g} s (Ctrl-C ends it)"
+        if math.isinf(duration):
+            how_long = "until Ctrl-C"
+        self._view.step(f"writing {self._rate} rows/s {how_long}")
         self._writers = open_shop(self._url, self._committed, self._rate)
         deadline = time.monotonic() + duration
         for writer in self._writers:

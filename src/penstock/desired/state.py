@@ -131,11 +131,17 @@ class DesiredState:
         *,
         kind: str | None = None,
         name: str | None = None,
+        search: str | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id."""
-        values = {"kind": kind, "name": name, "before": before, "limit": limit}
+        """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id.
+
+        `search` is in a line's text, whatever its case.
+        """
+        values = {
+            "kind": kind, "name": name, "search": search, "before": before, "limit": limit,
+        }  # fmt: skip
         with self._store.connection() as connection:
             rows = connection.execute(_SQL["history"], values).fetchall()
         return [AuditEntry(*row) for row in rows]

@@ -69,8 +69,11 @@ class Management:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Return the answer to a request; a query's members that are None are left out."""
-        content = b"" if body is None else orjson.dumps(body)
+        """Return the answer to a request.
+
+        A query's members that are None are left out; a body is JSON, or bytes as they are.
+        """
+        content = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
         given = [(k, _text(v)) for k, v in (query or {}).items() if v is not None]
         sent = {"content-type": "application/json", **(headers or {})}
         scope = {
@@ -79,6 +82,7 @@ class Management:
             "root_path": "", "query_string": urlencode(given).encode(),
             "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
             "client": None, "server": ("penstock", 80), "state": {"client": Client()}, "grant": grant,
+            "door": "console",
         }  # fmt: skip
         heads: list[Message] = []
         parts: list[bytes] = []

@@ -15,6 +15,7 @@ MOST: Final = 50
 _RANK: Final = {"failed": 0, "starting": 1, "degraded": 2}
 # In a remedy: what stands in backquotes, or a command up to the end of its sentence.
 _COMMAND: Final = re.compile(r"`(penstock [^`]+)`|\b(penstock [a-z][\w-]*(?: [\w./:=-]*[\w/=-])+)")
+_OF_ONE: Final = re.compile(r"/[\w-]+/\{\w+\}")
 _REQUEST: Final = re.compile(r"\bPOST (/v1/[\w/.-]*[\w])")
 
 PAGE = Page(
@@ -63,6 +64,7 @@ async def show(visit: Visit) -> Response:
         lag=sum(each["lag_messages"] for each in kinds["consumers"]),
         waiting=sum(each.get("waiting") or 0 for each in sources),
         rate=sum(each.get("per_second") or 0.0 for each in [*sinks, *nats]),
+        linked=_linked(visit),
         **{kind: _worst(rows) for kind, rows in kinds.items()},
     )
 
@@ -86,6 +88,16 @@ async def enable(visit: Visit) -> Response:
 async def resume(visit: Visit) -> Response:
     """Let a paused NATS consumer go on."""
     return await _act(visit, f"/v1/nats-consumers/{visit.part('consumer')}/resume", "resumed")
+
+
+def _linked(visit: Visit) -> set[str]:
+    """Return the names of the pages that have one of its own for each of their things."""
+    return {
+        page.name
+        for page in visit.pages
+        for method, path, *_ in page.routes
+        if method == "GET" and _OF_ONE.fullmatch(path)
+    }
 
 
 async def _act(visit: Visit, path: str, done: str) -> Response:

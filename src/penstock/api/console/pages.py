@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.api.console import overview, sources, targets, tokens
+from penstock.api.console import backfills, changes, overview, syncs, tokens
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
     sources.PAGE,
     targets.PAGE,
+    backfills.PAGE,
+    syncs.PAGE,
+    changes.PAGE,
     tokens.PAGE,
 )

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from penstock.api.auth import Grant
 from penstock.api.problems import Problem
 from penstock.api.schemas import BEARER
+from penstock.desired.entities import Door
 
 _READS: Final = frozenset({"/v1/plan"})
 """What changes nothing although it is posted."""
@@ -33,3 +34,9 @@ def grant_of(request: Request) -> Grant:
     """Return what the request's token grants."""
     grant: Grant = request.scope["grant"]
     return grant
+
+
+def door_of(request: Request) -> Door:
+    """Return how a request came, which no header can claim: the console names itself."""
+    door: Door = request.scope.get("door", "api")
+    return door

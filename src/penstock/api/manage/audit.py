@@ -18,6 +18,9 @@ from penstock.config.consumers import storable
 
 
 class _Query(Paged):
+    q: Annotated[str, AfterValidator(storable)] | None = Field(
+        None, max_length=200, description="A part of who, door, kind, name, action or version."
+    )
     kind: (
         Literal["source", "sink", "consumer", "target", "provider", "credential", "sync"] | None
     ) = None
@@ -55,6 +58,7 @@ def add(api: APIRouter, context: Context) -> None:
             context.state.history,
             kind=query.kind,
             name=query.name,
+            search=query.q,
             before=before,
             limit=query.limit + 1,
         )

@@ -16,7 +16,7 @@ from penstock.config.strict import NAME_RULE, is_name
 from penstock.core.text import dotted
 from penstock.desired.configured import text_of, validated
 from penstock.desired.consequences import with_consequences
-from penstock.desired.entities import Change, Entity, Snapshot
+from penstock.desired.entities import Change, Door, Entity, Snapshot
 from penstock.desired.plan import Plan, PlannedChange, field_changes
 from penstock.desired.state import StateMoved
 
@@ -40,6 +40,7 @@ class Asked(NamedTuple):
         name: Its name.
         headers: The request's, for `If-Match` and `If-None-Match`.
         by: The token's name.
+        door: How it came.
         dry_run: Whether nothing is written.
     """
 
@@ -47,6 +48,7 @@ class Asked(NamedTuple):
     name: str
     headers: Mapping[str, str]
     by: str
+    door: Door
     dry_run: bool
 
 
@@ -82,7 +84,7 @@ def put(
             return None
         _check(snapshot, Change(*key, before, spec))
         fields = () if before is None else tuple(field_changes(asked.kind, before, spec))
-        taken_from = old.managed_by if old is not None and old.managed_by != "api" else None
+        taken_from = old.managed_by if old is not None and old.managed_by == "file" else None
         version = 0 if old is None else old.version
         return PlannedChange(Change(*key, before, spec), version, fields, taken_from)
 
@@ -123,7 +125,10 @@ def _write(
             return Changed(old, old, planned, plan.warnings)
         try:
             after = context.state.write(
-                [planned.change], by=asked.by, door="api", expected={key: planned.version}
+                [planned.change],
+                by=asked.by,
+                door=asked.door,
+                expected={key: planned.version},
             )
         except StateMoved:
             continue

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.api.manage.access import grant_of
+from penstock.api.manage.access import door_of, grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
 from penstock.api.manage.context import Context
 from penstock.api.manage.etags import IF_MATCH, etag
@@ -111,7 +111,8 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         name = await name_of(context, kind, given)
         if name == given and _is_id(given):
             raise Problem(404, f"There is no {kind} with the id {given}.")
-        return Asked(kind, name, request.headers, grant_of(request).name, query.dry_run)
+        by = grant_of(request).name
+        return Asked(kind, name, request.headers, by, door_of(request), query.dry_run)
 
     async def answer(changed: Changed, of: Asked) -> Response:
         planned = changed.planned

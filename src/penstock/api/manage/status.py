@@ -36,6 +36,7 @@ class _Status(BaseModel):
     nats_consumers: dict[str, dict[str, Any]]
     consumers: dict[str, dict[str, Any]] = {}
     syncs: dict[str, dict[str, Any]] = {}
+    budgets: dict[str, dict[str, Any]] = Field({}, description="What credentials have used.")
     backfills: list[dict[str, Any]]
 
 

@@ -119,6 +119,10 @@ class _SyncCollection(BaseModel):
     backfill: _Backfill | None = None
 
 
+_NOT_REPORTED: Final = _SyncCollection(id="", phase="").model_dump()
+"""Of a collection that no run has taken yet."""
+
+
 class _Sync(EntityBody):
     status: Literal["active", "disabled", "paused"]
     health: Health | None = Field(description="Why a collection of it is not read.")
@@ -203,7 +207,9 @@ async def _syncs(context: Context, entities: Entities, _: Paged | None) -> Entit
                 "status": "paused" if is_paused else setting,
                 "health": status.health,
                 "initial_backfill_completed_at": status.initial_backfill_completed_at,
-                "collections": [{"id": id_, **each} for id_, each in status.collections.items()],
+                "collections": [
+                    {**_NOT_REPORTED, "id": id_, **each} for id_, each in status.collections.items()
+                ],
             }
         )
     return shown

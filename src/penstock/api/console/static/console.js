@@ -26,21 +26,29 @@
     return { now: () => wait(0), start: () => wait(seconds * 1000) };
   }
 
-  // `<section id="x" data-live="2">`: this part of the page, read again every 2 seconds.
+  // `<section id="x" data-live="2">`: this part of the page, read again every 2 seconds. Parts of the
+  // same period share a look.
+  const periods = new Map();
   for (const part of document.querySelectorAll("[data-live]")) {
-    const id = part.id;
-    const again = repeat(document.body, Number(part.dataset.live), async () => {
+    const seconds = Number(part.dataset.live);
+    periods.set(seconds, [...(periods.get(seconds) ?? []), part.id]);
+  }
+  for (const [seconds, ids] of periods) {
+    repeat(document.body, seconds, async () => {
       const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
       if (answer.status === 204 || answer.status === 401) { location.reload(); return; }
-      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
-      const now = document.getElementById(id);
-      if (!answer.ok || found === null || now === null) { now?.classList.add("stale"); return; }
-      now.classList.remove("stale");
-      if (now.innerHTML !== found.innerHTML && !holdsFocus(now)) {
-        await htmx.swap({ target: now, text: found.innerHTML, swap: "innerMorph", sourceElement: now });
-      }
-    });
-    again.start();
+      const read = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const id of ids) await show(id, answer.ok ? read.getElementById(id) : null);
+    }).start();
+  }
+
+  async function show(id, found) {
+    const now = document.getElementById(id);
+    if (found === null || now === null) { now?.classList.add("stale"); return; }
+    now.classList.remove("stale");
+    if (now.innerHTML !== found.innerHTML && !holdsFocus(now)) {
+      await htmx.swap({ target: now, text: found.innerHTML, swap: "innerMorph", sourceElement: now });
+    }
   }
 
   // Who selects a text of it, or types into it, keeps it as it is meanwhile.

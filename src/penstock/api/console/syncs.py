@@ -1,0 +1,198 @@
+"""Syncs: how each collection is and what comes next; credentials, their health and their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from penstock.api.console.lists import Column, Listing
+from penstock.api.console.paces import Paces
+from penstock.api.console.page import Page, Visit
+
+PAGE = Page(
+    "syncs",
+    "Syncs",
+    notices={
+        "run": "It was asked to read what has changed. The run that has it does so within seconds.",
+        "backfill": "It was asked to read all again. What is unchanged makes no message.",
+        "pause": "It is paused: it does nothing until it is resumed.",
+        "resume": "It goes on within seconds.",
+    },
+)
+Row = dict[str, Any]
+_PACES: Final = Paces()
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("level", "State"),
+    Column("provider", "Provider"),
+    Column("credential", "Credential"),
+    Column("count", "Collections", figure=True),
+    Column("share", "Backfill"),
+    Column("records_read", "Records read", figure=True),
+    Column("last_success", "Last read"),
+    Column("next_run", "Next run"),
+    Column("actions", "", sortable=False),
+)
+
+
+@PAGE.get()
+async def listed(visit: Visit) -> Response:
+    """List the syncs, and the credentials that they use."""
+    return await _list(visit)
+
+
+@PAGE.get("/{name}")
+async def show(visit: Visit) -> Response:
+    """Show how each collection of a sync is."""
+    return visit.render("syncs/sync.html", sync=await _sync(visit))
+
+
+@PAGE.post("/{name}/run")
+async def run(visit: Visit) -> Response:
+    """Read what has changed now."""
+    return await _ask(visit, "run")
+
+
+@PAGE.post("/{name}/backfill")
+async def backfill(visit: Visit) -> Response:
+    """Read all again."""
+    return await _ask(visit, "backfill")
+
+
+@PAGE.post("/{name}/pause")
+async def pause(visit: Visit) -> Response:
+    """Have a sync do nothing until it is resumed."""
+    return await _ask(visit, "pause")
+
+
+@PAGE.get("/{name}/resume")
+async def ask(visit: Visit) -> Response:
+    """Show what resuming a sync means that asks whether it may delete."""
+    return visit.render("syncs/agree.html", sync=await _sync(visit))
+
+
+@PAGE.post("/{name}/resume")
+async def resume(visit: Visit) -> Response:
+    """Let a sync go on; where that lets it delete records, its name must be typed."""
+    sync = await _sync(visit)
+    if sync["asks"] and visit.form["confirm"] != sync["name"]:
+        if "confirm" in visit.form:
+            visit.form.errors["confirm"] = f"This is not {sync['name']}."
+        return visit.render("syncs/agree.html", 422, sync=sync)
+    return await _ask(visit, "resume")
+
+
+@PAGE.post("/credentials/{credential}/check")
+async def check(visit: Visit) -> Response:
+    """Try a credential with one harmless request."""
+    name = visit.part("credential")
+    answer = await visit.api("POST", f"/v1/credentials/{name}/check")
+    # What was checked is the outcome: the check itself has succeeded.
+    return visit.render("syncs/checked.html", name=name, answer=answer)
+
+
+async def _ask(visit: Visit, command: str) -> Response:
+    name, collection = visit.part("name"), visit.form["collection"]
+    body = {"collection": collection} if collection else None
+    answer = await visit.api("POST", f"/v1/syncs/{name}/{command}", body=body)
+    if not answer.ok:
+        visit.fail(answer)
+    return visit.redirect(f"syncs/{quote(name, safe='')}", done=command)
+
+
+async def _list(visit: Visit) -> Response:
+    syncs = [_row(each) for each in await visit.all("/v1/syncs")]
+    credentials = await visit.all("/v1/credentials")
+    budgets = (await visit.get("/v1/status")).get("budgets", {})
+    found = Listing(
+        visit, syncs, _COLUMNS, search=("name", "provider", "credential", "setting", "level")
+    )
+    shown = [_credential(each, syncs, budgets) for each in credentials]
+    return visit.render("syncs/list.html", list=found, credentials=shown)
+
+
+async def _sync(visit: Visit) -> Row:
+    found: Row = await visit.get(f"/v1/syncs/{visit.part('name')}")
+    return _row(found)
+
+
+def _row(sync: Row) -> Row:
+    collections = [_collection(sync, each) for each in sync["collections"]]
+    reading = [each["share"] for each in collections if each["share"] is not None]
+    failing = next((each for each in collections if each["health"]), None)
+    level = "ready"
+    if sync["refusal"] is not None:
+        level = "failed"
+    elif failing is not None:
+        level = "degraded"
+    elif sync["status"] == "active" and all(e["phase"] == "waiting" for e in collections):
+        level = "starting"
+    return {
+        **sync,
+        "collections": collections,
+        "level": level,
+        "provider": sync["spec"].get("provider", ""),
+        "credential": sync["spec"].get("credential", ""),
+        "setting": sync["status"],
+        "count": len(collections),
+        "share": sum(reading) / len(reading) if reading else None,
+        "records_read": sum(each["records_read"] for each in collections),
+        "last_success": _ends(max, collections, "last_success"),
+        "next_run": _ends(min, collections, "next_run"),
+        "asks": [each for each in collections if each["phase"] == "asks"],
+    }
+
+
+def _collection(sync: Row, shown: Row) -> Row:
+    backfill = shown["backfill"]
+    rate = left = None
+    if backfill is not None:
+        key = f"{sync['id']} {shown['id']} {backfill['started_at']}"
+        rate = _PACES.look(key, backfill["read"]).rate or None
+        left = _seconds_to(backfill["estimated_end"])
+    return {
+        **shown, "rate": rate, "left": left, "share": None if backfill is None else backfill["share"],
+    }  # fmt: skip
+
+
+def _seconds_to(end: str | None) -> float | None:
+    if end is None:
+        return None
+    return max(0.0, (datetime.fromisoformat(end) - datetime.now(UTC)).total_seconds())
+
+
+def _ends(which: Any, collections: Iterable[Row], key: str) -> str | None:
+    found = [str(each[key]) for each in collections if each[key] is not None]
+    return which(found) if found else None
+
+
+def _credential(entity: Row, syncs: Sequence[Row], budgets: Mapping[str, Row]) -> Row:
+    """Return a credential with its health, which is that of what is read with it, and its budget."""
+    name = entity["name"]
+    users = [sync for sync in syncs if sync["credential"] == name]
+    healths = [c["health"] for sync in users for c in sync["collections"] if c["health"]]
+    known = any(c["last_run"] for sync in users for c in sync["collections"])
+    health = next((each for each in healths if each["code"] in _OF_CREDENTIAL), None)
+    level = "ready" if known else "other"
+    if entity["refusal"] is not None:
+        level = "failed"
+    elif health is not None:
+        level = "degraded"
+    return {
+        "name": name,
+        "provider": entity["spec"].get("provider", ""),
+        "users": [sync["name"] for sync in users],
+        "level": level,
+        "word": "not used yet" if level == "other" else level,
+        "why": entity["refusal"]["reason"] if entity["refusal"] else "",
+        "health": health,
+        "budget": budgets.get(name),
+    }
+
+
+_OF_CREDENTIAL: Final = frozenset({"unauthorized", "forbidden", "credential", "rate_limited"})
+"""Codes of what is wrong with the credential, and not with the API or with what it sends."""
