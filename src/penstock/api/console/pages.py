@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.api.console import overview, tokens
+from penstock.api.console import dead_letters, overview, streams, tokens
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
+    streams.PAGE,
+    dead_letters.PAGE,
     tokens.PAGE,
 )
