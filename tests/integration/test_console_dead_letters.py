@@ -53,8 +53,8 @@ def test_they_are_counted_by_cause_and_one_is_replayed(shop: Shop, window: Windo
     at_a_sink(shop, "too_large", "k1", "k2", "k3")
     page.get_by_role("link", name="too_large of orders").wait_for()  # the page looks by itself
     first, second = page.locator("#list tbody tr").all_inner_texts()
-    assert first.split("\t")[:3] == ["orders sink", "too_large of orders", "3"]
-    assert second.split("\t")[:3] == ["mail consumer", "max_deliver of mail", "2"]
+    assert first.split()[:7] == ["orders", "sink", "too_large", "of", "orders", "3", "0"]
+    assert second.split()[:7] == ["mail", "consumer", "max_deliver", "of", "mail", "2", "0"]
     page.get_by_role("link", name="max_deliver of mail").click()
     page.locator("#list tbody th a").first.click()
     whole = page.locator("pre.whole").inner_text()
@@ -79,7 +79,7 @@ def test_all_of_a_cause_are_replayed_round_by_round(shop: Shop, window: Window) 
     page.get_by_text("45 dead letters of consumer mail with the cause max_deliver").wait_for()
     fail(shop, path, "late")  # what has come since it was counted stays
     page.get_by_role("button", name="Replay 45").click()
-    page.get_by_text("Done: 45 of 45 replayed.").wait_for()
+    page.locator("#rounds", has_text="Done: 45 of 45 replayed.").wait_for()
     window.check_accessible()
     page.get_by_role("link", name="To the dead letters").click()
     assert page.locator(".facts dd").all_inner_texts() == ["1", "45"]
@@ -94,7 +94,7 @@ def test_what_fails_again_is_listed_and_holds_up_nothing(shop: Shop, window: Win
     window.login(shop.token)
     page = window.open("dead-letters/replay?sink=orders")
     page.get_by_role("button", name="Replay 25").click()
-    page.get_by_text("Done: 0 of 25 replayed, 25 failed.").wait_for()
+    page.locator("#rounds", has_text="Done: 0 of 25 replayed, 25 failed.").wait_for()
     assert page.locator("main li").all_inner_texts() == [
         "This process can't publish: `penstock dead-letters replay` can."
     ]
@@ -139,8 +139,8 @@ def test_a_viewer_sees_all_and_changes_nothing(shop: Shop, window: Window) -> No
         page.get_by_text("onerror=").first.wait_for()
         assert page.locator("main img").count() == 0
         assert page.title() != "owned"
-        assert page.get_by_role("link", name=re.compile("Replay|Purge")).count() == 0
-        assert page.get_by_role("button", name=re.compile("Replay|Purge")).count() == 0
+        assert page.get_by_role("link", name=re.compile(r"^(Replay|Purge)\b")).count() == 0
+        assert page.get_by_role("button", name=re.compile(r"^(Replay|Purge)\b")).count() == 0
         for width, height in (NARROW, WIDE):
             page.set_viewport_size({"width": width, "height": height})
             window.check_fits()

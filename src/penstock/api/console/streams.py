@@ -56,7 +56,7 @@ async def listed(visit: Visit) -> Response:
 async def messages(visit: Visit) -> Response:
     """Show messages of a stream, the newest first unless the URL asks for others."""
     name, query = visit.part("stream"), visit.query
-    stream = await visit.get(f"/v1/streams/{quote(name, safe='')}")
+    stream = await visit.get(f"/v1/streams/{name}")
     asked = {field: query.get(field, "").strip() for field in _FIELDS}
     tail = query.get("tail") == "1"
     order = "newest" if tail else query.get("order") or _order(asked)
@@ -65,9 +65,8 @@ async def messages(visit: Visit) -> Response:
     if cursor is not None and order == "oldest":
         search |= {"after": "", "since": ""}  # the cursor lies behind them
     sent = {key: value for key, value in search.items() if value}
-    answer = await visit.api(
-        "GET", f"/v1/streams/{quote(name, safe='')}/messages", {**sent, "cursor": cursor}
-    )
+    path = f"/v1/streams/{name}/messages"
+    answer = await visit.api("GET", path, {**sent, "cursor": cursor})
     if not answer.ok and answer.status not in (409, 422):
         visit.fail(answer)
     kept = {k: v for k, v in query.items() if v and k not in ("cursor", "tail", "done")}
@@ -83,7 +82,7 @@ async def messages(visit: Visit) -> Response:
         answer=answer.body if answer.ok else None,
         fault=None if answer.ok else _fault(answer, asked["filter"]),
         sought=any(asked.values()),
-        curl=_curl(f"/v1/streams/{quote(name, safe='')}/messages", {**sent, "limit": 100}),
+        curl=_curl(path, {**sent, "limit": 100}),
         start=_url(here, kept) if cursor else "",
         next=_url(here, {**kept, "cursor": answer.body["next"]})
         if answer.ok and answer.body["next"]
@@ -97,7 +96,7 @@ async def messages(visit: Visit) -> Response:
 async def message(visit: Visit) -> Response:
     """Show one message: its columns before and after, its history, and all of it."""
     name, position = visit.part("stream"), visit.part("position")
-    path = f"/v1/streams/{quote(name, safe='')}/messages/{quote(position, safe=':')}"
+    path = f"/v1/streams/{name}/messages/{position}"
     consumer = visit.query.get("consumer", "").strip()
     found = (await visit.get(path, consumer=consumer or None))["messages"]
     part = next((i for i, each in enumerate(found) if str(i) == visit.query.get("part")), 0)
@@ -225,7 +224,7 @@ def _url(path: str, query: Mapping[str, str]) -> str:
 
 def _curl(path: str, query: Mapping[str, Any]) -> str:
     """Return the request as a command; what the shell would take for its own is quoted."""
-    url = f'"$PENSTOCK_URL{path}"' if "'" not in path else f'"$PENSTOCK_URL"{shlex.quote(path)}'
+    url = f'"$PENSTOCK_URL{quote(path, safe="/:")}"'
     given = "".join(
         f" --data-urlencode {shlex.quote(f'{key}={value}')}" for key, value in query.items()
     )
