@@ -98,7 +98,7 @@ def test_a_search_ends_in_time_and_goes_on(shop: Shop, monkeypatch: pytest.Monke
         cursor, rounds = None, 0
         text = f"record.amount {'>' if order == 'oldest' else '<'} {edge}"
         while rounds == 0 or cursor is not None:
-            query = {"order": order, "filter": text, "limit": 3}
+            query: dict[str, Any] = {"order": order, "filter": text, "limit": 3}
             body = page(shop, **query, **({} if cursor is None else {"cursor": cursor}))
             ids += [m["record"]["id"] for m in body["data"]]
             assert body["looked_at"] <= 11
