@@ -42,7 +42,10 @@ class Standing(NamedTuple):
 
 
 async def history(
-    consumers: Consumers, of: str, search: StreamSearch, at: Sequence[StreamPosition],
+    consumers: Consumers,
+    of: str,
+    search: StreamSearch,
+    at: Sequence[StreamPosition],
     name: str | None,
 ) -> tuple[list[list[Standing]], int]:
     """Return, of each message of a stream, where it stands with the first consumers; how many are left.
