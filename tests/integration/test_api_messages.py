@@ -91,8 +91,11 @@ def test_what_is_wrong_with_a_condition_has_its_position(shop: Shop) -> None:
 
 def test_a_search_ends_in_time_and_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(shop.store, shop.stream, [inserted(n, amount=f"{n}") for n in range(60)])
-    monkeypatch.setattr(browse, "_SECONDS", 0.0)
     monkeypatch.setattr(browse, "_WINDOW", 10)
+    # One window after the other, with none passed by between them.
+    assert found(shop, order="newest", filter="record.amount < 50", limit=3) == [49, 48, 47]
+    assert found(shop, filter="record.amount >= 10", limit=3) == [10, 11, 12]
+    monkeypatch.setattr(browse, "_SECONDS", 0.0)
     for order, edge in (("oldest", 55), ("newest", 3)):
         ids: list[Any] = []
         cursor, rounds = None, 0
